@@ -1,0 +1,128 @@
+"""The autograd graph between a network's outputs and its parameters."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
+Value = tuple[Node, int]
+"""One output of one node."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`consumer` takes `value` as its input number `operand`."""
+
+    value: Value
+    consumer: Node
+    operand: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The part of the graph that lies between the outputs and the given parameters."""
+
+    root: Value
+    leaves: dict[str, Node]
+    """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
+    consumers: dict[Node, list[Edge]]
+    names_below: dict[Node, frozenset[str]]
+    """Node -> the parameters it depends on."""
+    node_names: frozenset[str] = field(default_factory=frozenset)
+    """Names of all nodes walked, whether or not they lead to a parameter."""
+    variables: frozenset[int] = frozenset()
+    """Identities of all leaf tensors walked to, whether or not they were asked for."""
+    precision: float = 0.0
+    """Machine epsilon of the coarsest floating type that any node's output has."""
+    output_bytes: int = 0
+    """Bytes of all node outputs together, an upper bound of what the forward pass keeps."""
+
+    def output_shape(self, value: Value) -> torch.Size:
+        """The shape of a node's output."""
+        node, number = value
+        return torch.Size(node._input_metadata[number].shape)
+
+    def output_dtype(self, value: Value) -> torch.dtype:
+        """The dtype of a node's output."""
+        node, number = value
+        dtype: torch.dtype = node._input_metadata[number].dtype
+        return dtype
+
+
+def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
+    """Walk from `outputs` to every parameter."""
+    order = _children_first(outputs.grad_fn)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    below: dict[Node, frozenset[str]] = {}
+    leaves: dict[str, Node] = {}
+    consumers: dict[Node, list[Edge]] = defaultdict(list)
+    precision, held = 0.0, 0
+    variables: set[int] = set()
+    for node in order:
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            variables.add(id(variable))
+        found = frozenset[str]()
+        if variable is not None and id(variable) in names:
+            leaves[names[id(variable)]] = node
+            found = frozenset([names[id(variable)]])
+        for operand, (child, number) in enumerate(node.next_functions):
+            if child is not None and below[child]:
+                consumers[child].append(Edge((child, number), node, operand))
+                found |= below[child]
+        below[node] = _shared(found, below, node)
+        for metadata in node._input_metadata or ():
+            if variable is None:
+                held += torch.Size(metadata.shape).numel() * metadata.dtype.itemsize
+            if metadata.dtype.is_floating_point or metadata.dtype.is_complex:
+                precision = max(precision, torch.finfo(metadata.dtype).eps)
+    return Graph(
+        (outputs.grad_fn, outputs.output_nr),
+        leaves,
+        dict(consumers),
+        {node: found for node, found in below.items() if found},
+        frozenset(node.name() for node in order),
+        frozenset(variables),
+        precision,
+        held,
+    )
+
+
+def _shared(found: frozenset[str], below: Mapping[Node, frozenset[str]], node: Node) -> frozenset[str]:
+    """Reuse a child's set where it is equal: deep networks would otherwise hold depth x parameters names."""
+    for child, _ in node.next_functions:
+        if child is not None and len(below[child]) == len(found):
+            return below[child]
+    return found
+
+
+def _children_first(root: Node) -> list[Node]:
+    """Every node under `root`, each after all of its inputs; no recursion, graphs are deep."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            stack += [(child, False) for child, _ in node.next_functions if child is not None and child not in done]
+    return order
+
+
+def gradients_at(
+    outputs: Tensor | Iterable[GradientEdge], values: list[Value], cotangent: Tensor | list[Tensor]
+) -> dict[Value, Tensor | None]:
+    """Gradients with respect to node outputs, by one backward pass; nothing is accumulated anywhere."""
+    edges = [GradientEdge(node, number) for node, number in values]
+    starts = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    cotangents = [cotangent] if isinstance(cotangent, Tensor) else cotangent
+    found = torch.autograd.grad(starts, edges, grad_outputs=cotangents, retain_graph=True, allow_unused=True)
+    return dict(zip(values, found, strict=True))

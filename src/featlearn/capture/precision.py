@@ -1,0 +1,55 @@
+"""A copy of the network in another precision, for measurements in double."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.probe import Inputs, map_tensors
+from featlearn.errors import InputTypeError, UnsupportedModelError
+
+
+def needs_copy(model: nn.Module, dtype: torch.dtype | None) -> bool:
+    """Whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    other = dtype is not None and any(t.is_floating_point() and t.dtype != dtype for t in tensors)
+    return other or any(t.is_inference() for t in tensors)
+
+
+def copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """A copy with the same parameter names, in `dtype`; the original is only read."""
+    if dtype is not None and dtype not in (torch.float32, torch.float64):
+        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
+    memo: dict[int, Any] = {}
+    for part in model.modules():
+        # Results of an earlier forward pass kept as attributes (old-style weight norm) cannot be deep-copied.
+        for value in part.__dict__.values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_inference():
+            clone = tensor.clone().detach()
+            memo[id(tensor)] = nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the model cannot be copied to {dtype}: {type(error).__name__}: {error}; "
+            "convert it yourself, model.double(), and measure that"
+        ) from error
+    if dtype is not None:
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+    return twin
+
+
+def cast_inputs(x: Inputs, dtype: torch.dtype | None) -> Inputs:
+    """Floating point inputs in `dtype`, and none of them inference tensors."""
+
+    def change(tensor: Tensor) -> Tensor:
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+    return map_tensors(x, change)

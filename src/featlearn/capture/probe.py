@@ -1,0 +1,182 @@
+"""The network as a function of its probe inputs: calls, readouts, chunks of samples."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
+
+Inputs = Any
+"""A tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`), batch first."""
+Readout = Callable[..., Any]
+
+
+def describe(thing: Any) -> str:
+    """What was given, in a few words."""
+    if isinstance(thing, Tensor):
+        return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
+    if isinstance(thing, Mapping):
+        inside = ", ".join(f"{key}: {describe(value)}" for key, value in thing.items())
+        return f"a mapping {{{inside}}}"
+    if isinstance(thing, tuple) and type(thing) is tuple:
+        return f"a tuple ({', '.join(map(describe, thing))})"
+    return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+
+
+def map_tensors(thing: Any, change: Callable[[Tensor], Any]) -> Any:
+    """`thing` with `change` applied to every tensor in it."""
+    if isinstance(thing, Tensor):
+        return change(thing)
+    if isinstance(thing, Mapping):
+        return {key: map_tensors(value, change) for key, value in thing.items()}
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(map_tensors(value, change) for value in thing))
+    if isinstance(thing, tuple | list):
+        return type(thing)(map_tensors(value, change) for value in thing)
+    return thing
+
+
+def tensors_in(thing: Any) -> list[Tensor]:
+    """Every tensor in nested inputs."""
+    found: list[Tensor] = []
+    map_tensors(thing, found.append)
+    return found
+
+
+def batch_size(x: Inputs, name: str = "x") -> int:
+    """The number of samples in `x`, after a check that it is something a model can be called with."""
+    if isinstance(x, nn.utils.rnn.PackedSequence):
+        raise InputTypeError(f"{name} is a PackedSequence, expected padded tensors, batch first; pack inside the model")
+    if not isinstance(x, Tensor | tuple | Mapping):
+        raise InputTypeError(
+            f"{name} is {describe(x)}, expected a tensor, a tuple (called as model(*{name})) or a mapping "
+            f"(called as model(**{name})); convert arrays with torch.as_tensor"
+        )
+    tensors = tensors_in(x)
+    if not tensors:
+        raise InputTypeError(f"{name} is {describe(x)}, expected at least one tensor in it")
+    sizes = [tensor.shape[0] for tensor in tensors if tensor.dim() > 0]
+    if not sizes:
+        raise InputValueError(f"{name} is {describe(x)}, expected the samples along its first axis; add one: x[None]")
+    samples = max(sizes) if all(size in (1, max(sizes)) for size in sizes) else -1
+    if samples < 0:
+        raise InputValueError(
+            f"{name} is {describe(x)}: the first axes differ; expected the same number of samples everywhere, "
+            "or 1 for what all samples share"
+        )
+    if samples == 0:
+        raise InputValueError(f"{name} is {describe(x)}: no samples; expected at least one")
+    return samples
+
+
+def _takes_inputs(readout: Readout) -> bool:
+    """Whether a readout wants (output, x) rather than the output alone."""
+    try:
+        parameters = inspect.signature(readout).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    return len(required) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A network with the inputs on which it is measured."""
+
+    model: nn.Module
+    x: Inputs
+    samples: int
+    readout: Readout | None
+    rewind: Callable[[], None]
+    """Sets every random generator to where it stood when the measurement began."""
+
+    def take(self, indices: Tensor) -> Inputs:
+        """A copy of some of the samples: a model may write into what it is given."""
+        whole = self.samples
+
+        def rows(tensor: Tensor) -> Tensor:
+            tensor = tensor.detach()
+            return tensor[indices.to(tensor.device)] if tensor.dim() and tensor.shape[0] == whole else tensor.clone()
+
+        return map_tensors(self.x, rows)
+
+    def call(self, indices: Tensor) -> tuple[Any, Inputs]:
+        """What the model returns for some of the samples, and the inputs it was given."""
+        x = self.take(indices)
+        self.rewind()
+        with _explained(x):
+            if isinstance(x, tuple):
+                return self.model(*x), x
+            return (self.model(**x) if isinstance(x, Mapping) else self.model(x)), x
+
+    def outputs(self, indices: Tensor) -> Tensor:
+        """(samples, C) outputs with their graph."""
+        raw, x = self.call(indices)
+        with _explained(x):
+            read = _read(raw, x, self.readout)
+        return _checked(read, len(indices), self.readout is not None)
+
+
+@contextmanager
+def _explained(x: Inputs) -> Iterator[None]:
+    """Errors of the user's code say what it was called with."""
+    try:
+        yield
+    except FeatlearnError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the model or its readout failed on {describe(x)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(raw: Any, x: Inputs, readout: Readout | None) -> Any:
+    if readout is not None:
+        return readout(raw, x) if _takes_inputs(readout) else readout(raw)
+    if isinstance(raw, Tensor):
+        return raw
+    logits = getattr(raw, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InputTypeError(
+        f"the model gives {describe(raw)}, expected a tensor of shape (P,) or (P, C) or an object with .logits; "
+        "pass readout=, a function that turns the output into such a tensor"
+    )
+
+
+def _checked(outputs: Any, samples: int, has_readout: bool) -> Tensor:
+    source = "the readout" if has_readout else "the model"
+    if not isinstance(outputs, Tensor):
+        raise InputTypeError(f"{source} gives {describe(outputs)}, expected a tensor of shape (P,) or (P, C)")
+    if outputs.dim() not in (1, 2) or outputs.shape[0] != samples:
+        remedy = (
+            "return one row per sample from it"
+            if has_readout
+            else "pass readout=, for example fl.readouts.last_token or lambda out: out.mean(1)"
+        )
+        raise InputValueError(
+            f"{source} gives {describe(outputs)} for {samples} samples, expected (P,) = ({samples},) or "
+            f"(P, C) = ({samples}, C); {remedy}"
+        )
+    if not outputs.is_floating_point():
+        raise InputTypeError(f"{source} gives {describe(outputs)}, expected real floating point numbers")
+    if outputs.numel() == 0:
+        raise InputValueError(f"{source} gives {describe(outputs)}: no outputs; expected C >= 1")
+    if not bool(torch.isfinite(outputs).all()):
+        broken = (~torch.isfinite(outputs.detach())).reshape(samples, -1).any(1).nonzero().flatten().tolist()
+        raise InputValueError(
+            f"{source} gives values that are not finite for samples {_few(broken)} of the probe; "
+            "a kernel cannot be measured there"
+        )
+    return outputs if outputs.dim() == 2 else outputs[:, None]
+
+
+def _few(items: Sequence[int]) -> str:
+    shown = ", ".join(map(str, items[:5]))
+    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

@@ -1,0 +1,147 @@
+"""One chunk of samples, captured: per-sample gradients of any parameters, for any output directions.
+
+Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an op produced them stays in here.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.fallback import sample_gradients
+from featlearn.capture.graph import Graph, Value, build_graph, gradients_at
+from featlearn.capture.probe import Probe
+from featlearn.capture.pullback import Coordinates, coordinates, pulled_back
+from featlearn.capture.uses import ParameterUses, Reading, SampleAxes, parameter_uses
+from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
+from featlearn.ops import Direct, Outer
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the per-sample gradients of one parameter are had."""
+
+    uses: ParameterUses
+    coordinates: Coordinates | None
+    """Set where every use is an outer product in the same coordinates: nothing needs to be formed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the parameter goes to the fallback, None if it does not."""
+        return self.uses.refusal
+
+
+class Snapshot:
+    """The outputs of one chunk of samples with their graph, read."""
+
+    def __init__(
+        self, probe: Probe, indices: Tensor, parameters: Mapping[str, Tensor], generator: torch.Generator,
+        distrusted: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.probe = probe
+        self.count = len(indices)
+        # A single sample shows no sample axis; a copy beside it does, and is dropped from every result.
+        self.indices = indices if self.count > 1 else indices.repeat(2)
+        self.parameters = parameters
+        self.outputs = probe.outputs(self.indices)
+        self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
+        self.access: dict[str, Access] = {}
+        if self.graph is not None:
+            for name, uses in parameter_uses(SampleAxes(self.outputs, self.graph, generator)).items():
+                if name in distrusted:
+                    uses = ParameterUses((), distrusted[name], uses.nodes)
+                self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
+        self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
+        self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+
+    def gradients(
+        self, names: Collection[str], directions: Tensor, dense: Collection[str] = (), theta: Collection[str] = ()
+    ) -> dict[str, Gradients]:
+        """Per-sample gradients of direction . f for every row of `directions` (K, C).
+
+        Names in `dense` are formed; names in `theta` are formed in the parameter's own coordinates.
+        """
+        found: dict[str, Gradients] = {}
+        here = [name for name in names if name in self.access]
+        read = [name for name in here if self.access[name].refusal is None]
+        lost = [name for name in here if self.access[name].refusal is not None]
+        grads = self._use_gradients(read, directions)
+        formed: dict[int, Tensor] = {}
+        for name in read:
+            access = self.access[name]
+            where = access.coordinates
+            if where is not None and not (name in theta and not where.own):
+                factors = self._factors(access.uses.readings, where, grads)
+                found[name] = as_dense(factors) if name in dense or name in theta else factors
+            else:
+                found[name] = self._pulled_back(name, access.uses.readings, grads, formed)
+        if lost:
+            found |= sample_gradients(self, lost, directions)
+        return {name: gradients.take(slice(0, self.count)) for name, gradients in found.items()}
+
+    def _use_gradients(self, names: list[str], directions: Tensor) -> dict[Value, list[Tensor | None]]:
+        """Gradients at the output of every node that uses one of these parameters, direction by direction."""
+        nodes = {reading.use.node: None for name in names for reading in self.access[name].uses.readings}
+        values: list[Value] = [(node, 0) for node in nodes]
+        found: dict[Value, list[Tensor | None]] = defaultdict(list)
+        if not values:
+            return found
+        for direction in directions:
+            cotangent = direction.to(self.outputs).expand_as(self.outputs)
+            for value, gradient in gradients_at(self.outputs, values, cotangent).items():
+                found[value].append(gradient)
+        return found
+
+    def _factors(
+        self, readings: tuple[Reading, ...], where: Coordinates, grads: Mapping[Value, list[Tensor | None]]
+    ) -> Factors:
+        parts = []
+        for reading in readings:
+            assert isinstance(reading.form, Outer)
+            part = self._factor(reading, reading.form, grads)
+            flipped = Factor(part.rows, part.grads, part.rows_first != where.flipped[reading.value], part.row_size)
+            parts.append(flipped)
+        return Factors(merged(parts), where.blocks, where.first, where.second)
+
+    def _factor(self, reading: Reading, form: Outer, grads: Mapping[Value, list[Tensor | None]]) -> Factor:
+        shape, example = reading.use.output, self.outputs
+        stacked = torch.stack([
+            form.grads(example.new_zeros(shape) if grad is None else grad).to(self.accumulate)
+            for grad in grads[reading.use.node, 0]
+        ])  # fmt: skip
+        rows = form.rows().detach()
+        return Factor(rows.to(self.accumulate) if rows.is_floating_point() else rows, stacked.detach(),
+                      form.rows_first, form.row_size)  # fmt: skip
+
+    def _pulled_back(
+        self, name: str, readings: tuple[Reading, ...], grads: Mapping[Value, list[Tensor | None]],
+        formed: dict[int, Tensor],
+    ) -> Dense:  # fmt: skip
+        """Form the gradient of every operand and pull it back to the parameter."""
+        graph = self.graph
+        assert graph is not None
+        operands: dict[Value, Tensor] = {}
+        for reading in readings:
+            if id(reading) not in formed:
+                formed[id(reading)] = self._operand_gradient(reading, grads)
+            term = formed[id(reading)]
+            operands[reading.value] = operands[reading.value] + term if reading.value in operands else term
+        return Dense(pulled_back(graph.leaves[name], self.parameters[name], operands).to(self.accumulate))
+
+    def _operand_gradient(self, reading: Reading, grads: Mapping[Value, list[Tensor | None]]) -> Tensor:
+        """(samples, directions, *operand shape)"""
+        use, form, graph = reading.use, reading.form, self.graph
+        assert graph is not None
+        dtype = graph.output_dtype(reading.value)
+        if isinstance(form, Direct):
+            zero = self.outputs.new_zeros(use.output)
+            terms = [form.gradient(zero if grad is None else grad) for grad in grads[use.node, 0]]
+            return torch.stack(terms, 1).detach().to(dtype)
+        factor = self._factor(reading, form, grads)
+        first, second = form.row_size, form.grad_size
+        if not form.rows_first:
+            first, second = second, first
+        whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
+        return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)

@@ -1,0 +1,191 @@
+"""Every use of every parameter, found once.
+
+From a parameter upwards, values without a sample axis form a region that parameters alone (or several samples
+together) made: transposes, normalised weights, generated weights. Each edge that leaves the region into a node whose
+output has a sample axis is a use. Every path from a parameter to the outputs leaves the region for the first time
+through exactly one edge, so the sum over uses, each pulled back through the region, is the whole per-sample gradient.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.graph import Edge, Graph, Node, Value, gradients_at
+from featlearn.capture.sample_axis import sample_codes, sample_layout
+from featlearn.ops import Layout, Use, rule_for
+from featlearn.ops.form import Form
+
+# They only rearrange their one input, so no sample can have touched their output if none touched their input,
+# and sums of products over their output are those over their input.
+REARRANGEMENTS = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        "Alias", "Clone", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "Unsqueeze",
+        "UnsafeView", "View", "Swapaxes",
+    )
+    for number in range(4)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One use, as its rule reads it."""
+
+    value: Value
+    """The operand: an output of a node in the region, or the parameter's own leaf."""
+    use: Use
+    form: Form
+
+
+@dataclass(frozen=True)
+class ParameterUses:
+    """All uses of one parameter, or the reason why they cannot be read."""
+
+    readings: tuple[Reading, ...] = ()
+    refusal: str | None = None
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes that use the parameter, for the plan."""
+
+
+class SampleAxes:
+    """Sample axes of the nodes of one graph, found on demand by pairs of backward passes."""
+
+    def __init__(self, outputs: Tensor, graph: Graph, generator: torch.Generator) -> None:
+        self.graph = graph
+        self._outputs = outputs
+        self._codes = sample_codes(len(outputs), outputs.dtype, generator)
+        self._cotangent = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+        self._coded = self._cotangent * self._codes.to(outputs)[:, None]
+        self.layouts: dict[Node, Layout | None] = {}
+        self.single_output: dict[Node, bool] = {}
+
+    def find(self, nodes: list[Node]) -> None:
+        """Find the sample axis of each node's output."""
+        values = [(node, number) for node in nodes for number in range(len(node._input_metadata))]
+        plain = gradients_at(self._outputs, values, self._cotangent)
+        coded = gradients_at(self._outputs, values, self._coded)
+        for node in nodes:
+            numbers = [n for n in range(len(node._input_metadata)) if plain[node, n] is not None] or [0]
+            layouts = [
+                sample_layout(plain[node, n], coded[node, n], self._codes, self.graph.output_shape((node, n)))
+                for n in numbers
+            ]
+            self.layouts[node] = layouts[0] if None not in layouts else None
+            self.single_output[node] = numbers == [0]
+
+
+def explore(axes: SampleAxes) -> list[Edge]:
+    """The edges through which parameters meet the samples; `axes` learns every node on the way."""
+    graph = axes.graph
+    region: set[Node] = set(graph.leaves.values())
+    crossing: list[Edge] = []
+    pending = [edge for leaf in region for edge in graph.consumers.get(leaf, ())]
+    reach = 1
+    while pending:
+        unknown: list[Node] = []
+        later: list[Edge] = []
+        for edge in _following(graph, pending, region, axes, crossing):
+            unknown.append(edge.consumer)
+            later.append(edge)
+        if unknown:
+            axes.find(_with_followers(graph, unknown, axes, reach))
+            reach *= 4  # long regions (generated weights) are asked for in growing steps, not one pass pair per op
+        pending = later
+    return crossing
+
+
+def _following(graph: Graph, pending: list[Edge], region: set[Node], axes: SampleAxes, crossing: list[Edge]
+               ) -> list[Edge]:  # fmt: skip
+    """Follow known edges as far as they go; what is left ends in nodes whose sample axis is unknown."""
+    stack, unknown = list(pending), []
+    while stack:
+        edge = stack.pop()
+        node = edge.consumer
+        if node in region:
+            continue
+        rearranged = node.name() in REARRANGEMENTS
+        if not rearranged and node not in axes.layouts:
+            unknown.append(edge)
+        elif not rearranged and axes.layouts[node] is not None:
+            crossing.append(edge)
+        else:
+            region.add(node)
+            axes.layouts[node] = None
+            stack += graph.consumers.get(node, ())
+    return unknown
+
+
+def _with_followers(graph: Graph, nodes: list[Node], axes: SampleAxes, reach: int) -> list[Node]:
+    found: dict[Node, None] = {}
+    level = nodes
+    for _ in range(reach):
+        level = [node for node in level if node not in found and node not in axes.layouts]
+        found.update(dict.fromkeys(level))
+        level = [edge.consumer for node in level for edge in graph.consumers.get(node, ())]
+    return list(found)
+
+
+def parameter_uses(axes: SampleAxes) -> dict[str, ParameterUses]:
+    """Every parameter of the graph with all of its uses, read by their rules."""
+    graph = axes.graph
+    readings: dict[str, list[Reading]] = defaultdict(list)
+    refusals: dict[str, str] = {}
+    nodes: dict[str, list[str]] = defaultdict(list)
+    regions: dict[Node, tuple[frozenset[str], frozenset[str]]] = {}
+    for edge in explore(axes):
+        reachable, tainted = _through_region(graph, axes, edge.value[0], regions)
+        reading = _read(axes, edge)
+        for name in reachable:
+            nodes[name].append(edge.consumer.name())
+            if name in tainted:
+                refusals[name] = f"part of it meets the samples before {edge.consumer.name()}"
+            elif isinstance(reading, str):
+                refusals[name] = reading
+            else:
+                readings[name].append(reading)
+    return {name: ParameterUses(tuple(readings[name]), refusals.get(name), tuple(nodes[name])) for name in graph.leaves}
+
+
+def _through_region(
+    graph: Graph, axes: SampleAxes, node: Node, known: dict[Node, tuple[frozenset[str], frozenset[str]]]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Parameters that reach `node` through the region alone, and those that reach it by way of samples."""
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        if top in known:
+            stack.pop()
+            continue
+        if axes.layouts.get(top) is not None:
+            known[top] = (frozenset(), graph.names_below[top])
+            continue
+        children = [child for child, _ in top.next_functions if child is not None and child in graph.names_below]
+        waiting = [child for child in children if child not in known]
+        if waiting:
+            stack += waiting
+        elif children:
+            known[top] = (
+                frozenset().union(*(known[child][0] for child in children)),
+                frozenset().union(*(known[child][1] for child in children)),
+            )
+        else:
+            known[top] = (graph.names_below[top], frozenset())
+    return known[node]
+
+
+def _read(axes: SampleAxes, edge: Edge) -> Reading | str:
+    """Read one use, or say why it cannot be read."""
+    node, name, layout = edge.consumer, edge.consumer.name(), axes.layouts[edge.consumer]
+    rule = rule_for(name)
+    if rule is None:
+        return f"no rule for {name}"
+    if not axes.single_output[node] or layout is None:
+        return f"{name} has several outputs"
+    graph = axes.graph
+    if graph.output_dtype((node, 0)).is_complex or graph.output_dtype(edge.value).is_complex:
+        return f"{name} is complex"
+    use = Use(node, edge.operand, graph.output_shape(edge.value), graph.output_shape((node, 0)), layout)
+    form = rule(use)
+    return f"the rule for {name} does not cover this case" if form is None else Reading(edge.value, use, form)

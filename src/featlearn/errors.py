@@ -1,0 +1,42 @@
+"""The exceptions raised by featlearn.
+
+Every one of them derives from :class:`FeatlearnError` and is also a ``ValueError`` or a ``TypeError``.
+"""
+
+__all__ = [
+    "CoupledSamplesError",
+    "FeatlearnError",
+    "InputTypeError",
+    "InputValueError",
+    "MemoryBudgetError",
+    "UnsupportedModelError",
+    "VerificationError",
+]
+
+
+class FeatlearnError(Exception):
+    """Base of every exception raised on purpose by featlearn."""
+
+
+class InputValueError(FeatlearnError, ValueError):
+    """An argument has the right type and a value that cannot be used."""
+
+
+class InputTypeError(FeatlearnError, TypeError):
+    """An argument has a type that cannot be used."""
+
+
+class CoupledSamplesError(InputValueError):
+    """The output of one sample depends on the other samples of the batch."""
+
+
+class MemoryBudgetError(InputValueError):
+    """The computation does not fit into the memory it was given."""
+
+
+class UnsupportedModelError(InputValueError):
+    """The model does something that cannot be measured exactly."""
+
+
+class VerificationError(FeatlearnError, ValueError):
+    """A result disagrees with its independent check."""

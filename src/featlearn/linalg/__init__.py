@@ -1,0 +1,1 @@
+"""Algebra that knows nothing of networks."""

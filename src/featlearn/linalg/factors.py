@@ -1,0 +1,181 @@
+"""Per-sample gradients of one parameter, as sums of outer products or outright.
+
+A parameter, flattened, is seen as (blocks, first, second). `Factors` holds, for every sample p and every output
+direction k, the gradient sum_t first[p, t] (x) second[p, t]; one of the two factors (the rows that met the weight)
+does not depend on the direction. `Dense` holds the gradient itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Outer products of rows and gradients that share the sides on which they stand."""
+
+    rows: Tensor
+    """(samples, positions, blocks, n), or integer (samples, positions): rows of an identity matrix of size n."""
+    grads: Tensor
+    """(directions, samples, positions, blocks, m)"""
+    rows_first: bool
+    row_size: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return self.grads.shape[1]
+
+    @property
+    def positions(self) -> int:
+        """How many positions share the weight."""
+        return self.grads.shape[2]
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the rows are rows of an identity matrix, kept as integers."""
+        return not self.rows.is_floating_point()
+
+    def take(self, samples: slice) -> "Factor":
+        """Some of the samples."""
+        return replace(self, rows=self.rows[samples], grads=self.grads[:, samples])
+
+    def with_positions(self, count: int) -> "Factor":
+        """Padded to `count` positions; the new ones contribute nothing."""
+        extra = count - self.positions
+        if extra == 0:
+            return self
+        ends = (0, extra) if self.indexed else (0, 0, 0, 0, 0, extra)
+        grads = functional.pad(self.grads, (0, 0, 0, 0, 0, extra))
+        return replace(self, rows=functional.pad(self.rows, ends), grads=grads)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The whole per-sample gradient of one parameter as outer products: cross terms between all parts count."""
+
+    parts: tuple[Factor, ...]
+    blocks: int
+    first: int
+    second: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return self.parts[0].samples
+
+    @property
+    def directions(self) -> int:
+        """How many output directions."""
+        return self.parts[0].grads.shape[0]
+
+    def take(self, samples: slice) -> "Factors":
+        """Some of the samples."""
+        return replace(self, parts=tuple(part.take(samples) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The per-sample gradient of one parameter: (samples, directions, size)."""
+
+    gradient: Tensor
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return self.gradient.shape[0]
+
+    @property
+    def directions(self) -> int:
+        """How many output directions."""
+        return self.gradient.shape[1]
+
+    def take(self, samples: slice) -> "Dense":
+        """Some of the samples."""
+        return Dense(self.gradient[samples])
+
+
+Gradients = Factors | Dense
+
+
+def dense_slice(factors: Factors, begin: int, end: int) -> Tensor:
+    """Gradient entries whose first index lies in [begin, end): (samples, directions, blocks, end - begin, second)."""
+    total: Tensor | None = None
+    for part in factors.parts:
+        term = _rows_first_slice(part, begin, end) if part.rows_first else _grads_first_slice(part, begin, end)
+        total = term if total is None else total.add_(term)
+    assert total is not None
+    return total
+
+
+def _rows_first_slice(part: Factor, begin: int, end: int) -> Tensor:
+    if part.indexed:
+        return _scattered(part, begin, end)
+    return torch.einsum("ptbn,kptbm->pkbnm", part.rows[..., begin:end], part.grads)
+
+
+def _grads_first_slice(part: Factor, begin: int, end: int) -> Tensor:
+    grads = part.grads[..., begin:end]
+    if not part.indexed:
+        return torch.einsum("kptbm,ptbn->pkbmn", grads, part.rows)
+    whole = _scattered(replace(part, grads=grads), 0, part.row_size)
+    return whole.transpose(-1, -2)
+
+
+def _scattered(part: Factor, begin: int, end: int) -> Tensor:
+    """Sum the gradients of equal indices: one-hot rows times gradients, without the one-hot matrix."""
+    directions, samples, positions, _, width = part.grads.shape
+    inside = (part.rows >= begin) & (part.rows < end)
+    target = torch.where(inside, part.rows - begin, end - begin)  # one bin more, for what lies outside
+    bins = part.grads.new_zeros(samples, directions, end - begin + 1, width)
+    where = target[:, None, :, None].expand(samples, directions, positions, width)
+    bins.scatter_add_(2, where, part.grads.squeeze(3).transpose(0, 1))
+    return bins[:, :, None, :-1]
+
+
+def as_dense(gradients: Gradients) -> Dense:
+    """The gradient itself."""
+    if isinstance(gradients, Dense):
+        return gradients
+    return Dense(dense_slice(gradients, 0, gradients.first).flatten(2))
+
+
+def concatenate(pieces: Sequence[Gradients]) -> Gradients:
+    """The same parameter for several groups of samples, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    factors = [piece for piece in pieces if isinstance(piece, Factors)]
+    if len(factors) < len(pieces) or any(_sides(piece) != _sides(factors[0]) for piece in factors):
+        return Dense(torch.cat([as_dense(piece).gradient for piece in pieces]))
+    parts = []
+    for same in zip(*(piece.parts for piece in factors), strict=True):
+        longest = max(part.positions for part in same)
+        even = [part.with_positions(longest) for part in same]
+        rows = torch.cat([part.rows for part in even])
+        parts.append(replace(even[0], rows=rows, grads=torch.cat([part.grads for part in even], 1)))
+    return replace(factors[0], parts=tuple(parts))
+
+
+def _sides(factors: Factors) -> tuple[object, ...]:
+    sides = [(part.rows_first, part.indexed) for part in factors.parts]
+    return (factors.blocks, factors.first, factors.second, *sides)
+
+
+def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:
+    """Parts on the same sides are one part with more positions, which is how uses get their cross terms cheaply."""
+    groups: dict[tuple[bool, bool], list[Factor]] = {}
+    for part in parts:
+        groups.setdefault((part.rows_first, part.indexed), []).append(part)
+    return tuple(
+        same[0]
+        if len(same) == 1
+        else replace(
+            same[0],
+            rows=torch.cat([part.rows for part in same], 1),
+            grads=torch.cat([part.grads for part in same], 2),
+        )
+        for _, same in sorted(groups.items())
+    )

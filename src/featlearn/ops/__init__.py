@@ -1,0 +1,22 @@
+"""How one use of a parameter is read, by the autograd op that consumes it.
+
+Importing this package loads every built-in rule.
+"""
+
+from featlearn.ops import convolution, elementwise, embedding, matmul, normalization
+from featlearn.ops.form import Direct, Layout, Outer, Use
+from featlearn.ops.registry import register_rule, rule_for
+
+__all__ = [
+    "Direct",
+    "Layout",
+    "Outer",
+    "Use",
+    "convolution",
+    "elementwise",
+    "embedding",
+    "matmul",
+    "normalization",
+    "register_rule",
+    "rule_for",
+]

@@ -1,0 +1,114 @@
+"""Matrix products: linear layers, einsum, weights on either side, bilinear forms."""
+
+import torch
+from torch import Tensor
+
+from featlearn.ops.form import Direct, Form, Outer, Use, broadcast_gradient
+from featlearn.ops.registry import register_rule
+
+
+def _product(use: Use, rows: Tensor | None, weight_right: bool, scale: float = 1.0) -> Form | None:
+    """rows @ z for a weight on the right, z @ rows for one on the left; z may carry a leading batch of blocks."""
+    if rows is None:
+        return None
+    blocks = use.shape[0] if len(use.shape) == 3 else 1
+    split = _row_split(use, weight_right, blocks)
+    if split is None:
+        return None
+    outer, inner = split
+    row_size, grad_size = use.shape[-2:] if weight_right else use.shape[-2:][::-1]
+
+    def by_sample(matrix: Tensor, size: int) -> Tensor:
+        # With the weight on the left the op is read transposed: its columns are rows here.
+        matrix = matrix if weight_right else matrix.mT
+        parts = matrix.reshape(blocks, outer, use.layout.samples, inner, size)
+        return parts.permute(2, 1, 3, 0, 4).reshape(use.layout.samples, outer * inner, blocks, size)
+
+    def grads(grad: Tensor) -> Tensor:
+        found = by_sample(grad, grad_size)
+        return found if scale == 1.0 else found * scale
+
+    return Outer(
+        lambda: by_sample(rows, row_size), grads, rows_first=weight_right, positions=outer * inner, row_size=row_size,
+        grad_size=grad_size, blocks=blocks,
+    )  # fmt: skip
+
+
+def _row_split(use: Use, weight_right: bool, blocks: int) -> tuple[int, int] | None:
+    """How the samples lie among the rows of the product (its columns for a weight on the left): (outer, inner)."""
+    layout, (count, width) = use.layout, use.output[-2:]
+    if weight_right:
+        outer, rest = divmod(layout.before, blocks)
+        inner, uneven = divmod(layout.after, width)
+        rows = count
+    else:
+        outer, rest = divmod(layout.before, blocks * count)
+        inner, uneven = layout.after, 0
+        rows = width
+    return None if rest or uneven or outer * layout.samples * inner != rows else (outer, inner)
+
+
+@register_rule("MmBackward0", "BmmBackward0")
+def product(use: Use) -> Form | None:
+    """self @ mat2, one matrix or a batch of them."""
+    if use.operand == 1:
+        return _product(use, use.saved("self"), True)
+    return _product(use, use.saved("mat2"), False)
+
+
+@register_rule("AddmmBackward0")
+def biased_product(use: Use) -> Form | None:
+    """beta * self + alpha * mat1 @ mat2."""
+    return _biased(use, use.saved("mat1"), use.saved("mat2"))
+
+
+@register_rule("BaddbmmBackward0")
+def biased_batch_product(use: Use) -> Form | None:
+    """beta * self + alpha * batch1 @ batch2."""
+    return _biased(use, use.saved("batch1"), use.saved("batch2"))
+
+
+def _biased(use: Use, left: Tensor | None, right: Tensor | None) -> Form | None:
+    alpha, beta = use.saved("alpha"), use.saved("beta")
+    if isinstance(alpha, complex) or isinstance(beta, complex):
+        return None
+    if use.operand == 0:
+        return _scaled_broadcast(use, 1.0 if beta is None else float(beta))
+    scale = 1.0 if alpha is None else float(alpha)
+    return _product(use, left, True, scale) if use.operand == 2 else _product(use, right, False, scale)
+
+
+def _scaled_broadcast(use: Use, scale: float) -> Direct | None:
+    plain = broadcast_gradient(use)
+    if plain is None or scale == 1.0:
+        return plain
+    return Direct(lambda grad: plain.gradient(grad) * scale)
+
+
+@register_rule("MvBackward0")
+def matrix_vector(use: Use) -> Form | None:
+    """self @ vec with the vector as the weight; a weight matrix on the left has no sample axis to meet."""
+    rows = use.saved("self")
+    if use.operand != 1 or rows is None:
+        return None
+
+    def gradient(grad: Tensor) -> Tensor:
+        by_sample = use.layout.samples_first(rows, rows.shape[1])
+        return torch.einsum("pt,ptn->pn", use.layout.samples_first(grad), by_sample)
+
+    return Direct(gradient)
+
+
+@register_rule("LinearBackward0")
+def linear(use: Use) -> Form | None:
+    """Where a backend keeps `linear` whole: input @ weight^T + bias."""
+    if use.operand == 2:
+        return broadcast_gradient(use)
+    rows = use.saved("input") if use.saved("input") is not None else use.saved("self")
+    if use.operand != 1 or rows is None or len(use.shape) != 2 or not use.layout.outside(use.shape[0]):
+        return None
+    grad_size, row_size = use.shape
+    return Outer(
+        lambda: use.layout.samples_first(rows, 1, row_size), lambda grad: use.layout.samples_first(grad, 1, grad_size),
+        rows_first=False, positions=use.layout.positions(grad_size), row_size=row_size, grad_size=grad_size,
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""The table of rules: autograd node name -> how a use by that node is read."""
+
+from collections.abc import Callable
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.ops.form import Form, Use
+
+Rule = Callable[[Use], Form | None]
+
+_RULES: dict[str, Rule] = {}
+
+
+def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], Rule]:
+    """Teach featlearn to read uses of a parameter by an op of your own.
+
+    `node_names` are names of autograd nodes as `output.grad_fn.name()` gives them: for a
+    `torch.autograd.Function` called `Scale` that is `"ScaleBackward"`. The rule takes a `featlearn.ops.Use` and returns
+    a `featlearn.ops.Direct` or `featlearn.ops.Outer`, or None when it does not apply (the use then goes to the exact
+    fallback). Each measurement checks what a rule says against autograd on a few samples, and a rule that disagrees is
+    not used.
+
+    >>> @fl.register_rule("ScaleBackward")
+    ... def scale(use):
+    ...     x, weight = use.node.saved_tensors
+    ...     return fl.ops.Direct(lambda grad: grad * x)
+    """
+    if not node_names or not all(isinstance(name, str) and name for name in node_names):
+        raise InputTypeError(
+            f"register_rule got {node_names!r}, expected names of autograd nodes; "
+            'write @register_rule("MyFunctionBackward")'
+        )
+    for name in node_names:
+        if name in _RULES and not replace:
+            raise InputValueError(f"a rule for {name!r} is registered already; pass replace=True to replace it")
+
+    def add(rule: Rule) -> Rule:
+        for name in node_names:
+            _RULES[name] = rule
+        return rule
+
+    return add
+
+
+def rule_for(node_name: str) -> Rule | None:
+    """The rule for nodes of this name, None if there is none."""
+    return _RULES.get(node_name)

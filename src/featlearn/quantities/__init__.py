@@ -1,0 +1,1 @@
+"""Numbers of a network: what is asked of its per-sample gradients."""

@@ -1,0 +1,72 @@
+"""Bytes: what is free, what was granted, and how they are written."""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from featlearn.errors import InputTypeError, InputValueError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def byte_budget(memory: str | int | None, device: torch.device) -> int:
+    """The `memory` argument in bytes; by default half of what is free on the device."""
+    if memory is None:
+        return free_bytes(device) // 2
+    if isinstance(memory, bool) or not isinstance(memory, str | int):
+        raise InputTypeError(f"memory is {memory!r}, expected a size such as '2GiB' or a number of bytes")
+    if isinstance(memory, int):
+        size = float(memory)
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", memory.lower())
+        if match is None or match[2] not in _UNITS:
+            raise InputValueError(f"memory={memory!r}, expected a size such as '2GiB', '500MB' or a number of bytes")
+        size = float(match[1]) * _UNITS[match[2]]
+    if size < 1:
+        raise InputValueError(f"memory={memory!r}, expected more than nothing")
+    return int(size)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        machine = int(found[1]) * 1024 if found else 0
+    except OSError:
+        machine = 0
+    if not machine:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**32
+    return min([machine, *_container_free()])
+
+
+def _container_free() -> list[int]:
+    """What a container may still take (cgroup v2), where there is a limit."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
+        return [max(int(limit) - int(used), 0)] if limit != "max" else []
+    except (OSError, ValueError):
+        return []
+
+
+def readable_bytes(size: float) -> str:
+    """A size as people write it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def readable_count(count: float) -> str:
+    """A number of operations as people write it."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.0f}{unit}" if unit == "" or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f}P"

@@ -1,0 +1,72 @@
+"""Which outputs a kernel is of: every output, one of them, or random directions among many."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.linalg.gram import Mode
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Random output directions: an unbiased estimate of the sum over outputs at a cost that does not grow with C.
+
+    `k` directions with independent signs +1 and -1, the same for every sample. `generator` makes them another draw;
+    without one they are the same at every call, and no random generator of yours is touched.
+    """
+
+    k: int
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
+            raise InputValueError(f"Probes got k={self.k!r}, expected a number of directions >= 1")
+
+    def directions(self, classes: int) -> Tensor:
+        """(k, C) signs."""
+        generator = self.generator or torch.Generator().manual_seed(0)
+        signs = torch.randint(2, (self.k, classes), generator=generator, device=generator.device)
+        return 2.0 * signs.double().cpu() - 1.0
+
+
+Outputs = str | int | Probes
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Output directions, how their kernels are combined, and what the result is divided by."""
+
+    matrix: Tensor
+    """(K, C), float64, on the CPU."""
+    mode: Mode
+    divisor: int
+
+    def kernel_shape(self, samples: int, samples2: int) -> tuple[int, ...]:
+        """The shape of the kernel."""
+        directions = len(self.matrix)
+        shapes = {
+            "sum": (samples, samples2),
+            "each": (directions, samples, samples2),
+            "full": (samples, samples2, directions, directions),
+        }
+        return shapes[self.mode]
+
+
+def output_directions(outputs: Outputs, classes: int) -> Directions:
+    """Turn the `outputs` argument into directions for a network with this many outputs."""
+    every = torch.eye(classes, dtype=torch.float64)
+    if isinstance(outputs, Probes):
+        return Directions(outputs.directions(classes), "sum", outputs.k)
+    if isinstance(outputs, int) and not isinstance(outputs, bool):
+        if not 0 <= outputs < classes:
+            raise InputValueError(f"outputs={outputs}, expected an output between 0 and {classes - 1}")
+        return Directions(every[outputs : outputs + 1], "sum", 1)
+    if outputs == "mean":
+        return Directions(every, "sum", classes)
+    if outputs in ("sum", "each", "full"):
+        return Directions(every, outputs, 1)  # type: ignore[arg-type]
+    expected = "'mean', 'sum', 'each', 'full', the number of an output, or fl.Probes(k)"
+    kind = InputValueError if isinstance(outputs, str) else InputTypeError
+    raise kind(f"outputs={outputs!r}, expected {expected}")

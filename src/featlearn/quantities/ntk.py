@@ -1,0 +1,200 @@
+"""The empirical tangent kernel of any network, exactly."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.capture.measurement import Measurement, measuring
+from featlearn.capture.probe import Inputs, Probe, Readout
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
+from featlearn.linalg.factors import Dense, Gradients, concatenate
+from featlearn.quantities.blocks import Captured, Kernels, add_kernels
+from featlearn.quantities.budget import byte_budget, readable_bytes
+from featlearn.quantities.directions import Directions, Outputs, output_directions
+from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.quantities.plan import Group, Plan, grouped, parameter_plans
+from featlearn.quantities.verification import Checks
+
+
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False,
+) -> Kernels: ...  # fmt: skip
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+    verify: bool = False,
+) -> Tensor | Kernels:  # fmt: skip
+    """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
+
+    Args:
+        model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
+        x: a tensor, a tuple (called as `model(*x)`) or a mapping (`model(**x)`), batch first, P samples.
+        x2: a second probe with P2 samples for a cross kernel; None for the kernel of `x` with itself.
+        outputs: `"mean"` (1/C sum_c K^cc) and `"sum"`: (P, P2); `"each"`: (C, P, P2); `"full"`: (P, P2, C, C) with axes
+            K_{mu nu c c'}; an int c: K^cc; `fl.Probes(k)`: an unbiased estimate of `"sum"` for large C.
+        readout: turns the model's output into (P,) or (P, C): `readout(output)` or `readout(output, x)`.
+        by: `"network"`: one tensor; `"layer"`: a dict by `named_modules()` name; `"parameter"`: a dict by
+            `named_parameters()` name. The parts add up to the network.
+        parameters: globs; only matching parameters count.
+        optimizer: the kernel of the update it is about to make, sum_j eta_j d_j f d_j f' (002 Eq. 91): the learning
+            rates are inside.
+        dtype: `torch.float64` measures a copy of the network in double.
+        memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it.
+        verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
+            they differ.
+
+    Raises:
+        FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
+    """
+    with _planned(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, memory, verify) as work:
+        measurement, directions, rates, plan = work
+        keys = {name: _key(name, by) for name in measurement.parameters}
+        kernels = {
+            key: torch.zeros(plan.kernel_shape, dtype=measurement.dtype, device=measurement.device)
+            for key in dict.fromkeys(keys.values())
+        }
+        checks = Checks(measurement, directions, rates, plan) if verify else None
+        for group in plan.groups:
+            for chosen in _direction_blocks(directions, group):
+
+                def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
+                    return _captured(measurement, probe, block, directions.matrix[chosen], rates, plan, group)
+
+                add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
+                            capture, checks.add if checks else None)  # fmt: skip
+        if checks is not None:
+            checks.conclude()
+        for key, kernel in kernels.items():
+            kernel /= directions.divisor
+            if not bool(torch.isfinite(kernel).all()):
+                raise InputValueError(
+                    f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
+                    "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
+                )
+    return kernels[""] if by == "network" else kernels
+
+
+def plan(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+    verify: bool = False,
+) -> Plan:  # fmt: skip
+    """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
+
+    Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
+    """
+    with _planned(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, memory, verify) as work:
+        return work[3]
+
+
+def _key(name: str, by: str) -> str:
+    return {"network": "", "layer": name.rpartition(".")[0], "parameter": name}[by]
+
+
+@contextmanager
+def _planned(
+    model: nn.Module, x: Inputs, x2: Inputs | None, outputs: Outputs, readout: Readout | None, by: str,
+    parameters: str | Sequence[str] | None, optimizer: Optimizer | None, dtype: torch.dtype | None,
+    memory: str | int | None, verify: bool,
+) -> Iterator[tuple[Measurement, Directions, dict[str, Rate], Plan]]:  # fmt: skip
+    if by not in ("network", "layer", "parameter"):
+        raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
+    output_directions(outputs if not isinstance(outputs, int) else "mean", 1)  # complain before anything runs
+    with measuring(
+        model, [x] if x2 is None else [x, x2], readout=readout, parameters=parameters, dtype=dtype
+    ) as measurement:
+        directions = output_directions(outputs, measurement.classes)
+        rates = {} if optimizer is None else step_rates(optimizer, measurement.originals)
+        yield measurement, directions, rates, _plan(measurement, directions, rates, by, memory, verify)
+
+
+def _plan(
+    measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], by: str, memory: str | int | None,
+    verify: bool,
+) -> Plan:  # fmt: skip
+    sizes = [probe.samples for probe in measurement.probes]
+    samples = (sizes[0], sizes[-1])
+    count = len(directions.matrix)
+    budget = byte_budget(memory, measurement.device)
+    shape = directions.kernel_shape(*samples)
+    kernels = len({_key(name, by) for name in measurement.parameters}) + (1 if verify else 0)
+    needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
+    if needed > 0.9 * budget:
+        raise MemoryBudgetError(
+            f"the kernel {' x '.join(map(str, shape))}{f' for {kernels} parts' if kernels > 1 else ''} takes "
+            f"{readable_bytes(needed)}, expected at most {readable_bytes(0.9 * budget)} of the budget "
+            f"{readable_bytes(budget)}; two ways out: fewer samples or outputs='mean' with by='network', "
+            "or a larger memory= if the machine has it"
+        )
+    elementwise = [name for name, rate in rates.items() if isinstance(rate, Tensor)]
+    plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
+    # Activations, their gradients and what an op needs while it runs.
+    graph_bytes = 3 * max(
+        (pilot.graph.output_bytes // len(pilot.indices) if pilot.graph else 0) for pilot in measurement.pilots
+    )
+    available = budget - needed
+    groups = grouped(plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count)
+    return Plan(plans, groups, samples, shape, needed, budget, int(0.2 * available))
+
+
+def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
+    count = len(directions.matrix)
+    return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
+
+
+def _captured(
+    measurement: Measurement, probe: Probe, block: slice, directions: Tensor, rates: Mapping[str, Rate], plan: Plan,
+    group: Group,
+) -> Captured:  # fmt: skip
+    """Per-sample gradients of a block of samples, captured chunk by chunk, with the optimizer's rates inside."""
+    early = {p.name for p in plan.parameters if p.form_early}
+    own = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
+    pieces: list[tuple[int, dict[str, Gradients]]] = []
+    for begin in range(block.start, block.stop, group.chunk):
+        end = min(begin + group.chunk, block.stop)
+        found = measurement.snapshot(probe, begin, end).gradients(group.names, directions, early, own)
+        pieces.append((end - begin, {name: _with_rate(g, rates.get(name, 1.0)) for name, g in found.items()}))
+    names = dict.fromkeys(name for _, piece in pieces for name in piece)
+    return {
+        name: concatenate([piece.pop(name) if name in piece else _nothing(measurement, name, count, directions)
+                           for count, piece in pieces])
+        for name in names
+    }  # fmt: skip
+
+
+def _nothing(measurement: Measurement, name: str, samples: int, directions: Tensor) -> Dense:
+    """The gradient of samples that do not use a parameter others use."""
+    parameter = measurement.parameters[name]
+    size = parameter.numel() * (2 if parameter.is_complex() else 1)
+    return Dense(torch.zeros(samples, len(directions), size, dtype=measurement.dtype, device=parameter.device))
+
+
+def _with_rate(gradients: Gradients, rate: Rate) -> Gradients:
+    """The square root of the rate on either side of the kernel."""
+    if isinstance(gradients, Dense):
+        root = rate.flatten().to(gradients.gradient).sqrt() if isinstance(rate, Tensor) else rate**0.5
+        return gradients if isinstance(root, float) and root == 1.0 else Dense(gradients.gradient * root)
+    assert isinstance(rate, float)
+    if rate == 1.0:
+        return gradients
+    return replace(gradients, parts=tuple(replace(p, grads=p.grads * rate**0.5) for p in gradients.parts))

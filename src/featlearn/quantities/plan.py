@@ -1,0 +1,238 @@
+"""What a kernel will cost, and how every parameter will be read, before anything is paid."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from featlearn.capture.measurement import Measurement
+from featlearn.capture.snapshot import Snapshot
+from featlearn.errors import MemoryBudgetError
+from featlearn.linalg.gram import Extent, Mode, Route, costs
+from featlearn.ops import Outer
+from featlearn.quantities.budget import readable_bytes, readable_count
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter will be read and contracted."""
+
+    name: str
+    shape: tuple[int, ...]
+    uses: tuple[str, ...]
+    """Autograd nodes that use it, one entry per use."""
+    route: str
+    """`pairs`, `gradients` (formed slice by slice), `direct`, `pulled back`, `fallback` or `unused`."""
+    reason: str
+    """Why this route; for a fallback, what could not be read."""
+    operations: float
+    """Multiply-adds of the contraction."""
+    kept: int
+    """Bytes kept per sample."""
+    passing: int
+    """Bytes per sample while a chunk is captured."""
+    form_early: bool
+    """Whether per-sample gradients are formed as soon as they are captured, because they are smaller that way."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters captured together: `block` samples are held at a time, `directions` output directions."""
+
+    names: tuple[str, ...]
+    block: int
+    directions: int
+    chunk: int
+    """Samples in one forward pass."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fl.ntk` would do with the same arguments; `str()` is a table."""
+
+    parameters: tuple[ParameterPlan, ...]
+    groups: tuple[Group, ...]
+    samples: tuple[int, int]
+    kernel_shape: tuple[int, ...]
+    kernel_bytes: int
+    """Bytes of the result, all of its parts together."""
+    memory: int
+    """The byte budget."""
+    scratch: int
+    """Bytes for temporaries of a contraction."""
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """Parameters that go through the exact fallback, with the reason."""
+        return {p.name: p.reason for p in self.parameters if p.route == "fallback"}
+
+    @property
+    def operations(self) -> float:
+        """Multiply-adds of all contractions."""
+        return sum(p.operations for p in self.parameters)
+
+    @property
+    def captures(self) -> int:
+        """Forward passes over all samples, counted in whole sweeps."""
+        total = 0
+        for group in self.groups:
+            blocks = -(-max(self.samples) // group.block)
+            total += blocks if blocks > 1 else 1
+        return total
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why")
+        lines = [
+            (
+                p.name,
+                " x ".join(map(str, p.shape)) or "scalar",
+                _counted(p.uses),
+                p.route,
+                readable_count(p.operations),
+                readable_bytes(p.kept),
+                p.reason,
+            )
+            for p in self.parameters
+        ]
+        widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+        rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+                for line in (head, *lines)]  # fmt: skip
+        rows.insert(1, "  ".join("-" * width for width in widths))
+        chunks = sorted({group.chunk for group in self.groups})
+        shape = " x ".join(map(str, self.kernel_shape))
+        fallbacks = len(self.fallbacks)
+        summary = (
+            f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}), "
+            f"{readable_count(self.operations)} multiply-adds, {self.captures} capture(s) of "
+            f"{' to '.join(map(str, (chunks[0], chunks[-1]) if len(chunks) > 1 else chunks)) or 0} samples at a time, "
+            f"budget {readable_bytes(self.memory)}, "
+            f"{fallbacks or 'no'} parameter{'' if fallbacks == 1 else 's'} through the fallback"
+        )
+        return "\n".join([*rows, "", summary])
+
+
+def _counted(uses: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for use in uses:
+        short = use.removesuffix("0").removesuffix("Backward")
+        counts[short] = counts.get(short, 0) + 1
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items()) or "-"
+
+
+def parameter_plans(
+    measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
+) -> tuple[ParameterPlan, ...]:
+    """A plan for every parameter, from the pilots."""
+    item = measurement.dtype.itemsize
+    plans = []
+    for name, parameter in measurement.parameters.items():
+        shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
+        pilots = [pilot for pilot in measurement.pilots if name in pilot.access]
+        if not pilots:
+            plans.append(ParameterPlan(name, shape, (), "unused", "the outputs do not depend on it", 0, 0, 0, False))
+            continue
+        uses = pilots[0].access[name].uses.nodes
+        route, reason = _kind(name, pilots, measurement, name in elementwise)
+        dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
+        if route != "factors":
+            kept = directions * size * item
+            plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * kept, True))
+            continue
+        extents = [_extent(pilot, name, count, directions) for pilot, count in zip(pilots, samples, strict=False)]
+        cost = costs(extents[0], extents[-1], mode)
+        best = min(cost, key=cost.__getitem__)
+        factors = max(_factor_numbers(extent) for extent in extents) * item
+        early = best is Route.GRADIENTS and directions * size * item < factors
+        positions = max(sum(t for t, _, _ in extent.parts) for extent in extents)
+        reason = f"{positions} position{'' if positions == 1 else 's'}"
+        kept = directions * size * item if early else factors
+        passing = 2 * factors + (kept if early else 0)
+        plans.append(ParameterPlan(name, shape, uses, best.value, reason, cost[best], kept, passing, early))
+    return tuple(plans)
+
+
+def _kind(name: str, pilots: Sequence[Snapshot], measurement: Measurement, elementwise: bool) -> tuple[str, str]:
+    if name in measurement.distrusted:
+        return "fallback", measurement.distrusted[name]
+    for pilot in pilots:
+        access = pilot.access[name]
+        if access.refusal is not None:
+            return "fallback", access.refusal
+    for pilot in pilots:
+        access = pilot.access[name]
+        if access.coordinates is None:
+            whole = all(reading.value[0] is pilot.graph.leaves[name] for reading in access.uses.readings)  # type: ignore[union-attr]
+            return ("direct", "small operand") if whole else ("pulled back", "made into a weight by other ops")
+    return ("direct", "a rate for every entry") if elementwise else ("factors", "")
+
+
+def _extent(pilot: Snapshot, name: str, samples: int, directions: int) -> Extent:
+    access = pilot.access[name]
+    where = access.coordinates
+    assert where is not None
+    sides: dict[tuple[bool, bool], tuple[int, int, int]] = {}
+    for reading in access.uses.readings:
+        form = reading.form
+        assert isinstance(form, Outer)
+        key = (form.rows_first != where.flipped[reading.value], form.indexed)
+        before = sides.get(key, (0, 0, 0))[0]
+        sides[key] = (before + form.positions, 1 if form.indexed else form.row_size, form.grad_size)
+    return Extent(samples, directions, where.blocks, where.first, where.second, tuple(sides.values()))
+
+
+def _factor_numbers(extent: Extent) -> int:
+    """Numbers kept per sample as factors."""
+    return sum(
+        extent.blocks * positions * (rows + extent.directions * grads) for positions, rows, grads in extent.parts
+    )
+
+
+def grouped(
+    plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
+    mode: Mode, directions: int,
+) -> tuple[Group, ...]:  # fmt: skip
+    """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further."""
+    held = samples[0] if symmetric else sum(samples)
+    keep, pass_through = int(0.45 * available), int(0.3 * available)
+    groups: list[Group] = []
+    names: list[str] = []
+    kept = passing = 0
+
+    def chunk(passing_bytes: int, block: int) -> int:
+        return max(1, min(block, pass_through // max(graph_bytes + passing_bytes, 1)))
+
+    def close() -> None:
+        if names:
+            block = max(samples)
+            groups.append(Group(tuple(names), block, directions, chunk(passing, block)))
+            names.clear()
+
+    for plan in plans:
+        if plan.route == "unused":
+            continue
+        if graph_bytes + plan.passing // directions > available or 2 * plan.kept // directions > keep:
+            raise MemoryBudgetError(
+                f"{plan.name} needs about {readable_bytes(graph_bytes + plan.passing + 2 * plan.kept)} for a single "
+                f"sample, expected at most {readable_bytes(available)} after the kernel itself; raise memory=, "
+                "or leave the parameter out with parameters="
+            )
+        if plan.kept * held > keep:
+            close()
+            kept = passing = 0
+            groups.append(_split(plan, keep, held, samples, mode, directions, chunk))
+            continue
+        if names and (kept + plan.kept) * held > keep:
+            close()
+            kept = passing = 0
+        names.append(plan.name)
+        kept, passing = kept + plan.kept, passing + plan.passing
+    close()
+    return tuple(groups)
+
+
+def _split(plan, keep, held, samples, mode, directions, chunk) -> Group:  # type: ignore[no-untyped-def]
+    """First fewer directions at a time (another sweep each), then blocks of samples (another sweep for each pair)."""
+    few = directions
+    if mode != "full":
+        few = max(1, min(directions, keep * directions // max(plan.kept * held, 1)))
+    kept = max(1, plan.kept * few // directions)
+    block = max(1, min(max(samples), keep // (2 * kept))) if kept * held > keep else max(samples)
+    return Group((plan.name,), block, few, chunk(plan.passing * few // directions, block))

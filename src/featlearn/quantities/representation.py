@@ -1,0 +1,216 @@
+"""Gram matrices of what each layer takes in or gives out: the empirical NNGP kernels."""
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.admission import refuse_other_device, refuse_other_dtype, refuse_unmeasurable, unwrapped
+from featlearn.capture.isolation import undisturbed
+from featlearn.capture.precision import cast_inputs, copied, needs_copy
+from featlearn.capture.probe import Inputs, Probe, batch_size, tensors_in
+from featlearn.capture.sample_axis import splits
+from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
+from featlearn.linalg.factors import Dense
+from featlearn.ops import Layout
+from featlearn.quantities.blocks import Captured, add_kernels
+from featlearn.quantities.budget import byte_budget, readable_bytes
+
+Layouts = dict[str, list[Layout]]
+"""Layer -> the sample axis of what it saw in each of its calls."""
+
+
+def representation_kernels(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, of: Literal["input", "output"] = "input",
+    layers: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Gram matrix of each layer's input or output, positions flattened: the empirical NNGP kernels.
+
+    Args:
+        model: any `nn.Module`, measured in eval mode and left as it was.
+        x: probe inputs, P samples, as for `fl.ntk`.
+        x2: a second probe with P2 samples; None for `x` with itself.
+        of: what each layer takes (its first tensor) or gives (its first tensor).
+        layers: globs of `named_modules()` names; by default every module that has parameters of its own and is called.
+            Weights that are used without calling their module have no representation of their own.
+        dtype: `torch.float64` measures a copy of the network in double.
+        memory: byte budget, as for `fl.ntk`.
+
+    Returns:
+        Layer name -> (P, P2): K[i, j] = sum over positions and features of h_i h_j, no division. A layer called several
+        times counts all of its calls, one after the other.
+    """
+    if of not in ("input", "output"):
+        raise InputValueError(f"of={of!r}, expected 'input' or 'output'")
+    inputs = [x] if x2 is None else [x, x2]
+    sizes = [batch_size(part, name) for part, name in zip(inputs, ("x", "x2"), strict=False)]
+    model = unwrapped(model)
+    refuse_unmeasurable(model)
+    for part, name in zip(inputs, ("x", "x2"), strict=False):
+        refuse_other_device(model, part, name)
+        if dtype is None:
+            refuse_other_dtype(model, part, name)
+    named = _chosen_layers(model, layers)
+    with undisturbed(model) as rewind, torch.no_grad():
+        twin = copied(model, dtype) if needs_copy(model, dtype) else model
+        with undisturbed(twin), torch.no_grad():
+            probes = tuple(
+                Probe(twin, cast_inputs(part, dtype), size, None, rewind)
+                for part, size in zip(inputs, sizes, strict=True)
+            )
+            return _kernels(probes, {name: twin.get_submodule(name) for name in named}, of, layers is not None, memory)
+
+
+def _chosen_layers(model: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
+    names = [name for name, _ in model.named_modules()]
+    if layers is None:
+        return [name for name, part in model.named_modules() if any(True for _ in part.parameters(recurse=False))]
+    globs = [layers] if isinstance(layers, str) else list(layers)
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise InputValueError(f"layers={glob!r} matches no module; there are {', '.join(filter(None, names[:9]))}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _kernels(
+    probes: tuple[Probe, ...], layers: Mapping[str, nn.Module], of: str, explicit: bool, memory: str | int | None
+) -> dict[str, Tensor]:
+    found = [_pilot(probe, layers, of) for probe in probes]
+    seen = {name: values for name, values in found[0].items() if values}
+    silent = [name for name in layers if name not in seen]
+    if silent and (explicit or not seen):
+        raise InputValueError(
+            f"{', '.join(silent[:5])} {'is' if len(silent) == 1 else 'are'} not called in the forward pass, expected "
+            "modules that are; name others with layers="
+        )
+    example, _ = next(iter(seen.values()))[0]
+    dtype = torch.promote_types(example.dtype, torch.float32)
+    budget = byte_budget(memory, example.device)
+    samples = (probes[0].samples, probes[-1].samples)
+    needed = samples[0] * samples[1] * dtype.itemsize * len(seen)
+    held = samples[0] if len(probes) == 1 else sum(samples)
+    widths = {name: sum(layout.before * layout.after for _, layout in values) for name, values in seen.items()}
+    available = budget - needed
+    if needed > 0.9 * budget or 4 * max(widths.values()) * dtype.itemsize > available:
+        raise MemoryBudgetError(
+            f"the kernels of {len(seen)} layers take {readable_bytes(needed)}, expected at most "
+            f"{readable_bytes(0.9 * budget)}; name fewer layers with layers=, or raise memory="
+        )
+    layouts: Layouts = {name: [layout for _, layout in values] for name, values in seen.items()}
+    kernels = {name: torch.zeros(samples, dtype=dtype, device=example.device) for name in seen}
+    for names, size in _packed(widths, held, int(0.5 * available) // dtype.itemsize, max(samples)):
+        part = {name: layers[name] for name in names}
+        total = sum(widths[name] for name in names)
+        chunk = max(1, min(size, int(0.15 * available) // (total * dtype.itemsize)))
+
+        def capture(probe: Probe, block: slice, part: Mapping[str, nn.Module] = part, chunk: int = chunk) -> Captured:
+            return _features(probe, block, part, of, layouts, chunk, dtype)
+
+        keys = {name: name for name in names}
+        add_kernels(kernels, keys, probes, size, slice(0, 1), "sum", int(0.2 * available), capture)
+    return kernels
+
+
+def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> Iterator[tuple[list[str], int]]:
+    """Layers whose features of all samples fit together; a layer too wide for that alone, in blocks of samples."""
+    names: list[str] = []
+    total = 0
+    for name, width in widths.items():
+        if width * held > room:
+            yield [name], max(1, room // (2 * width))
+            continue
+        if names and (total + width) * held > room:
+            yield names, largest
+            names, total = [], 0
+        names.append(name)
+        total += width
+    if names:
+        yield names, largest
+
+
+def _pilot(probe: Probe, layers: Mapping[str, nn.Module], of: str) -> dict[str, list[tuple[Tensor, Layout]]]:
+    """Find the sample axis of every layer's values: the one along which another batch shows the same samples."""
+    count = min(5, probe.samples)
+    drawn = torch.randint(count, (count + 1,), generator=torch.Generator().manual_seed(0))
+    with _recorded(layers, of) as whole:
+        probe.call(torch.arange(count))
+    with _recorded(layers, of) as part:
+        probe.call(drawn)
+    found = {}
+    for name in layers:
+        layouts = [_layout(a, b, count, drawn) for a, b in zip(whole[name], part[name], strict=False)]
+        if None in layouts or len(whole[name]) != len(part[name]):
+            raise UnsupportedModelError(
+                f"the {of} of {name or 'the model'} has no axis along which the samples lie one by one, expected one; "
+                "leave it out with layers="
+            )
+        found[name] = [(a, layout) for a, layout in zip(whole[name], layouts, strict=True) if layout is not None]
+    return found
+
+
+def _layout(whole: Tensor, part: Tensor, count: int, drawn: Tensor) -> Layout | None:
+    slack = torch.finfo(whole.dtype).eps ** 0.5 * float(whole.abs().max()) if whole.numel() else 0.0
+    for layout in splits(whole.shape, count):
+        if part.numel() != layout.before * len(drawn) * layout.after:
+            continue
+        chosen = whole.reshape(layout.before, count, layout.after)[:, drawn.to(whole.device)]
+        again = part.reshape(layout.before, len(drawn), layout.after)
+        if float((chosen - again).abs().max()) <= slack:
+            return layout
+    return None
+
+
+def _features(
+    probe: Probe, block: slice, layers: Mapping[str, nn.Module], of: str, layouts: Layouts, chunk: int,
+    dtype: torch.dtype,
+) -> Captured:  # fmt: skip
+    pieces: dict[str, list[Tensor]] = {name: [] for name in layers}
+    for begin in range(block.start, block.stop, chunk):
+        indices = torch.arange(begin, min(begin + chunk, block.stop))
+        with _recorded(layers, of) as values:
+            probe.call(indices)
+        for name, calls in values.items():
+            if len(calls) != len(layouts[name]):
+                raise UnsupportedModelError(f"{name} is called a different number of times for different samples")
+            flat = [
+                Layout(layout.before, len(indices), layout.after).samples_first(value).to(dtype)
+                for value, layout in zip(calls, layouts[name], strict=True)
+            ]
+            pieces[name].append(torch.cat(flat, 1))
+    return {name: Dense(torch.cat(parts)[:, None]) for name, parts in pieces.items()}
+
+
+@contextmanager
+def _recorded(layers: Mapping[str, nn.Module], of: str) -> Iterator[dict[str, list[Tensor]]]:
+    """What every layer takes or gives, call by call; floating point tensors only, the first of each call."""
+    values: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def keep(name: str, seen: Any) -> None:
+        tensors = [tensor for tensor in tensors_in(seen) if tensor.dim()]
+        if tensors:
+            first = tensors[0].detach()
+            # A copy, because a later op may write into it.
+            values[name].append(first.clone() if first.is_floating_point() else first.double())
+
+    handles = []
+    for name, layer in layers.items():
+
+        def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            keep(name, (args, kwargs))
+
+        def after(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            keep(name, output)
+
+        handles.append(
+            layer.register_forward_pre_hook(before, with_kwargs=True)
+            if of == "input"
+            else layer.register_forward_hook(after)
+        )
+    try:
+        yield values
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,96 @@
+"""v^T K v against |J^T v|^2, parameter by parameter, from backward passes that share nothing with the kernel."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.measurement import Measurement
+from featlearn.capture.probe import Probe
+from featlearn.errors import VerificationError
+from featlearn.quantities.directions import Directions
+from featlearn.quantities.optimizer_kernel import Rate
+from featlearn.quantities.plan import Plan
+
+
+class Checks:
+    """Quadratic forms of every parameter's kernel, collected while it is built, and what they must be."""
+
+    def __init__(self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._measurement, self._directions, self._rates = measurement, directions, rates
+        self._chunk = min((group.chunk for group in plan.groups), default=1)
+        # A vector over samples for every direction; the same for all of them where only their sum is kept.
+        count, shared = len(directions.matrix), directions.mode == "sum"
+        self._vectors = [
+            torch.randn(1 if shared else count, probe.samples, generator=generator, dtype=torch.float64).expand(
+                count, -1
+            )
+            for probe in measurement.probes
+        ]
+        self._given: dict[str, Tensor] = defaultdict(lambda: torch.zeros(count, dtype=torch.float64))
+        self._squares: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, part: Tensor, rows: slice, columns: slice, chosen: slice, *, mirrored: bool) -> None:
+        """Take note of one block of one parameter's kernel."""
+        block = part.double().cpu()
+        v, w = self._vectors[0][chosen, rows], self._vectors[-1][chosen, columns]
+        twice = 2.0 if mirrored else 1.0
+        if self._directions.mode == "full":
+            self._given[name][0] += twice * torch.einsum("cp,pqcd,dq->", v, block, w)
+        elif self._directions.mode == "each":
+            self._given[name][chosen] += twice * torch.einsum("cp,cpq,cq->c", v, block, w)
+        else:
+            self._given[name][0] += twice * torch.einsum("p,pq,q->", v[0], block, w[0])
+        self._squares[name] += twice * float(block.square().sum())
+
+    def conclude(self) -> None:
+        """Raise where a kernel disagrees with the backward passes."""
+        precision = max(pilot.precision for pilot in self._measurement.pilots)
+        expected = self._expected()
+        size = float(self._vectors[0].norm() * self._vectors[-1].norm())
+        floor = precision * size * sum(square**0.5 for square in self._squares.values())
+        for name, wanted in expected.items():
+            difference = float((self._given[name] - wanted).abs().max())
+            slack = min(0.1, 1e4 * precision) * size * self._squares[name] ** 0.5 + floor
+            if not difference <= slack + 1e-300:
+                raise VerificationError(
+                    f"the kernel of {name} fails its check: v^T K v = {self._given[name].tolist()}, "
+                    f"|J^T v|^2 = {wanted.tolist()}; this is a bug of featlearn or of a rule registered by you: "
+                    "fl.plan(model, x) shows which rule read the parameter"
+                )
+
+    def _expected(self) -> dict[str, Tensor]:
+        count, mode = len(self._directions.matrix), self._directions.mode
+        found = {name: torch.zeros(count, dtype=torch.float64) for name in self._measurement.parameters}
+        every = [slice(0, count)] if mode == "full" else [slice(k, k + 1) for k in range(count)]
+        for chosen in every:
+            sides = [
+                self._pulled(probe, self._directions.matrix[chosen], vectors[chosen])
+                for probe, vectors in zip(self._measurement.probes, self._vectors, strict=True)
+            ]
+            for name, a in sides[0].items():
+                rate = self._rates.get(name, 1.0)
+                weighted = a * rate.to(a) if isinstance(rate, Tensor) else a * rate
+                product = (weighted.conj() * sides[-1][name]).sum().real.double().cpu()
+                found[name][chosen.start if mode == "each" else 0] += product
+        return found
+
+    def _pulled(self, probe: Probe, directions: Tensor, vectors: Tensor) -> dict[str, Tensor]:
+        """J^T v: the gradient of sum_i sum_k v_ki (d_k . f_i), accumulated over chunks."""
+        names = list(self._measurement.parameters)
+        parameters = [self._measurement.parameters[name] for name in names]
+        totals = {name: torch.zeros_like(p) for name, p in zip(names, parameters, strict=True)}
+        for begin in range(0, probe.samples, self._chunk):
+            indices = torch.arange(begin, min(begin + self._chunk, probe.samples))
+            outputs = probe.outputs(indices)
+            if not outputs.requires_grad:
+                continue
+            cotangent = (vectors[:, indices].T @ directions).to(outputs)
+            for name, gradient in zip(
+                names, torch.autograd.grad(outputs, parameters, cotangent, allow_unused=True), strict=True
+            ):
+                if gradient is not None:
+                    totals[name] += gradient.to_dense() if gradient.is_sparse else gradient
+        return totals

@@ -1,0 +1,101 @@
+"""Readouts: from what a model returns to one row of numbers per sample, (P,) or (P, C).
+
+A readout is any function of the model's output, or of the output and the inputs that gave it: `readout(output)` or
+`readout(output, x)`. These are the common ones; `lambda out: out["score"]` is one too.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+
+
+def _tensor(output: Any) -> Tensor:
+    """The tensor in an output: itself, its logits, its last hidden state, or the first of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(output, name, None)
+        if found is None and isinstance(output, Mapping):
+            found = output.get(name)
+        if isinstance(found, Tensor):
+            return found
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise InputTypeError(
+        f"the model gives {type(output).__name__}, expected a tensor, a tuple that starts with one, or an object with "
+        ".logits or .last_hidden_state; write a readout of your own, a function of the output"
+    )
+
+
+def _entry(x: Any, key: Hashable) -> Tensor:
+    """What stands under `key` in the inputs."""
+    try:
+        found = x[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise InputValueError(
+            f"the inputs have no entry {key!r}, expected a mapping or tuple that has; pass x={{..., {key!r}: ...}}"
+        ) from error
+    if not isinstance(found, Tensor):
+        raise InputTypeError(f"the entry {key!r} of the inputs is {type(found).__name__}, expected a tensor")
+    return found
+
+
+def last_token(output: Any, x: Any) -> Tensor:
+    """Outputs (P, T, C) at the last position: the last one that `x["attention_mask"]` leaves, where there is a mask."""
+    values = _positions(output)
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.shape != values.shape[:2]:
+        return values[:, -1]
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    last = (places * (mask != 0)).argmax(1)
+    return values[torch.arange(len(values), device=values.device), last.to(values.device)]
+
+
+def token(i: int) -> Callable[[Any], Tensor]:
+    """Outputs (P, T, C) at position i, counted from the end if negative."""
+
+    def read(output: Any) -> Tensor:
+        values = _positions(output)
+        if not -values.shape[1] <= i < values.shape[1]:
+            raise InputValueError(f"token({i}) of an output with {values.shape[1]} positions; expected one of those")
+        return values[:, i]
+
+    return read
+
+
+def _positions(output: Any) -> Tensor:
+    values = _tensor(output)
+    if values.dim() < 2:
+        raise InputValueError(f"the output has shape {tuple(values.shape)}, expected (P, T, C) with T positions")
+    return values
+
+
+def correct_logit(key: Hashable) -> Callable[[Any, Any], Tensor]:
+    """The logit of the right class: `x[key]` holds labels (P,) for logits (P, C), or (P, T) for (P, T, C)."""
+
+    def read(output: Any, x: Any) -> Tensor:
+        logits, labels = _tensor(output), _entry(x, key)
+        if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+            raise InputValueError(
+                f"labels {key!r} have shape {tuple(labels.shape)}, expected integers of shape "
+                f"{tuple(logits.shape[:-1])} for logits of shape {tuple(logits.shape)}"
+            )
+        return logits.gather(-1, labels.to(logits.device)[..., None])[..., 0]
+
+    return read
+
+
+def loss(criterion: Callable[[Tensor, Tensor], Tensor], key: Hashable) -> Callable[[Any, Any], Tensor]:
+    """The loss of each sample: `criterion(output, target)` on one sample at a time, targets in `x[key]`."""
+
+    def read(output: Any, x: Any) -> Tensor:
+        values, targets = _tensor(output), _entry(x, key)
+        pairs = zip(values.unbind(0), targets.to(values.device).unbind(0), strict=True)
+        losses = [criterion(value[None], target[None]) for value, target in pairs]
+        return torch.stack([one.reshape(()) for one in losses])
+
+    return read

@@ -1,0 +1,156 @@
+"""Imports flow one way: each package sees only those the table names."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import featlearn
+
+ROOT = Path(featlearn.__file__).parent
+
+FOUNDATION = {"errors", "shapes", "linalg"}
+MEASURING = FOUNDATION | {"ops", "capture", "quantities", "readouts"}
+READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "report"}
+LIBRARY = MEASURING | READING | {"data", "steer", "watch", "integrations"}
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "shapes": {"errors"},
+    "linalg": {"errors", "shapes"},
+    "readouts": {"errors", "shapes"},
+    "ops": FOUNDATION,
+    "capture": FOUNDATION | {"ops", "readouts"},
+    "quantities": FOUNDATION | {"ops", "capture", "readouts"},
+    "metrics": FOUNDATION,
+    "dynamics": FOUNDATION,
+    "theory": {"linalg", "shapes"},
+    "data": {"errors", "shapes"},
+    "record": {"errors"},
+    "report": {"record"},
+    "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
+    "steer": MEASURING | {"metrics", "theory", "record", "diagnosis"},
+    "watch": MEASURING | {"metrics", "dynamics", "record"},
+    "integrations": {"errors", "record", "watch"},
+    "papers": LIBRARY | {"featlearn"},
+    "cli": LIBRARY | {"featlearn", "papers"},
+    "featlearn": LIBRARY,  # the package's own __init__
+    "__main__": {"cli"},
+}
+
+# they load inside the functions that need them, for `import featlearn.x` to stay quick
+LATE = {"cyclopts", "matplotlib", "rich", "scipy.integrate", "sklearn", "transformers"}
+
+
+class Import(NamedTuple):
+    module: str  # absolute, with the imported name where that may be a module: featlearn.ops.form
+    line: int
+    at_import_time: bool
+
+
+def imports(source: str, module: str, is_package: bool) -> Iterator[Import]:
+    """Every import statement of a file, wherever it stands."""
+    tree = ast.parse(source)
+    inside_functions = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                kept = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*kept, base] if base else kept)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        for name in names:
+            yield Import(name, node.lineno, id(node) not in inside_functions)
+
+
+def package_of(module: str) -> str:
+    """featlearn.ops.form -> ops; a name of the package itself -> featlearn."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ALLOWED else "featlearn"
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    own = module.split(".")[1] if "." in module else "featlearn"
+    if own not in ALLOWED:
+        return [f"{module}: package {own!r} is not in the table of allowed imports; add it with what it may see"]
+    found = []
+    for name, line, at_import_time in imports(source, module, is_package):
+        if name.split(".")[0] == "featlearn":
+            seen = package_of(name)
+            if seen != own and seen not in ALLOWED[own]:
+                found.append(f"{module}:{line}: {own} imports {name}; it may see {sorted(ALLOWED[own])}")
+        elif own == "record" and name.split(".")[0] == "torch":
+            found.append(f"{module}:{line}: record imports torch")
+        elif at_import_time and any(name == late or name.startswith(f"{late}.") for late in LATE):
+            found.append(f"{module}:{line}: {name} loads with the module; import it in the function that needs it")
+    return found
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_the_package_keeps_the_rule():
+    files = sorted(ROOT.rglob("*.py"))
+    assert files
+    broken = [line for f in files for line in violations(f.read_text(), module_of(f), f.name == "__init__.py")]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_table_has_no_cycle():
+    remaining = dict(ALLOWED)
+    while remaining:
+        free = [name for name, seen in remaining.items() if not seen & remaining.keys()]
+        assert free, f"these packages see each other in a circle: {sorted(remaining)}"
+        for name in free:
+            del remaining[name]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("featlearn.ops.form", "from featlearn.quantities.ntk import ntk"),
+        ("featlearn.ops.form", "import featlearn.capture"),
+        ("featlearn.ops.form", "from featlearn import capture"),
+        ("featlearn.ops.form", "from featlearn import ntk"),
+        ("featlearn.ops.form", "import featlearn as fl"),
+        ("featlearn.ops.form", "from ..capture import snapshot"),
+        ("featlearn.ops.form", "from .. import capture"),
+        ("featlearn.ops.form", "def f():\n    from featlearn.watch import watch"),
+        ("featlearn.ops.form", "from featlearn import novelty"),
+        ("featlearn.theory.ofe", "from featlearn.capture import probe"),
+        ("featlearn.record.run", "import torch.nn"),
+        ("featlearn.report.page", "from featlearn.quantities import ntk"),
+        ("featlearn.quantities.ntk", "from featlearn.papers import models"),
+        ("featlearn.data.digits", "from sklearn.datasets import load_digits"),
+        ("featlearn.novelty", ""),
+    ],
+)
+def test_a_forbidden_import_is_caught(module: str, source: str):
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "is_package"),
+    [
+        ("featlearn.ops", "from . import form\nfrom ..errors import FeatlearnError", True),
+        ("featlearn.ops.matmul", "from .form import Use\nfrom featlearn.ops import registry\nimport torch", False),
+        ("featlearn.quantities.ntk", "from featlearn.capture.snapshot import Snapshot", False),
+        ("featlearn.papers.models", "import featlearn as fl\nfrom featlearn.theory import ofe", False),
+        ("featlearn.data.digits", "def f():\n    from sklearn.datasets import load_digits", False),
+    ],
+)
+def test_an_allowed_import_passes(module: str, source: str, is_package: bool):
+    assert violations(source, module, is_package) == []

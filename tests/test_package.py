@@ -1,0 +1,91 @@
+import ast
+import importlib.metadata
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import featlearn as fl
+
+SOURCE = Path(fl.__file__).parent
+PUBLIC = [name for name in dir(fl) if not name.startswith("_")]
+
+
+def modules_after(code: str) -> set[str]:
+    """Names in sys.modules of a fresh interpreter that ran the code."""
+    program = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_featlearn_imports_nothing_heavy():
+    loaded = modules_after("import featlearn; featlearn.__version__; dir(featlearn); featlearn.FeatlearnError")
+    assert "featlearn.errors" in loaded
+    assert not loaded & {"torch", "numpy", "scipy", "sklearn"}
+
+
+def test_importing_data_does_not_import_scikit_learn():
+    loaded = modules_after("import featlearn; featlearn.data")
+    assert "featlearn.data.digits" in loaded
+    assert "sklearn" not in loaded
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_resolves_and_is_documented(name: str):
+    assert inspect.getdoc(getattr(fl, name))
+
+
+def test_type_checkers_see_the_names_that_load():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == fl._HOME | dict.fromkeys(fl._SUBMODULES, "featlearn")
+
+
+def test_a_name_is_loaded_once():
+    assert fl.FeatlearnError is fl.FeatlearnError
+    assert "FeatlearnError" in vars(fl)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("nkt", "ntk"), ("reedouts", "readouts")])
+def test_a_misspelt_name_is_corrected(wrong: str, right: str):
+    with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'"):
+        getattr(fl, wrong)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(fl, "zzzzzz")
+
+
+def test_the_version_is_the_installed_one():
+    assert fl.__version__ == importlib.metadata.version("featlearn")
+
+
+def test_the_package_ships_its_types():
+    assert (SOURCE / "py.typed").is_file()
+
+
+def test_every_exception_is_a_featlearn_error_and_a_builtin_one():
+    from featlearn import errors
+
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert issubclass(kind, fl.FeatlearnError)
+        assert kind is fl.FeatlearnError or issubclass(kind, ValueError | TypeError)
+
+
+def test_every_imported_distribution_is_declared():
+    declared = {re.split(r"[\s\[<>=!~;]", line)[0].lower() for line in importlib.metadata.requires("featlearn") or []}
+    imported = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).split(".")[0])
+    foreign = imported - sys.stdlib_module_names - {"featlearn"}
+    distributions = importlib.metadata.packages_distributions()
+    assert {name for name in foreign if not declared & {d.lower() for d in distributions.get(name, ())}} == set()

@@ -1,0 +1,122 @@
+"""Checks of the zoo itself, against the reference only."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..references.jacobian import dense_ntk, eval_mode, outputs_of
+from .awkward import CASES, REFUSED
+from .case import Case
+from .families import CASES as FAMILIES
+
+COUPLED = [case for case in REFUSED if "coupled" in case.flags]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only wait for each other on several threads: up to 25 times slower on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(case: Case) -> tuple[nn.Module, Any, Any, Any]:
+    if "transformers" in case.flags:
+        pytest.importorskip("transformers")
+    return case.build()
+
+
+def take(x: Any, index: Tensor) -> Any:
+    """Samples of a batch: every tensor in it has them first, anything else goes through."""
+    if isinstance(x, Mapping):
+        return {name: take(value, index) for name, value in x.items()}
+    if isinstance(x, tuple):
+        return tuple(take(value, index) for value in x)
+    return x[index] if isinstance(x, Tensor) else x
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    if isinstance(x, Mapping):
+        return tensors_in(tuple(x.values()))
+    if isinstance(x, tuple):
+        return [tensor for value in x for tensor in tensors_in(value)]
+    return [x] if isinstance(x, Tensor) else []
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if not is_lazy(tensor)}
+
+
+def resampled_twice(case: Case) -> tuple[Tensor, Tensor]:
+    """f(x)[index] and f(x[index]), for indices drawn with replacement."""
+    model, x, _, readout = build(case)
+    with eval_mode(model):
+        f = outputs_of(model, x, readout).detach()
+        last = len(f) - 1
+        index = torch.tensor([last, 0, last, last // 2])
+        return f[index], outputs_of(model, take(x, index), readout).detach()
+
+
+def names(cases: list[Case]) -> list[str]:
+    return [case.name for case in cases]
+
+
+def test_there_are_enough_cases_with_names_of_their_own() -> None:
+    assert len(CASES) >= 60
+    assert len(FAMILIES) >= 20
+    repeated = [name for name, count in Counter(names(CASES + FAMILIES + REFUSED)).items() if count > 1]
+    assert repeated == []
+
+
+def test_every_case_says_why_it_is_here() -> None:
+    assert [case.name for case in CASES + FAMILIES + REFUSED if not case.why] == []
+
+
+@pytest.mark.parametrize("case", CASES + FAMILIES + REFUSED, ids=lambda case: case.name)
+def test_builds_are_deterministic(case: Case) -> None:
+    before = torch.get_rng_state()
+    first, second = build(case), build(case)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(state_of(first[0]), state_of(second[0]), rtol=0, atol=0)
+    for one, other in zip(tensors_in((first[1], first[2])), tensors_in((second[1], second[2])), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES + FAMILIES, ids=lambda case: case.name)
+def test_samples_are_independent_and_the_output_is_a_real_matrix(case: Case) -> None:
+    f, resampled = resampled_twice(case)
+    assert f.ndim == 2
+    assert f.is_floating_point()
+    assert (resampled - f).abs().max() <= case.tolerance * f.abs().max()
+
+
+@pytest.mark.parametrize("case", CASES + FAMILIES, ids=lambda case: case.name)
+def test_kernels_are_finite_and_not_zero(case: Case) -> None:
+    model, x, x2, readout = build(case)
+    kernel = dense_ntk(model, x, x2, readout=readout)
+    assert kernel.ndim == 2
+    assert kernel.shape[0] != kernel.shape[1]
+    assert kernel.isfinite().all()
+    assert kernel.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("case", COUPLED, ids=lambda case: case.name)
+def test_coupled_samples_are_coupled(case: Case) -> None:
+    f, resampled = resampled_twice(case)
+    assert f.shape != resampled.shape or (f - resampled).abs().max() > 1e-6 * f.abs().max()
+
+
+def test_the_reference_takes_less_than_a_minute_on_all_awkward_cases() -> None:
+    builds = [case.build() for case in CASES]
+    start = time.process_time()
+    for model, x, x2, readout in builds:
+        dense_ntk(model, x, x2, readout=readout)
+    assert time.process_time() - start < 60
