@@ -3,8 +3,7 @@
 import fnmatch
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch import nn
 
 from featlearn.capture.probe import Inputs, describe, tensors_in
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
@@ -16,8 +15,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise InputTypeError(f"model is {describe(model)}, expected a torch.nn.Module; wrap a function in a module")
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, wrappers) else model._orig_mod
-        assert isinstance(model, nn.Module)
+        inner = model.module if isinstance(model, wrappers) else model._orig_mod
+        assert isinstance(inner, nn.Module)
+        model = inner
     return model
 
 
@@ -26,7 +26,7 @@ def refuse_unmeasurable(model: nn.Module) -> None:
     for name, part in model.named_modules():
         where = f"{name or 'the model'} ({type(part).__name__})"
         tensors = (*part._parameters.values(), *part._buffers.values())
-        if any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors):
+        if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
             raise UnsupportedModelError(f"{where} is not initialised yet; run the model once on a batch first")
         if any(tensor is not None and tensor.device.type == "meta" for tensor in tensors):
             raise UnsupportedModelError(f"{where} is on the meta device and has no weights; load them first")

@@ -15,7 +15,7 @@ from featlearn.errors import CoupledSamplesError
 def refuse_coupled(probe: Probe, snapshot: Snapshot, generator: torch.Generator) -> None:
     """Compare f(x[i]) with f(x)[i] for samples drawn with replacement: another batch, the same samples."""
     size = snapshot.count
-    drawn = torch.randint(size, (max(2, size - 1),), generator=generator)
+    drawn = torch.randint(size, (max(2, size - 1),), generator=generator, device="cpu")
     again = probe.outputs(snapshot.indices[:size][drawn]).detach()
     together = snapshot.outputs.detach()[drawn.to(again.device)]
     if _agree(again, together, snapshot):

@@ -19,8 +19,8 @@ def disputed(snapshot: Snapshot, generator: torch.Generator) -> dict[str, str]:
     if not names:
         return {}
     outputs = snapshot.outputs
-    direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64).to(outputs)
-    weights = torch.randn(len(outputs), 1, generator=generator, dtype=torch.float64).to(outputs)
+    direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    weights = torch.randn(len(outputs), 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
     if snapshot.count == 1:
         weights[1:] = 0.0  # the copy of a single sample
     expected = torch.autograd.grad(
@@ -43,7 +43,7 @@ def disputed(snapshot: Snapshot, generator: torch.Generator) -> dict[str, str]:
     # Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may disagree in all digits.
     floor = snapshot.precision * sum(size for _, _, size in checks)
     return {
-        name: f"what the rules for {', '.join(sorted(set(snapshot.access[name].uses.nodes)))} give disagrees with autograd"
+        name: f"the rules for {', '.join(sorted(set(snapshot.access[name].uses.nodes)))} disagree with autograd"
         for name, difference, size in checks
         if not difference <= slack * size + floor
     }

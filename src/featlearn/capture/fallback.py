@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import FeatlearnError
-from featlearn.linalg.factors import Gradients, Dense
+from featlearn.linalg.factors import Dense, Gradients
 
 if TYPE_CHECKING:
     from featlearn.capture.snapshot import Snapshot

@@ -63,11 +63,12 @@ def _autocast_off(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _full_precision(model: nn.Module) -> Iterator[None]:
-    """No TF32 or bfloat16 inside float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
+    """No TF32 or bfloat16 in float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
     del model
     backends = torch.backends
-    owners = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
-    owners += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]  # type: ignore[attr-defined]
+    owners: list[Any] = [backends.cuda.matmul]
+    owners += [getattr(part, kind) for part in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
+    owners.append(getattr(backends.mkldnn, "matmul"))  # noqa: B009 (unknown to the type stubs)
     before = [owner.fp32_precision for owner in owners]
     try:
         for owner in owners:
@@ -85,7 +86,7 @@ def _eager(model: nn.Module) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(isinstance(part, nn.RNNBase) for part in model.modules()):
-            # cuDNN has no backward pass for recurrent layers in eval mode. The flags() of these backends set precision too.
+            # cuDNN has no backward pass for recurrent layers in eval mode. Not by flags(), which sets precision too.
             stack.enter_context(_switched_off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled))
             stack.enter_context(_switched_off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled))
         yield

@@ -55,11 +55,11 @@ class Measurement:
 
     def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
         """Samples [begin, end) of a probe, captured."""
-        return Snapshot(probe, torch.arange(begin, end), self.parameters, _generator(), self.distrusted)
+        return Snapshot(probe, torch.arange(begin, end, device="cpu"), self.parameters, _generator(), self.distrusted)
 
 
 def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+    return torch.Generator("cpu").manual_seed(0)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _piloted(
     pilots: list[Snapshot] = []
     distrusted: dict[str, str] = {}
     for probe in probes:
-        pilot = Snapshot(probe, torch.arange(min(PILOT, probe.samples)), parameters, generator, {})
+        pilot = Snapshot(probe, torch.arange(min(PILOT, probe.samples), device="cpu"), parameters, generator, {})
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         refuse_coupled(probe, pilot, generator)
         distrusted |= disputed(pilot, generator)
@@ -129,7 +129,10 @@ def _piloted(
 def _refuse_pilot(pilot: Snapshot, foreign: set[int]) -> None:
     graph = pilot.graph
     if graph is None:
-        return
+        raise InputValueError(
+            "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; expected "
+            "outputs that depend on the trainable parameters through differentiable operations"
+        )
     if "CheckpointFunctionBackward" in graph.node_names:
         raise UnsupportedModelError(
             "the model uses reentrant checkpointing, which hides its parameters from the graph; "

@@ -96,7 +96,7 @@ def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
 
 
 def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor]) -> Tensor:
-    """Per-sample gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
+    """Gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
     samples, directions = next(iter(operands.values())).shape[:2]
     total = parameter.new_zeros(samples * directions, *parameter.shape)
     starts, cotangents = [], []

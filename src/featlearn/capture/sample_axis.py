@@ -19,7 +19,10 @@ def sample_codes(samples: int, dtype: torch.dtype, generator: torch.Generator) -
     """A power of two for each sample, all different while the number format has room for that."""
     span = 3 if dtype == torch.float16 else 32
     cycles = -(-samples // (2 * span + 1))
-    exponents = torch.cat([torch.randperm(2 * span + 1, generator=generator) for _ in range(cycles)])[:samples] - span
+    exponents = (
+        torch.cat([torch.randperm(2 * span + 1, generator=generator, device="cpu") for _ in range(cycles)])[:samples]
+        - span
+    )
     return torch.exp2(exponents.double()).to(dtype)
 
 

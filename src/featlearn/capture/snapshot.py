@@ -45,7 +45,9 @@ class Snapshot:
         # A single sample shows no sample axis; a copy beside it does, and is dropped from every result.
         self.indices = indices if self.count > 1 else indices.repeat(2)
         self.parameters = parameters
-        self.outputs = probe.outputs(self.indices)
+        outputs = probe.outputs(self.indices)
+        # A parameter returned as it is has no node of its own.
+        self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
         self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
         self.access: dict[str, Access] = {}
         if self.graph is not None:

@@ -56,7 +56,7 @@ class SampleAxes:
         self.graph = graph
         self._outputs = outputs
         self._codes = sample_codes(len(outputs), outputs.dtype, generator)
-        self._cotangent = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+        self._cotangent = _gaussian(outputs, generator)
         self._coded = self._cotangent * self._codes.to(outputs)[:, None]
         self.layouts: dict[Node, Layout | None] = {}
         self.single_output: dict[Node, bool] = {}
@@ -76,6 +76,10 @@ class SampleAxes:
             self.single_output[node] = numbers == [0]
 
 
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
+
+
 def explore(axes: SampleAxes) -> list[Edge]:
     """The edges through which parameters meet the samples; `axes` learns every node on the way."""
     graph = axes.graph
@@ -93,6 +97,7 @@ def explore(axes: SampleAxes) -> list[Edge]:
             axes.find(_with_followers(graph, unknown, axes, reach))
             reach *= 4  # long regions (generated weights) are asked for in growing steps, not one pass pair per op
         pending = later
+    assert graph.root[0] not in region  # its gradient is the cotangent, which has a sample axis by construction
     return crossing
 
 
@@ -105,7 +110,8 @@ def _following(graph: Graph, pending: list[Edge], region: set[Node], axes: Sampl
         node = edge.consumer
         if node in region:
             continue
-        rearranged = node.name() in REARRANGEMENTS
+        # The root carries the samples whatever it is: its gradient is the cotangent.
+        rearranged = node.name() in REARRANGEMENTS and node is not graph.root[0]
         if not rearranged and node not in axes.layouts:
             unknown.append(edge)
         elif not rearranged and axes.layouts[node] is not None:

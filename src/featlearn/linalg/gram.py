@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, dense_slice
+from featlearn.linalg.factors import Factor, Factors, Gradients, as_dense, dense_slice
 
 Mode = Literal["sum", "each", "full"]
 """sum: trace over directions, (P, P2); each: (K, P, P2); full: (P, P2, K, K)."""

@@ -17,7 +17,7 @@ Captured = dict[str, Gradients]
 class Witness(Protocol):
     """Sees every block of every part as it is added."""
 
-    def __call__(
+    def __call__(  # noqa: D102
         self, name: str, part: Tensor, rows: slice, columns: slice, chosen: slice, *, mirrored: bool
     ) -> None: ...
 

@@ -26,7 +26,7 @@ class Probes:
 
     def directions(self, classes: int) -> Tensor:
         """(k, C) signs."""
-        generator = self.generator or torch.Generator().manual_seed(0)
+        generator = self.generator or torch.Generator("cpu").manual_seed(0)
         signs = torch.randint(2, (self.k, classes), generator=generator, device=generator.device)
         return 2.0 * signs.double().cpu() - 1.0
 
@@ -56,7 +56,7 @@ class Directions:
 
 def output_directions(outputs: Outputs, classes: int) -> Directions:
     """Turn the `outputs` argument into directions for a network with this many outputs."""
-    every = torch.eye(classes, dtype=torch.float64)
+    every = torch.eye(classes, dtype=torch.float64, device="cpu")
     if isinstance(outputs, Probes):
         return Directions(outputs.directions(classes), "sum", outputs.k)
     if isinstance(outputs, int) and not isinstance(outputs, bool):

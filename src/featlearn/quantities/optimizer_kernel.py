@@ -65,7 +65,8 @@ def _adam(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | None,
         step, moment = step + 1, decay * moment + (1 - decay) * gradient**2
     if group["amsgrad"]:
         moment = torch.maximum(moment, state["max_exp_avg_sq"].detach())
-    return lr / ((moment / (1 - decay**step)).sqrt() + group["eps"])
+    rate: Tensor = lr / ((moment / (1 - decay**step)).sqrt() + group["eps"])
+    return rate
 
 
 def _rmsprop(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | None, lr: float) -> Tensor:
@@ -74,11 +75,13 @@ def _rmsprop(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | No
     if gradient is not None:
         moment = decay * moment + (1 - decay) * gradient**2
         mean = None if mean is None else decay * mean + (1 - decay) * gradient
-    return lr / ((moment if mean is None else moment - mean**2).sqrt() + group["eps"])
+    rate: Tensor = lr / ((moment if mean is None else moment - mean**2).sqrt() + group["eps"])
+    return rate
 
 
 def _adagrad(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | None, lr: float) -> Tensor:
     total, step = state["sum"].detach(), float(state["step"])
     if gradient is not None:
         total, step = total + gradient**2, step + 1
-    return lr / (1 + (step - 1) * group["lr_decay"]) / (total.sqrt() + group["eps"])
+    rate: Tensor = lr / (1 + (step - 1) * group["lr_decay"]) / (total.sqrt() + group["eps"])
+    return rate

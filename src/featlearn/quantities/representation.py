@@ -134,9 +134,9 @@ def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> It
 def _pilot(probe: Probe, layers: Mapping[str, nn.Module], of: str) -> dict[str, list[tuple[Tensor, Layout]]]:
     """Find the sample axis of every layer's values: the one along which another batch shows the same samples."""
     count = min(5, probe.samples)
-    drawn = torch.randint(count, (count + 1,), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(count, (count + 1,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     with _recorded(layers, of) as whole:
-        probe.call(torch.arange(count))
+        probe.call(torch.arange(count, device="cpu"))
     with _recorded(layers, of) as part:
         probe.call(drawn)
     found = {}
@@ -169,7 +169,7 @@ def _features(
 ) -> Captured:  # fmt: skip
     pieces: dict[str, list[Tensor]] = {name: [] for name in layers}
     for begin in range(block.start, block.stop, chunk):
-        indices = torch.arange(begin, min(begin + chunk, block.stop))
+        indices = torch.arange(begin, min(begin + chunk, block.stop), device="cpu")
         with _recorded(layers, of) as values:
             probe.call(indices)
         for name, calls in values.items():

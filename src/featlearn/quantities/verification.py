@@ -18,18 +18,18 @@ class Checks:
     """Quadratic forms of every parameter's kernel, collected while it is built, and what they must be."""
 
     def __init__(self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan) -> None:
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         self._measurement, self._directions, self._rates = measurement, directions, rates
         self._chunk = min((group.chunk for group in plan.groups), default=1)
         # A vector over samples for every direction; the same for all of them where only their sum is kept.
         count, shared = len(directions.matrix), directions.mode == "sum"
         self._vectors = [
-            torch.randn(1 if shared else count, probe.samples, generator=generator, dtype=torch.float64).expand(
-                count, -1
-            )
+            torch.randn(
+                1 if shared else count, probe.samples, generator=generator, dtype=torch.float64, device="cpu"
+            ).expand(count, -1)
             for probe in measurement.probes
         ]
-        self._given: dict[str, Tensor] = defaultdict(lambda: torch.zeros(count, dtype=torch.float64))
+        self._given: dict[str, Tensor] = defaultdict(lambda: torch.zeros(count, dtype=torch.float64, device="cpu"))
         self._squares: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, part: Tensor, rows: slice, columns: slice, chosen: slice, *, mirrored: bool) -> None:
@@ -63,7 +63,7 @@ class Checks:
 
     def _expected(self) -> dict[str, Tensor]:
         count, mode = len(self._directions.matrix), self._directions.mode
-        found = {name: torch.zeros(count, dtype=torch.float64) for name in self._measurement.parameters}
+        found = {name: torch.zeros(count, dtype=torch.float64, device="cpu") for name in self._measurement.parameters}
         every = [slice(0, count)] if mode == "full" else [slice(k, k + 1) for k in range(count)]
         for chosen in every:
             sides = [
@@ -83,7 +83,7 @@ class Checks:
         parameters = [self._measurement.parameters[name] for name in names]
         totals = {name: torch.zeros_like(p) for name, p in zip(names, parameters, strict=True)}
         for begin in range(0, probe.samples, self._chunk):
-            indices = torch.arange(begin, min(begin + self._chunk, probe.samples))
+            indices = torch.arange(begin, min(begin + self._chunk, probe.samples), device="cpu")
             outputs = probe.outputs(indices)
             if not outputs.requires_grad:
                 continue
