@@ -12,10 +12,12 @@ from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import CoupledSamplesError
 
 
-def refuse_coupled(probe: Probe, snapshot: Snapshot, generator: torch.Generator) -> None:
+def refuse_coupled(snapshot: Snapshot, generator: torch.Generator, draws: int) -> None:
     """Compare f(x[i]) with f(x)[i] for samples drawn with replacement: another batch, the same samples."""
-    size = snapshot.count
-    drawn = torch.randint(size, (max(2, size - 1),), generator=generator, device="cpu")
+    probe, size = snapshot.probe, snapshot.count
+    # Never as many as the chunk has: what depends on the number of samples alone must show as well.
+    draws = draws if draws != len(snapshot.indices) else draws + 1
+    drawn = torch.randint(size, (draws,), generator=generator, device="cpu")
     again = probe.outputs(snapshot.indices[:size][drawn]).detach()
     together = snapshot.outputs.detach()[drawn.to(again.device)]
     if _agree(again, together, snapshot):

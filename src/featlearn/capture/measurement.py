@@ -54,8 +54,12 @@ class Measurement:
         return self.pilots[0].outputs.device
 
     def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
-        """Samples [begin, end) of a probe, captured."""
-        return Snapshot(probe, torch.arange(begin, end, device="cpu"), self.parameters, _generator(), self.distrusted)
+        """Samples [begin, end) of a probe, captured; two of them are run again on their own and must not differ."""
+        generator = _generator()
+        indices = torch.arange(begin, end, device="cpu")
+        found = Snapshot(probe, indices, self.parameters, generator, self.distrusted)
+        refuse_coupled(found, generator, draws=2)
+        return found
 
 
 def _generator() -> torch.Generator:
@@ -109,7 +113,7 @@ def _piloted(
     for probe in probes:
         pilot = Snapshot(probe, torch.arange(min(PILOT, probe.samples), device="cpu"), parameters, generator, {})
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
-        refuse_coupled(probe, pilot, generator)
+        refuse_coupled(pilot, generator, draws=PILOT - 1)
         distrusted |= disputed(pilot, generator)
         pilots.append(pilot)
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:

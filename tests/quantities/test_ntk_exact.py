@@ -1,0 +1,95 @@
+"""fl.ntk against dense Jacobians, one backward pass per scalar output, on every model of the zoo."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import featlearn as fl
+from featlearn.capture.probe import map_tensors
+from tests.references.jacobian import dense_ntk
+from tests.zoo.awkward import CASES
+from tests.zoo.case import Case, default_dtype
+from tests.zoo.families import CASES as FAMILIES
+
+
+def cases() -> list[Any]:
+    devices = (("cpu", ()), ("cuda", (pytest.mark.gpu,)))
+    return [
+        pytest.param(case, device, id=f"{case.name}-{device}", marks=marks)
+        for device, marks in devices
+        for case in (*CASES, *FAMILIES)
+    ]
+
+
+def on(device: str, case: Case) -> tuple[Any, ...]:
+    model, x, x2, readout = case.build()
+    if device == "cpu":
+        return model, x, x2, readout
+    x, x2 = (map_tensors(part, lambda tensor: tensor.to(device)) for part in (x, x2))
+    return model.to(device), x, x2, readout
+
+
+def assert_close(kernel: Tensor, reference: Tensor, scale: Tensor, tolerance: float) -> None:
+    assert kernel.shape == reference.shape
+    assert float((kernel - reference).abs().max()) <= tolerance * float(scale)
+
+
+@pytest.mark.parametrize(("case", "device"), cases())
+def test_every_mode_equals_the_dense_jacobian(case: Case, device: str):
+    with default_dtype(torch.float64):
+        model, x, x2, readout = on(device, case)
+        full, cross = (dense_ntk(model, x, other, outputs="full", readout=readout) for other in (None, x2))
+        scale, classes = full.abs().max(), full.shape[-1]
+
+        assert_close(fl.ntk(model, x, outputs="full", readout=readout), full, scale, case.tolerance)
+        assert_close(fl.ntk(model, x, x2, outputs="full", readout=readout), cross, scale, case.tolerance)
+        each = torch.einsum("pqcc->cpq", cross)
+        assert_close(fl.ntk(model, x, x2, outputs="each", readout=readout), each, scale, case.tolerance)
+        assert_close(fl.ntk(model, x, x2, outputs=classes - 1, readout=readout), each[-1], scale, case.tolerance)
+        mean = torch.einsum("pqcc->pq", full) / classes
+        assert_close(fl.ntk(model, x, readout=readout, verify=True), mean, scale, case.tolerance)
+
+
+@pytest.mark.parametrize(("case", "device"), cases())
+def test_every_parameter_and_layer_equals_the_dense_jacobian(case: Case, device: str):
+    with default_dtype(torch.float64):
+        model, x, _, readout = on(device, case)
+        references = dense_ntk(model, x, outputs="sum", readout=readout, by="parameter")
+        scale = sum(references.values()).abs().max()
+        kernels = fl.ntk(model, x, outputs="sum", readout=readout, by="parameter", verify=True)
+        assert list(kernels) == list(references)
+        for name, reference in references.items():
+            assert_close(kernels[name], reference, scale, case.tolerance)
+        layers = fl.ntk(model, x, outputs="sum", readout=readout, by="layer")
+        for name, reference in dense_ntk(model, x, outputs="sum", readout=readout, by="layer").items():
+            assert_close(layers[name], reference, scale, case.tolerance)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_a_small_budget_gives_the_same_kernel(case: Case):
+    """Chunks of one or two samples, many blocks, output by output."""
+    with default_dtype(torch.float64):
+        model, x, x2, readout = on("cpu", case)
+        full, cross = (dense_ntk(model, x, other, outputs="full", readout=readout) for other in (None, x2))
+        budget = smallest_budget(model, x, readout)
+        plan = fl.plan(model, x, outputs="full", readout=readout, memory=budget)
+        samples = full.shape[0]
+        assert samples == 1 or any(group.chunk < samples for group in plan.groups)
+        for outputs, reference in (("full", full), ("each", torch.einsum("pqcc->cpq", full))):
+            kernel = fl.ntk(model, x, outputs=outputs, readout=readout, memory=budget)
+            assert_close(kernel, reference, full.abs().max(), case.tolerance)
+        kernel = fl.ntk(model, x, x2, outputs="sum", readout=readout, memory=budget)
+        assert_close(kernel, torch.einsum("pqcc->pq", cross), full.abs().max(), case.tolerance)
+
+
+def smallest_budget(model: torch.nn.Module, x: Any, readout: Any) -> int:
+    """The smallest power of two that is not refused."""
+    for exponent in range(8, 40):
+        try:
+            fl.plan(model, x, outputs="full", readout=readout, memory=2**exponent)
+        except fl.FeatlearnError:
+            continue
+        return 2**exponent
+    raise AssertionError("no budget is enough")
