@@ -73,7 +73,7 @@ def test_a_small_budget_gives_the_same_kernel(case: Case):
     with default_dtype(torch.float64):
         model, x, x2, readout = on("cpu", case)
         full, cross = (dense_ntk(model, x, other, outputs="full", readout=readout) for other in (None, x2))
-        budget = smallest_budget(model, x, readout)
+        budget = smallest_budget(model, x, x2, readout)
         plan = fl.plan(model, x, outputs="full", readout=readout, memory=budget)
         samples = full.shape[0]
         assert samples == 1 or any(group.chunk < samples for group in plan.groups)
@@ -84,11 +84,12 @@ def test_a_small_budget_gives_the_same_kernel(case: Case):
         assert_close(kernel, torch.einsum("pqcc->pq", cross), full.abs().max(), case.tolerance)
 
 
-def smallest_budget(model: torch.nn.Module, x: Any, readout: Any) -> int:
+def smallest_budget(model: torch.nn.Module, x: Any, x2: Any, readout: Any) -> int:
     """The smallest power of two that is not refused."""
     for exponent in range(8, 40):
         try:
-            fl.plan(model, x, outputs="full", readout=readout, memory=2**exponent)
+            for other, outputs in ((None, "full"), (None, "each"), (x2, "sum")):
+                fl.plan(model, x, other, outputs=outputs, readout=readout, memory=2**exponent)
         except fl.FeatlearnError:
             continue
         return 2**exponent

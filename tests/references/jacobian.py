@@ -47,7 +47,8 @@ class eval_mode:
 def dense_jacobian(model: nn.Module, x: Any, readout: Readout = None) -> dict[str, Tensor]:
     """Each trainable parameter's derivative, name -> (P, C, numel); a complex parameter counts its real coordinates."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with eval_mode(model), torch.enable_grad():
+    # cuDNN has no backward pass for recurrent layers in eval mode
+    with eval_mode(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         f = outputs_of(model, x, readout)
         rows: dict[str, list[Tensor]] = {name: [] for name in named}
         for output in f.flatten():

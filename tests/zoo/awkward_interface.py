@@ -88,6 +88,20 @@ def tuple_of_categories_and_numbers() -> Built:
     return model, (category, numbers), (category2, numbers2), None
 
 
+@case(CASES, flags=("shared input",))
+def input_shared_by_all_samples() -> Built:
+    """Position numbers of shape (1, T) beside ids (P, T), as tokenizers give them: batch size 1 is shared by all."""
+
+    def forward(self: Net, ids: Tensor, position_ids: Tensor) -> Tensor:
+        hidden = self.tokens(ids) + self.positions(position_ids)
+        return self.head(torch.tanh(hidden)).mean(1)
+
+    ids, ids2 = tokens(6, 3)
+    model = Net(forward, tokens=nn.Embedding(6, 4), positions=nn.Embedding(5, 4), head=nn.Linear(4, 2))
+    places = torch.tensor([[3, 0, 4]])
+    return model, {"ids": ids, "position_ids": places}, {"ids": ids2, "position_ids": places}, None
+
+
 @case(CASES, flags=("non-tensor input",))
 def mapping_with_an_option() -> Built:
     """A mapping whose values are not all tensors: a flag and a None go to the model as they are."""

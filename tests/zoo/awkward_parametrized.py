@@ -211,7 +211,7 @@ def cholesky_weight() -> Built:
     """W = inverse of a Cholesky factor of a positive matrix made from the parameter."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
-        metric = self.root @ self.root.T + torch.eye(3, dtype=x.dtype)
+        metric = self.root @ self.root.T + torch.eye(3, dtype=x.dtype, device=x.device)
         return torch.linalg.solve_triangular(torch.linalg.cholesky(metric), x.T, upper=False).T
 
     return Net(forward, root=parameter(3, 3)), *gaussian(3), None

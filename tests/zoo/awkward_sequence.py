@@ -100,7 +100,7 @@ def packed_sequences() -> Built:
     """Samples of unequal length, sorted and packed inside: rows of one product belong to varying sets of samples."""
 
     def forward(self: Net, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return self.head(self.lstm(packed)[1][0][-1])
 
     x, x2 = gaussian(6, 3, P=5, P2=3)
@@ -233,7 +233,7 @@ def windowed_attention() -> Built:
         P, T, d = x.shape
         windows = x.roll(1, dims=1).reshape(P * T // 3, 3, d)
         query, key, value = self.fused(windows).chunk(3, dim=-1)
-        positions = torch.arange(3)
+        positions = torch.arange(3, device=x.device)
         bias = self.table[positions[:, None] - positions[None, :] + 2]
         mixed = (query @ key.transpose(1, 2) + bias).softmax(-1) @ value
         return self.head(mixed.reshape(P, T, d).roll(-1, dims=1).mean(1))
@@ -320,7 +320,7 @@ def language_model_with_position_table() -> Built:
     """Token and position embeddings, T = P; the position lookup has no sample axis."""
 
     def forward(self: Net, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1])
+        positions = torch.arange(ids.shape[1], device=ids.device)
         hidden = self.token(ids) + self.position(positions)
         return self.head(torch.relu(self.body(hidden)))
 

@@ -341,14 +341,14 @@ def more_outputs_than_samples() -> Built:
 
 
 @case(REFUSED)
-def inputs_of_unequal_batch_size() -> Built:
-    """Two inputs that disagree about the number of samples, one of them broadcast."""
+def inputs_that_differ_by_one_sample() -> Built:
+    """Two inputs that disagree about the number of samples: P and P - 1."""
 
     def forward(self: Net, x: Tensor, offset: Tensor) -> Tensor:
-        return self.body(x + offset)
+        return self.body(x) + offset.mean()
 
     x, x2 = gaussian(4)
-    return around_mlp(forward), (x, torch.randn(1, 4)), (x2, torch.randn(1, 4)), None
+    return around_mlp(forward), (x, torch.randn(4, 4)), (x2, torch.randn(2, 4)), None
 
 
 @case(REFUSED)

@@ -34,12 +34,12 @@ def build(case: Case) -> tuple[nn.Module, Any, Any, Any]:
 
 
 def take(x: Any, index: Tensor) -> Any:
-    """Samples of a batch: every tensor in it has them first, anything else goes through."""
+    """Samples of a batch: every tensor in it has them first, or is shared by all (size 1); the rest goes through."""
     if isinstance(x, Mapping):
         return {name: take(value, index) for name, value in x.items()}
     if isinstance(x, tuple):
         return tuple(take(value, index) for value in x)
-    return x[index] if isinstance(x, Tensor) else x
+    return x[index] if isinstance(x, Tensor) and len(x) > 1 else x
 
 
 def tensors_in(x: Any) -> list[Tensor]:

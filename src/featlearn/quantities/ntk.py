@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.capture.admission import trainable_parameters
 from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.probe import Inputs, Probe, Readout
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
@@ -125,11 +126,12 @@ def _planned(
     if dtype not in (None, torch.float32, torch.float64):
         raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
     output_directions(outputs if not isinstance(outputs, int) else "mean", 1)  # complain before anything runs
+    # Before the measurement, which puts .grad aside.
+    rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
     with measuring(
         model, [x] if x2 is None else [x, x2], readout=readout, parameters=parameters, dtype=dtype
     ) as measurement:
         directions = output_directions(outputs, measurement.classes)
-        rates = {} if optimizer is None else step_rates(optimizer, measurement.originals)
         yield measurement, directions, rates, _plan(measurement, directions, rates, by, memory, verify)
 
 
@@ -157,7 +159,8 @@ def _plan(
     graph_bytes = 3 * max(
         (pilot.graph.output_bytes // len(pilot.indices) if pilot.graph else 0) for pilot in measurement.pilots
     )
-    available = budget - needed
+    # The weights are held a second time, to be put back should the model change them.
+    available = budget - needed - sum(t.numel() * t.element_size() for t in measurement.model.state_dict().values())
     groups = grouped(plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count)
     return Plan(plans, groups, samples, shape, needed, budget, int(0.2 * available))
 

@@ -144,7 +144,8 @@ def parameter_plans(
         positions = max(sum(t for t, _, _ in extent.parts) for extent in extents)
         reason = f"{positions} position{'' if positions == 1 else 's'}"
         kept = directions * size * item if early else factors
-        passing = 2 * factors + (kept if early else 0)
+        # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
+        passing = (4 * factors + kept) if early else 3 * factors
         plans.append(ParameterPlan(name, shape, uses, best.value, reason, cost[best], kept, passing, early))
     return tuple(plans)
 
@@ -208,7 +209,7 @@ def grouped(
     for plan in plans:
         if plan.route == "unused":
             continue
-        if graph_bytes + plan.passing // directions > available or 2 * plan.kept // directions > keep:
+        if graph_bytes + plan.passing // directions > pass_through or 2 * plan.kept // directions > keep:
             raise MemoryBudgetError(
                 f"{plan.name} needs about {readable_bytes(graph_bytes + plan.passing + 2 * plan.kept)} for a single "
                 f"sample, expected at most {readable_bytes(available)} after the kernel itself; raise memory=, "

@@ -1,0 +1,156 @@
+"""What fl.plan says, and that it is what fl.ntk does."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.errors import MemoryBudgetError
+from featlearn.quantities.budget import byte_budget, readable_bytes, readable_count
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=50, n_positions=12, n_embd=16, n_layer=2, n_head=2, use_cache=False)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
+    model = gpt2()
+    ids = torch.randint(50, (4, 7), generator=torch.Generator().manual_seed(0))
+    plan = fl.plan(model, {"input_ids": ids}, readout=fl.readouts.last_token, outputs=0)
+    lines = str(plan).splitlines()
+    assert lines[0].split() == ["parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why"]
+    assert len(lines) == 2 + len(list(model.parameters())) + 2
+    embedding = next(line for line in lines if line.startswith("transformer.wte.weight"))
+    assert "50 x 16" in embedding
+    assert "Embedding" in embedding
+    assert "Mm" in embedding
+    attention = next(line for line in lines if line.startswith("transformer.h.1.attn.c_attn.weight"))
+    assert "16 x 48" in attention
+    assert "7 positions" in attention
+    assert "no parameters through the fallback" in lines[-1]
+    assert "4 x 4 samples" in lines[-1]
+    assert max(map(len, lines)) < 200
+
+
+class Awkward(nn.Module):
+    """One parameter for every route."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(6, 6)
+        self.many = nn.Conv1d(1, 2, 3)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3, bias=False))
+        self.centre = nn.Parameter(torch.ones(1, 3))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(self.normed(self.many(self.one(x)[:, None]).flatten(1)), self.centre)
+
+
+def test_every_route_is_named():
+    plan = fl.plan(Awkward(), torch.randn(30, 6))
+    routes = {p.name: p.route for p in plan.parameters}
+    assert routes["one.weight"] == "pairs"
+    assert routes["one.bias"] == "direct"
+    assert routes["many.weight"] == "gradients"
+    assert routes["normed.parametrizations.weight.original1"] == "pulled back"
+    assert routes["centre"] == "fallback"
+    assert routes["unused"] == "unused"
+    assert plan.fallbacks == {"centre": "no rule for CdistBackward0"}
+    assert "1 parameter through the fallback" in str(plan)
+
+
+def test_the_cost_is_that_of_the_contraction():
+    """P^2 (n + m + elementwise) for one position."""
+    plan = fl.plan(nn.Linear(30, 20, bias=False), torch.randn(50, 30), outputs="sum")
+    (only,) = plan.parameters
+    assert only.operations == 50 * 50 * (30 + 20 * 20 + 8)
+    assert only.kept == (30 + 20 * 20) * 4
+
+
+def test_a_plan_runs_only_a_few_samples():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = nn.Linear(3, 1), []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(len(x))
+            return self.layer(x)
+
+    model = Counting()
+    fl.plan(model, torch.randn(1000, 3))
+    assert model.seen
+    assert max(model.seen) <= 10
+
+
+def test_a_kernel_that_cannot_fit_is_refused_with_the_bytes_and_two_ways_out():
+    x = torch.randn(100_000, 3)
+    with pytest.raises(
+        MemoryBudgetError, match=r"37.3 GiB, expected at most .*two ways out: fewer samples.*or a larger"
+    ):
+        fl.ntk(nn.Linear(3, 1), x, memory="4GiB")
+    with pytest.raises(MemoryBudgetError, match="for 2 parts"):
+        fl.ntk(nn.Linear(3, 1), x[:1000], by="parameter", memory="5MB")
+
+
+def test_a_parameter_that_cannot_fit_is_refused_by_name():
+    with pytest.raises(MemoryBudgetError, match=r"weight needs about .* for a single sample"):
+        fl.ntk(nn.Bilinear(200, 200, 20), (torch.randn(2, 200), torch.randn(2, 200)), memory="4MB")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 * 2**30), ("500MB", 500 * 10**6), ("1.5 KiB", 1536), ("100", 100), ("7b", 7), (12345, 12345)],
+)
+def test_sizes_are_read(text: str | int, size: int):
+    assert byte_budget(text, torch.device("cpu")) == size
+
+
+def test_the_default_budget_is_part_of_what_is_free():
+    assert 2**20 < byte_budget(None, torch.device("cpu")) < 2**50
+
+
+def test_numbers_are_written_as_people_write_them():
+    assert [readable_bytes(n) for n in (12, 2048, 3.5 * 2**30)] == ["12 B", "2.0 KiB", "3.5 GiB"]
+    assert [readable_count(n) for n in (12, 2500, 3.2e9, 1e17)] == ["12", "2.5k", "3.2G", "100.0P"]
+
+
+PEAK = """
+import resource, sys, torch, featlearn as fl
+from torch import nn
+torch.set_num_threads(1)
+name, budget = sys.argv[1], int(sys.argv[2])
+if name == "mlp":
+    model = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 1))
+    x = torch.randn(int(sys.argv[3]), 784)
+elif name == "cnn":
+    model = nn.Sequential(nn.Conv2d(3, 33, 5), nn.ReLU(), nn.Conv2d(33, 33, 5), nn.ReLU(), nn.AvgPool2d(24),
+                          nn.Flatten(), nn.Linear(33, 10))
+    x = torch.randn(int(sys.argv[3]), 3, 32, 32)
+fl.ntk(model, x[:3])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fl.ntk(model, x, memory=budget)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize(("name", "budget", "samples"), [("mlp", 200 * 2**20, 4000), ("cnn", 100 * 2**20, 60)])
+def test_the_peak_stays_within_the_budget(name: str, budget: int, samples: int):
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, name, str(budget), str(samples)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= budget
+
+
+@pytest.mark.slow
+def test_ten_thousand_samples_of_a_scalar_network_fit_into_4_gib():
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, "mlp", str(4 * 2**30), "10000"], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= 4 * 2**30
