@@ -141,12 +141,9 @@ def test_a_measurement_changes_nothing(measure: Measure) -> None:
     model, x = busy()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.step()
-    before, around = fingerprint(model, x, optimizer.state_dict(), *optimizer.state.values()), world()
-    state = optimizer.state_dict()
+    before, around = fingerprint(model, x, *optimizer.state.values()), world()
     measure(model, x)
-    assert fingerprint(model, x, state, *optimizer.state.values())[0] == before[0]
-    assert fingerprint(model, x, state, *optimizer.state.values())[1][0] == before[1][0]
-    assert [token(part) for part in optimizer.state.values()] == before[1][2:]
+    assert fingerprint(model, x, *optimizer.state.values()) == before
     assert world() == around
 
 
@@ -168,11 +165,6 @@ class Unlucky(Busy):
         return output.log() if self.failure == "not a number" else output
 
 
-def of_all_calls(model: nn.Module, x: Tensor) -> object:
-    """Several forward passes, whatever their results."""
-    return fl.representation_kernels(model, x, memory="20KB")
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float64], ids=["as it is", "in double"])
 @pytest.mark.parametrize("failure", ["raises", "interrupted", "coupled", "not a number"])
 def test_a_measurement_that_fails_changes_nothing(failure: str, dtype: torch.dtype | None) -> None:
@@ -187,7 +179,7 @@ def test_a_measurement_that_fails_changes_nothing(failure: str, dtype: torch.dty
     assert fingerprint(model, x) == before
     if failure in ("raises", "interrupted"):
         with pytest.raises(error):
-            of_all_calls(model, x)
+            fl.representation_kernels(model, x, memory="20KB")
         assert fingerprint(model, x) == before
     assert world() == around
 
@@ -210,10 +202,8 @@ def test_a_bad_argument_changes_nothing(argument: dict[str, Any]) -> None:
         lambda: torch.autocast("cpu", torch.bfloat16),
         lambda: torch.autograd.set_detect_anomaly(True),
         lambda: torch.autograd.graph.save_on_cpu(),
-        lambda: torch.set_grad_enabled(False),
-        nullcontext,
     ],
-    ids=["no_grad", "inference", "autocast", "anomaly", "save_on_cpu", "set_grad_enabled", "none"],
+    ids=["no_grad", "inference", "autocast", "anomaly", "save_on_cpu"],
 )
 @pytest.mark.parametrize("failure", ["none", "coupled"])
 def test_modes_around_the_call_are_as_before(context: Callable[[], Any], failure: str) -> None:
