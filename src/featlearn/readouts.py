@@ -48,8 +48,15 @@ def last_token(output: Any, x: Any) -> Tensor:
     """Outputs (P, T, C) at the last position: the last one that `x["attention_mask"]` leaves, where there is a mask."""
     values = _positions(output)
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
-    if not isinstance(mask, Tensor) or mask.shape != values.shape[:2]:
+    if not isinstance(mask, Tensor):
         return values[:, -1]
+    if mask.shape != values.shape[:2]:
+        raise InputValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, expected (P, T) = {tuple(values.shape[:2])} as the output "
+            "has; write a readout of your own for other masks"
+        )
+    if not bool((mask != 0).any(1).all()):
+        raise InputValueError("attention_mask leaves no position of some sample, expected at least one each")
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     last = (places * (mask != 0)).argmax(1)
     return values[torch.arange(len(values), device=values.device), last.to(values.device)]
@@ -57,6 +64,8 @@ def last_token(output: Any, x: Any) -> Tensor:
 
 def token(i: int) -> Callable[[Any], Tensor]:
     """Outputs (P, T, C) at position i, counted from the end if negative."""
+    if not isinstance(i, int) or isinstance(i, bool):
+        raise InputTypeError(f"token got {i!r}, expected the number of a position, from the end if negative")
 
     def read(output: Any) -> Tensor:
         values = _positions(output)
@@ -79,23 +88,37 @@ def correct_logit(key: Hashable) -> Callable[[Any, Any], Tensor]:
 
     def read(output: Any, x: Any) -> Tensor:
         logits, labels = _tensor(output), _entry(x, key)
-        if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+        if labels.shape != logits.shape[:-1] or labels.is_floating_point() or labels.is_complex():
             raise InputValueError(
-                f"labels {key!r} have shape {tuple(labels.shape)}, expected integers of shape "
+                f"labels {key!r} are {labels.dtype} of shape {tuple(labels.shape)}, expected integers of shape "
                 f"{tuple(logits.shape[:-1])} for logits of shape {tuple(logits.shape)}"
             )
-        return logits.gather(-1, labels.to(logits.device)[..., None])[..., 0]
+        if bool(((labels < 0) | (labels >= logits.shape[-1])).any()):
+            raise InputValueError(
+                f"labels {key!r} run from {int(labels.min())} to {int(labels.max())}, expected classes from 0 to "
+                f"{logits.shape[-1] - 1}; leave out samples without a label"
+            )
+        return logits.gather(-1, labels.long().to(logits.device)[..., None])[..., 0]
 
     return read
 
 
 def loss(criterion: Callable[[Tensor, Tensor], Tensor], key: Hashable) -> Callable[[Any, Any], Tensor]:
     """The loss of each sample: `criterion(output, target)` on one sample at a time, targets in `x[key]`."""
+    if not callable(criterion):
+        raise InputTypeError(f"loss got {criterion!r}, expected a function of (output, target) such as nn.MSELoss()")
 
     def read(output: Any, x: Any) -> Tensor:
         values, targets = _tensor(output), _entry(x, key)
+        if len(targets) != len(values):
+            raise InputValueError(f"{len(targets)} targets {key!r} for {len(values)} samples, expected one for each")
         pairs = zip(values.unbind(0), targets.to(values.device).unbind(0), strict=True)
         losses = [criterion(value[None], target[None]) for value, target in pairs]
+        if any(one.numel() != 1 for one in losses):
+            raise InputValueError(
+                f"the criterion gives shape {tuple(losses[0].shape)} for one sample, expected one number; "
+                "use reduction='mean' or 'sum'"
+            )
         return torch.stack([one.reshape(()) for one in losses])
 
     return read

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -229,21 +230,65 @@ def test_two_ranks_measure_without_waiting_for_each_other(tmp_path: Path) -> Non
         assert_same(torch.load(tmp_path / f"{rank}.pt"), expected_kernel()[:count, :count])
 
 
-def test_threads_measure_side_by_side() -> None:
-    kernels: dict[int, Tensor] = {}
-    given = [model_and_probe() for _ in range(2)]
+def test_the_kernel_is_the_same_in_another_thread() -> None:
+    (model, x), kernels = model_and_probe(), []
+    thread = threading.Thread(target=lambda: kernels.append(fl.ntk(model, x, verify=True)))
+    thread.start()
+    thread.join()
+    assert_same(kernels[0])
+
+
+@pytest.fixture
+def precisions() -> Iterator[Callable[[], list[str]]]:
+    backends = torch.backends
+    owners: list[Any] = [backends.cuda.matmul, backends.mkldnn.matmul]
+    owners += [getattr(part, kind) for part in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
+    before = [owner.fp32_precision for owner in owners]
+    yield lambda: [owner.fp32_precision for owner in owners]
+    for owner, precision in zip(owners, before, strict=True):
+        owner.fp32_precision = precision
+
+
+def test_two_threads_that_measure_at_a_time_leave_the_settings_as_they_were(precisions: Callable[[], Any]) -> None:
+    entered, overlapping, finished = threading.Event(), threading.Event(), threading.Event()
+    given, kernels = [model_and_probe() for _ in range(2)], {}
+
+    def first(*_: Any) -> None:
+        entered.set()
+        overlapping.wait(0.5)
+
+    def second(*_: Any) -> None:
+        overlapping.set()
+        finished.wait(5.0)
 
     def work(number: int) -> None:
         kernels[number] = fl.ntk(*given[number])
+        if number == 0:
+            finished.set()
 
+    given[0][0].register_forward_pre_hook(first)
+    given[1][0].register_forward_pre_hook(second)
+    before, state = precisions(), torch.get_rng_state()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    assert entered.wait(10.0)
+    threads[1].start()
     for thread in threads:
         thread.join()
-    assert sorted(kernels) == [0, 1]
-    for kernel in kernels.values():
-        assert_same(kernel)
+    assert precisions() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    for number in range(2):
+        assert_same(kernels[number])
+
+
+def test_the_bits_of_a_kernel_do_not_depend_on_the_names_of_the_layers() -> None:
+    model, x = model_and_probe(torch.float32)
+
+    def renamed(names: str) -> nn.Sequential:
+        return nn.Sequential(OrderedDict(zip(names, model, strict=True)))
+
+    kernels = [fl.ntk(renamed(names), x) for names in ("abcdefg", "gfedcba", "tuvwxyz", "hijklmn", "opqrstu")]
+    assert all(torch.equal(kernel, kernels[0]) for kernel in kernels)
 
 
 def weight_normed() -> nn.Module:

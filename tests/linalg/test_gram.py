@@ -152,3 +152,16 @@ def test_costs_grow_as_stated():
     assert ratio == pytest.approx(4.0)
     wide = extent(factors(50, 10, sides=SIDES["linear"], first=600, second=800))
     assert costs(wide, wide, "sum")[Route.GRADIENTS] / costs(short, short, "sum")[Route.GRADIENTS] == pytest.approx(4.0)
+
+
+def test_views_in_different_order_are_multiplied_in_the_order_of_the_parameter():
+    left, right = factors(5, 2, sides=SIDES["linear"]), factors(4, 3, sides=SIDES["linear"], seed=10)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    moved = Factors(left.parts, 1, 3, 4, view=("permuted",), order=order)
+    gradient = slow_gradient(left).flatten(2)[..., order]
+    torch.testing.assert_close(as_dense(moved).gradient, gradient)
+    expected = torch.einsum("pkn,qkn->pq", gradient, slow_gradient(right).flatten(2))
+    out = torch.zeros_like(expected)
+    add_gram(out, moved, right, "sum", symmetric=False, scratch=10**9)
+    torch.testing.assert_close(out, expected)
+    assert isinstance(concatenate([moved, right]), Dense)

@@ -49,20 +49,21 @@ def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None 
             "the model has no trainable parameters, expected at least one with requires_grad=True; "
             "a tangent kernel of frozen parameters is zero"
         )
+    return {name: trainable[name] for name in matching(list(trainable), patterns, "parameters", "trainable parameter")}
+
+
+def matching(names: list[str], patterns: str | Sequence[str] | None, argument: str, kind: str) -> list[str]:
+    """The names that match any of the globs; None matches all."""
     if patterns is None:
-        return trainable
-    globs = [patterns] if isinstance(patterns, str) else list(patterns)
-    if not all(isinstance(glob, str) for glob in globs):
-        raise InputTypeError(
-            f"parameters is {patterns!r}, expected a glob or a list of globs such as 'layers.*.weight'"
-        )
+        return names
+    globs = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(globs, list | tuple | set | frozenset) or not globs or not all(isinstance(g, str) for g in globs):
+        raise InputTypeError(f"{argument} is {patterns!r}, expected a glob such as 'layers.*' or a list of globs")
     for glob in globs:
-        if not fnmatch.filter(trainable, glob):
-            raise InputValueError(
-                f"parameters={glob!r} matches no trainable parameter; there are {', '.join(list(trainable)[:8])}"
-                + (f" and {len(trainable) - 8} more" if len(trainable) > 8 else "")
-            )
-    return {name: p for name, p in trainable.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+            some = ", ".join(repr(name) for name in names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
+            raise InputValueError(f"{argument}={glob!r} matches no {kind}, expected one of {some}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
 def refuse_other_device(model: nn.Module, x: Inputs, name: str) -> None:

@@ -12,22 +12,38 @@ from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import CoupledSamplesError
 
 
-def refuse_coupled(snapshot: Snapshot, generator: torch.Generator, draws: int) -> None:
-    """Compare f(x[i]) with f(x)[i] for samples drawn with replacement: another batch, the same samples."""
-    probe, size = snapshot.probe, snapshot.count
-    # Never as many as the chunk has: what depends on the number of samples alone must show as well.
-    draws = draws if draws != len(snapshot.indices) else draws + 1
-    drawn = torch.randint(size, (draws,), generator=generator, device="cpu")
-    again = probe.outputs(snapshot.indices[:size][drawn]).detach()
+def refuse_coupled(snapshot: Snapshot, generator: torch.Generator, *, thorough: bool) -> None:
+    """Compare f(x[i]) with f(x)[i] in batches of another size.
+
+    `thorough`: in two batches, each without half of the samples, so that every sample is once absent; otherwise in one
+    small batch of samples drawn with replacement.
+    """
+    size = snapshot.count
+    order = torch.randperm(size, generator=generator, device="cpu")
+    halves = (order[: (size + 1) // 2], order[(size + 1) // 2 :]) if thorough else (order[:2],)
+    for half in halves:
+        # At least two, and never as many as the chunk has: what depends on the number of samples must show as well.
+        while len(half) > 0 and (len(half) < 2 or len(half) == len(snapshot.indices)):
+            half = torch.cat([half, half[:1]])
+        if len(half):
+            _refuse_difference(snapshot, half)
+
+
+def _refuse_difference(snapshot: Snapshot, drawn: Tensor) -> None:
+    probe, indices = snapshot.probe, snapshot.indices[: snapshot.count]
+    again = probe.outputs(indices[drawn]).detach()
     together = snapshot.outputs.detach()[drawn.to(again.device)]
-    if _agree(again, together, snapshot):
+    if again.shape == together.shape and _agree(again, together, snapshot):
         return
-    place = _first_difference(probe, snapshot.indices[:size], drawn)
-    difference = float((again - together).abs().max() / together.abs().max().clamp_min(1e-300))
+    if again.shape == together.shape:
+        largest = snapshot.outputs.detach().abs().max().clamp_min(1e-300)
+        difference = f"by {float((again - together).abs().max() / largest):.1e} of the largest output"
+    else:
+        difference = f"{again.shape[1]} outputs in one batch, {together.shape[1]} in another"
     raise CoupledSamplesError(
-        f"the outputs of a sample depend on the other samples of its batch (by {difference:.1e} of the largest output)"
-        f"{place}, or the model draws random numbers in eval mode; expected f(x)[i] = f(x[i]); "
-        "use running statistics, or freeze what the samples share, before measuring"
+        f"the outputs of a sample depend on the other samples of its batch ({difference})"
+        f"{_first_difference(probe, indices, drawn)}, or the model draws random numbers in eval mode; expected "
+        "f(x)[i] = f(x[i]); use running statistics, or freeze what the samples share, before measuring"
     )
 
 

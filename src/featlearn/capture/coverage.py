@@ -4,11 +4,13 @@ The weights differ from sample to sample, so a gradient that is complete but asc
 well as a use that was missed or a rule that is wrong. A parameter whose readings fail goes to the fallback.
 """
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from featlearn.capture.graph import backward
 from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.factors import Dense, Gradients, as_dense
 
@@ -23,30 +25,44 @@ def disputed(snapshot: Snapshot, generator: torch.Generator) -> dict[str, str]:
     weights = torch.randn(len(outputs), 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
     if snapshot.count == 1:
         weights[1:] = 0.0  # the copy of a single sample
-    expected = torch.autograd.grad(
-        outputs, [snapshot.parameters[name] for name in names], weights * direction, retain_graph=True
-    )
-    moved = [name for name in names if (where := snapshot.access[name].coordinates) is not None and not where.own]
-    found = snapshot.gradients(names, direction)
-    own = snapshot.gradients(moved, direction, theta=moved) if moved else {}
+    expected = backward([outputs], [snapshot.parameters[name] for name in names], [weights * direction])
+    found, failed = _readings(snapshot, names, direction)
     checks = []
     for name, gradient in zip(names, expected, strict=True):
-        total, size = _weighted_sum(own.get(name, found[name]), weights)
-        reference = _flat(gradient, total)
-        difference = float((total - reference).norm())
-        if name in own:
-            # A rearranged view cannot be compared entry by entry, but it must have the same length.
-            rearranged, _ = _weighted_sum(found[name], weights)
-            difference = max(difference, float((rearranged.norm() - reference.norm()).abs()))
-        checks.append((name, difference, size + float(reference.norm())))
+        if name in found and gradient is not None:
+            total, size = _weighted_sum(found[name], weights)
+            reference = _flat(gradient, total)
+            checks.append((name, float((total - reference).norm()), size + float(reference.norm())))
     slack = min(0.1, 1e4 * snapshot.precision)
     # Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may disagree in all digits.
-    floor = snapshot.precision * sum(size for _, _, size in checks)
-    return {
-        name: f"the rules for {', '.join(sorted(set(snapshot.access[name].uses.nodes)))} disagree with autograd"
-        for name, difference, size in checks
-        if not difference <= slack * size + floor
-    }
+    floor = snapshot.precision * sum(size for _, _, size in checks if math.isfinite(size))
+    for name, difference, size in checks:
+        if not difference <= slack * size + floor:
+            failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
+    return failed
+
+
+def _nodes(snapshot: Snapshot, name: str) -> str:
+    return ", ".join(sorted(set(snapshot.access[name].uses.nodes)))
+
+
+def _readings(snapshot: Snapshot, names: list[str], direction: Tensor) -> tuple[dict[str, Gradients], dict[str, str]]:
+    """What the rules give, and those that fail, found one by one when all together fail."""
+    try:
+        return snapshot.gradients(names, direction), {}
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if len(names) == 1:
+            reason = f"the rules for {_nodes(snapshot, names[0])} fail: {type(error).__name__}: {error}"
+            return {}, {names[0]: reason}
+    found: dict[str, Gradients] = {}
+    failed: dict[str, str] = {}
+    for name in names:
+        one, none = _readings(snapshot, [name], direction)
+        found |= one
+        failed |= none
+    return found, failed
 
 
 def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]:

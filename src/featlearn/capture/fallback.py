@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from featlearn.capture.graph import backward
 from featlearn.errors import FeatlearnError
 from featlearn.linalg.factors import Dense, Gradients
 
@@ -28,7 +29,7 @@ def sample_gradients(snapshot: "Snapshot", names: list[str], directions: Tensor)
         rows = []
         for direction in directions:
             scalar = outputs @ direction.to(outputs)
-            found = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
+            found = backward([scalar], parameters, [torch.ones_like(scalar)])
             rows.append(torch.cat([_flat(g, p, snapshot.accumulate) for g, p in zip(found, parameters, strict=True)]))
         lines.append(rows)
     whole = torch.stack([torch.stack(rows) for rows in lines])

@@ -1,13 +1,15 @@
 """The autograd graph between a network's outputs and its parameters."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+
+from featlearn.errors import UnsupportedModelError
 
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
@@ -117,12 +119,23 @@ def _children_first(root: Node) -> list[Node]:
     return order
 
 
-def gradients_at(
-    outputs: Tensor | Iterable[GradientEdge], values: list[Value], cotangent: Tensor | list[Tensor]
-) -> dict[Value, Tensor | None]:
-    """Gradients with respect to node outputs, by one backward pass; nothing is accumulated anywhere."""
-    edges = [GradientEdge(node, number) for node, number in values]
-    starts = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    cotangents = [cotangent] if isinstance(cotangent, Tensor) else cotangent
-    found = torch.autograd.grad(starts, edges, grad_outputs=cotangents, retain_graph=True, allow_unused=True)
+def backward(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, batched: bool = False
+) -> tuple[Tensor | None, ...]:
+    """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents)."""
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"a backward pass through the model failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def gradients_at(outputs: Tensor, values: Sequence[Value], cotangent: Tensor) -> dict[Value, Tensor | None]:
+    """Gradients with respect to node outputs, by one backward pass."""
+    found = backward([outputs], [GradientEdge(node, number) for node, number in values], [cotangent])
     return dict(zip(values, found, strict=True))

@@ -2,16 +2,20 @@
 
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as module_globals
 
-from featlearn.errors import UnsupportedModelError
+from featlearn.capture.state import state_kept
+
+# Precision, flags and hooks belong to the process: one thread measures at a time.
+_measuring = threading.RLock()
 
 
 @contextmanager
@@ -20,11 +24,11 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
 
     Yields a function that sets every random generator back to where it stood on entry.
     """
-    with ExitStack() as stack:
+    with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         rewind = stack.enter_context(_random_state(model))
-        for context in (_autocast_off, _full_precision, _eager, _state_kept, _hooks_muted, _eval_mode):
+        for context in (_autocast_off, _full_precision, _eager, state_kept, _hooks_muted, _eval_mode):
             stack.enter_context(context(model))
         yield rewind
 
@@ -76,7 +80,10 @@ def _full_precision(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for owner, precision in zip(owners, before, strict=True):
-            owner.fp32_precision = precision
+            # "none" inherits from the general setting, and reads as what it inherits.
+            owner.fp32_precision = "none"
+            if owner.fp32_precision != precision:
+                owner.fp32_precision = precision
 
 
 @contextmanager
@@ -121,7 +128,8 @@ def _hooks_muted(model: nn.Module) -> Iterator[None]:
     tables: list[dict[int, Any]] = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
     for part in model.modules():
         tables += [part._backward_hooks, part._backward_pre_hooks]
-    tables += [table for p in model.parameters() if (table := p._backward_hooks)]
+    for p in model.parameters():
+        tables += [table for table in (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) if table]
     before = [(table, dict(table)) for table in tables]
     try:
         for table, _ in before:
@@ -131,47 +139,3 @@ def _hooks_muted(model: nn.Module) -> Iterator[None]:
         for table, hooks in before:
             table.clear()
             table.update(hooks)
-
-
-@contextmanager
-def _state_kept(model: nn.Module) -> Iterator[None]:
-    """Parameters, buffers, `.grad` and plain attributes of every module."""
-    parts = list(model.modules())
-    attributes = [(part, dict(part.__dict__)) for part in parts]
-    tables = [
-        (table, dict(table))
-        for part in parts
-        for table in (part._parameters, part._buffers, part._modules)
-        if isinstance(table, dict)  # scripted modules keep theirs out of reach
-    ]
-    tensors = _tensors_of(parts)
-    copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in grads:
-            parameter.grad = None
-        yield
-        if any(parameter.grad is not None for parameter, _ in grads):
-            raise UnsupportedModelError(
-                "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
-                "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
-            )
-    finally:
-        for table, entries in (*((part.__dict__, kept) for part, kept in attributes), *tables):
-            if len(table) != len(entries) or any(table.get(key) is not value for key, value in entries.items()):
-                table.clear()
-                table.update(entries)
-        with torch.no_grad():
-            for tensor, copy in copies:
-                if not torch.equal(tensor, copy):
-                    tensor.detach().copy_(copy)
-        for parameter, grad in grads:
-            parameter.grad = grad
-
-
-def _tensors_of(parts: list[nn.Module]) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for part in parts:
-        held = (*part._parameters.values(), *part._buffers.values(), *part.__dict__.values())
-        found.update((id(t), t) for t in held if isinstance(t, Tensor) and t.device.type != "meta")
-    return list(found.values())

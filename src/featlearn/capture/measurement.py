@@ -54,11 +54,11 @@ class Measurement:
         return self.pilots[0].outputs.device
 
     def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
-        """Samples [begin, end) of a probe, captured; two of them are run again on their own and must not differ."""
+        """Samples [begin, end) of a probe, captured; two of them, run again by themselves, must not differ."""
         generator = _generator()
         indices = torch.arange(begin, end, device="cpu")
         found = Snapshot(probe, indices, self.parameters, generator, self.distrusted)
-        refuse_coupled(found, generator, draws=2)
+        refuse_coupled(found, generator, thorough=False)
         return found
 
 
@@ -113,7 +113,7 @@ def _piloted(
     for probe in probes:
         pilot = Snapshot(probe, torch.arange(min(PILOT, probe.samples), device="cpu"), parameters, generator, {})
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
-        refuse_coupled(pilot, generator, draws=PILOT - 1)
+        refuse_coupled(pilot, generator, thorough=True)
         distrusted |= disputed(pilot, generator)
         pilots.append(pilot)
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
@@ -136,11 +136,6 @@ def _refuse_pilot(pilot: Snapshot, foreign: set[int]) -> None:
         raise InputValueError(
             "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; expected "
             "outputs that depend on the trainable parameters through differentiable operations"
-        )
-    if "CheckpointFunctionBackward" in graph.node_names:
-        raise UnsupportedModelError(
-            "the model uses reentrant checkpointing, which hides its parameters from the graph; "
-            "pass use_reentrant=False to torch.utils.checkpoint"
         )
     if graph.variables & foreign:
         raise UnsupportedModelError(

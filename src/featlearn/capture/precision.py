@@ -10,6 +10,13 @@ from featlearn.capture.probe import Inputs, map_tensors
 from featlearn.errors import InputTypeError, UnsupportedModelError
 
 
+def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """The `dtype` argument, refused unless it is a precision to measure in."""
+    if dtype not in (None, torch.float32, torch.float64):
+        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
+    return dtype
+
+
 def needs_copy(model: nn.Module, dtype: torch.dtype | None) -> bool:
     """Whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -19,8 +26,6 @@ def needs_copy(model: nn.Module, dtype: torch.dtype | None) -> bool:
 
 def copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """A copy with the same parameter names, in `dtype`; the original is only read."""
-    if dtype is not None and dtype not in (torch.float32, torch.float64):
-        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
     memo: dict[int, Any] = {}
     for part in model.modules():
         # Results of an earlier forward pass kept as attributes (old-style weight norm) cannot be deep-copied.

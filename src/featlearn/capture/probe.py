@@ -60,6 +60,10 @@ def batch_size(x: Inputs, name: str = "x") -> int:
     tensors = tensors_in(x)
     if not tensors:
         raise InputTypeError(f"{name} is {describe(x)}, expected at least one tensor in it")
+    odd = [tensor for tensor in tensors if tensor.is_nested or tensor.layout != torch.strided]
+    if odd:
+        kind = "nested" if odd[0].is_nested else str(odd[0].layout).removeprefix("torch.")
+        raise InputTypeError(f"{name} holds a {kind} tensor, expected dense ones; pad it, or call .to_dense()")
     sizes = [tensor.shape[0] for tensor in tensors if tensor.dim() > 0]
     if not sizes:
         raise InputValueError(f"{name} is {describe(x)}, expected the samples along its first axis; add one: x[None]")
@@ -102,7 +106,9 @@ class Probe:
 
         def rows(tensor: Tensor) -> Tensor:
             tensor = tensor.detach()
-            return tensor[indices.to(tensor.device)] if tensor.dim() and tensor.shape[0] == whole else tensor.clone()
+            if tensor.dim() and tensor.shape[0] == whole:
+                return tensor.index_select(0, indices.to(tensor.device))
+            return tensor.clone()
 
         return map_tensors(self.x, rows)
 
@@ -128,7 +134,7 @@ def _explained(x: Inputs) -> Iterator[None]:
     """Errors of the user's code say what it was called with."""
     try:
         yield
-    except FeatlearnError:
+    except (FeatlearnError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise UnsupportedModelError(

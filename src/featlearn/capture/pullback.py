@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from featlearn.capture.graph import Graph, Node, Value
+from featlearn.capture.graph import Graph, Node, Value, backward
 from featlearn.capture.uses import REARRANGEMENTS, Reading
+from featlearn.errors import UnsupportedModelError
 from featlearn.ops import Outer
 
 
@@ -22,8 +23,10 @@ class Coordinates:
     second: int
     flipped: Mapping[Value, bool]
     """Operands that are the transpose of that view."""
-    own: bool
-    """Whether the view is the parameter itself, flattened."""
+    view: tuple[Any, ...] = ()
+    """How the parameter was rearranged into this view; () if its entries keep their order."""
+    order: Tensor | None = None
+    """Where each entry of the parameter stands in the view, where that is not its own place."""
 
 
 def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coordinates | None:
@@ -46,7 +49,23 @@ def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coord
     if len(views) != 1:
         return None
     (blocks, first, second, signature) = views.pop()
-    return Coordinates(blocks, first, second, flipped, own=not signature)
+    order = _entry_order(graph, leaf, readings[0].value) if signature else None
+    return Coordinates(blocks, first, second, flipped, signature, order)
+
+
+def _entry_order(graph: Graph, leaf: Node, value: Value) -> Tensor:
+    """Where each entry of the parameter stands when rearranged: the numbers of the places, sent back through it."""
+    size, shape = graph.output_shape(value).numel(), graph.output_shape(value)
+    places = torch.arange(size, device=leaf.variable.device)
+    order, base = torch.zeros_like(places), 2**7  # digits that every floating type holds exactly
+    weight = 1
+    while weight < size:
+        digits = (places // weight % base).reshape(shape).to(graph.output_dtype(value))
+        (found,) = backward([GradientEdge(*value)], [leaf.variable], [digits])
+        assert found is not None
+        order += weight * found.detach().flatten().long()
+        weight *= base
+    return order
 
 
 def _rearrangements(node: Node, leaf: Node) -> list[Node] | None:
@@ -117,12 +136,14 @@ def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor])
 def _batched(starts: list[GradientEdge], parameter: Tensor, cotangents: list[Tensor]) -> Tensor:
     """One vector-Jacobian product for every row of the cotangents."""
     try:
-        (found,) = torch.autograd.grad(starts, parameter, cotangents, retain_graph=True, is_grads_batched=True)
+        (found,) = backward(starts, [parameter], cotangents, batched=True)
+        assert found is not None
         return found
-    except (RuntimeError, NotImplementedError):
+    except UnsupportedModelError:
         # An op (or a custom backward pass) that cannot be vectorised: one row at a time.
         rows = []
         for row in zip(*cotangents, strict=True):
-            (found,) = torch.autograd.grad(starts, parameter, list(row), retain_graph=True)
+            (found,) = backward(starts, [parameter], row)
+            assert found is not None
             rows.append(found.to_dense() if found.is_sparse else found)
         return torch.stack(rows)

@@ -15,6 +15,7 @@ from featlearn.capture.graph import Graph, Value, build_graph, gradients_at
 from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Coordinates, coordinates, pulled_back
 from featlearn.capture.uses import ParameterUses, Reading, SampleAxes, parameter_uses
+from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.ops import Direct, Outer
 
@@ -51,6 +52,7 @@ class Snapshot:
         self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
         self.access: dict[str, Access] = {}
         if self.graph is not None:
+            _refuse_hidden(self.graph)
             for name, uses in parameter_uses(SampleAxes(self.outputs, self.graph, generator)).items():
                 if name in distrusted:
                     uses = ParameterUses((), distrusted[name], uses.nodes)
@@ -59,12 +61,9 @@ class Snapshot:
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
 
     def gradients(
-        self, names: Collection[str], directions: Tensor, dense: Collection[str] = (), theta: Collection[str] = ()
+        self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()
     ) -> dict[str, Gradients]:
-        """Per-sample gradients of direction . f for every row of `directions` (K, C).
-
-        Names in `dense` are formed; names in `theta` are formed in the parameter's own coordinates.
-        """
+        """Per-sample gradients of direction . f for every row of `directions` (K, C); those in `dense` are formed."""
         found: dict[str, Gradients] = {}
         here = [name for name in names if name in self.access]
         read = [name for name in here if self.access[name].refusal is None]
@@ -73,10 +72,9 @@ class Snapshot:
         formed: dict[int, Tensor] = {}
         for name in read:
             access = self.access[name]
-            where = access.coordinates
-            if where is not None and not (name in theta and not where.own):
-                factors = self._factors(access.uses.readings, where, grads)
-                found[name] = as_dense(factors) if name in dense or name in theta else factors
+            if access.coordinates is not None:
+                factors = self._factors(access.uses.readings, access.coordinates, grads)
+                found[name] = as_dense(factors) if name in dense else factors
             else:
                 found[name] = self._pulled_back(name, access.uses.readings, grads, formed)
         if lost:
@@ -105,7 +103,7 @@ class Snapshot:
             part = self._factor(reading, reading.form, grads)
             flipped = Factor(part.rows, part.grads, part.rows_first != where.flipped[reading.value], part.row_size)
             parts.append(flipped)
-        return Factors(merged(parts), where.blocks, where.first, where.second)
+        return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
     def _factor(self, reading: Reading, form: Outer, grads: Mapping[Value, list[Tensor | None]]) -> Factor:
         shape, example = reading.use.output, self.outputs
@@ -147,3 +145,11 @@ class Snapshot:
             first, second = second, first
         whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
         return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
+
+
+def _refuse_hidden(graph: Graph) -> None:
+    if "CheckpointFunctionBackward" in graph.node_names:
+        raise UnsupportedModelError(
+            "the model uses reentrant checkpointing, which hides its parameters from the graph; "
+            "pass use_reentrant=False to torch.utils.checkpoint"
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featlearn.capture.graph import Edge, Graph, Node, Value, gradients_at
 from featlearn.capture.sample_axis import sample_codes, sample_layout
-from featlearn.ops import Layout, Use, rule_for
+from featlearn.ops import Direct, Layout, Outer, Use, rule_for
 from featlearn.ops.form import Form
 
 # They only rearrange their one input, so no sample can have touched their output if none touched their input,
@@ -193,5 +193,13 @@ def _read(axes: SampleAxes, edge: Edge) -> Reading | str:
     if graph.output_dtype((node, 0)).is_complex or graph.output_dtype(edge.value).is_complex:
         return f"{name} is complex"
     use = Use(node, edge.operand, graph.output_shape(edge.value), graph.output_shape((node, 0)), layout)
-    form = rule(use)
-    return f"the rule for {name} does not cover this case" if form is None else Reading(edge.value, use, form)
+    form: object
+    try:
+        form = rule(use)
+    except Exception as error:  # a rule may be the user's
+        return f"the rule for {name} fails: {type(error).__name__}: {error}"
+    if form is None:
+        return f"the rule for {name} does not cover this case"
+    if not isinstance(form, Outer | Direct):
+        return f"the rule for {name} gives {type(form).__name__}, expected Outer, Direct or None"
+    return Reading(edge.value, use, form)

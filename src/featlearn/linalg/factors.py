@@ -5,7 +5,7 @@ direction k, the gradient sum_t first[p, t] (x) second[p, t]; one of the two fac
 does not depend on the direction. `Dense` holds the gradient itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,6 +61,10 @@ class Factors:
     blocks: int
     first: int
     second: int
+    view: Hashable = ()
+    """Names the order in which (blocks, first, second) holds the parameter's entries; () is the parameter's own."""
+    order: Tensor | None = None
+    """Where each entry of the parameter stands in that view; None for its own order."""
 
     @property
     def samples(self) -> int:
@@ -72,6 +76,11 @@ class Factors:
         """How many output directions."""
         return self.parts[0].grads.shape[0]
 
+    @property
+    def frame(self) -> tuple[Hashable, ...]:
+        """Factors can be multiplied with each other where this is equal."""
+        return (self.blocks, self.first, self.second, self.view)
+
     def take(self, samples: slice) -> "Factors":
         """Some of the samples."""
         return replace(self, parts=tuple(part.take(samples) for part in self.parts))
@@ -79,7 +88,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Dense:
-    """The per-sample gradient of one parameter: (samples, directions, size)."""
+    """The per-sample gradient of one parameter, entries in its own order: (samples, directions, size)."""
 
     gradient: Tensor
 
@@ -137,10 +146,11 @@ def _scattered(part: Factor, begin: int, end: int) -> Tensor:
 
 
 def as_dense(gradients: Gradients) -> Dense:
-    """The gradient itself."""
+    """The gradient itself, entries in the parameter's own order."""
     if isinstance(gradients, Dense):
         return gradients
-    return Dense(dense_slice(gradients, 0, gradients.first).flatten(2))
+    whole = dense_slice(gradients, 0, gradients.first).flatten(2)
+    return Dense(whole if gradients.order is None else whole[..., gradients.order])
 
 
 def concatenate(pieces: Sequence[Gradients]) -> Gradients:
@@ -161,7 +171,7 @@ def concatenate(pieces: Sequence[Gradients]) -> Gradients:
 
 def _sides(factors: Factors) -> tuple[object, ...]:
     sides = [(part.rows_first, part.indexed) for part in factors.parts]
-    return (factors.blocks, factors.first, factors.second, *sides)
+    return (*factors.frame, *sides)
 
 
 def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:

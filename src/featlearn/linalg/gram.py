@@ -87,7 +87,7 @@ def add_gram(
     `symmetric` promises that both sides are the same samples: one triangle of tiles is computed and mirrored.
     `scratch` bounds the bytes of temporaries.
     """
-    if isinstance(left, Factors) and isinstance(right, Factors):
+    if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
         if (route or cheaper_route(extent(left), extent(right), mode)) is Route.PAIRS:
             _add_pairs(out, left, right, mode, symmetric, scratch)
             return

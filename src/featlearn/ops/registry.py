@@ -34,6 +34,8 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
             raise InputValueError(f"a rule for {name!r} is registered already; pass replace=True to replace it")
 
     def add(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise InputTypeError(f"register_rule got {rule!r}, expected a function of a featlearn.ops.Use")
         for name in node_names:
             _RULES[name] = rule
         return rule

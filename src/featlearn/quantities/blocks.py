@@ -46,7 +46,7 @@ def add_kernels(
                 continue
             diagonal = symmetric and i == j
             right = left if diagonal else capture(probes[-1], j)
-            for name in left.keys() & right.keys():
+            for name in (name for name in left if name in right):
                 kernel = kernels[keys[name]]
                 block = _block(kernel, i, j, chosen, mode)
                 # A part of its own where it is needed twice: to be mirrored, or to be witnessed.

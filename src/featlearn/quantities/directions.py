@@ -23,10 +23,15 @@ class Probes:
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
             raise InputValueError(f"Probes got k={self.k!r}, expected a number of directions >= 1")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise InputTypeError(
+                f"Probes got generator={self.generator!r}, expected a torch.Generator; "
+                "write torch.Generator().manual_seed(0)"
+            )
 
     def directions(self, classes: int) -> Tensor:
         """(k, C) signs."""
-        generator = self.generator or torch.Generator("cpu").manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0) if self.generator is None else self.generator
         signs = torch.randint(2, (self.k, classes), generator=generator, device=generator.device)
         return 2.0 * signs.double().cpu() - 1.0
 

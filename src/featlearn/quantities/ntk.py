@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.admission import trainable_parameters
+from featlearn.capture.admission import trainable_parameters, unwrapped
 from featlearn.capture.measurement import Measurement, measuring
+from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
-from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
+from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.factors import Dense, Gradients, concatenate
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels
 from featlearn.quantities.budget import byte_budget, readable_bytes
@@ -123,8 +124,8 @@ def _planned(
 ) -> Iterator[tuple[Measurement, Directions, dict[str, Rate], Plan]]:  # fmt: skip
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
-    if dtype not in (None, torch.float32, torch.float64):
-        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
+    checked_dtype(dtype)
+    unwrapped(model)
     output_directions(outputs if not isinstance(outputs, int) else "mean", 1)  # complain before anything runs
     # Before the measurement, which puts .grad aside.
     rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
@@ -176,11 +177,10 @@ def _captured(
 ) -> Captured:  # fmt: skip
     """Per-sample gradients of a block of samples, captured chunk by chunk, with the optimizer's rates inside."""
     early = {p.name for p in plan.parameters if p.form_early}
-    own = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
     pieces: list[tuple[int, dict[str, Gradients]]] = []
     for begin in range(block.start, block.stop, group.chunk):
         end = min(begin + group.chunk, block.stop)
-        found = measurement.snapshot(probe, begin, end).gradients(group.names, directions, early, own)
+        found = measurement.snapshot(probe, begin, end).gradients(group.names, directions, early)
         pieces.append((end - begin, {name: _with_rate(g, rates.get(name, 1.0)) for name, g in found.items()}))
     names = dict.fromkeys(name for _, piece in pieces for name in piece)
     return {

@@ -209,11 +209,12 @@ def grouped(
     for plan in plans:
         if plan.route == "unused":
             continue
-        if graph_bytes + plan.passing // directions > pass_through or 2 * plan.kept // directions > keep:
+        one = max((graph_bytes + plan.passing // directions) / 0.3, 2 * plan.kept / directions / 0.45)
+        if one > available:
             raise MemoryBudgetError(
-                f"{plan.name} needs about {readable_bytes(graph_bytes + plan.passing + 2 * plan.kept)} for a single "
-                f"sample, expected at most {readable_bytes(available)} after the kernel itself; raise memory=, "
-                "or leave the parameter out with parameters="
+                f"{plan.name} needs about {readable_bytes(one)} for a single sample, expected at most "
+                f"{readable_bytes(max(available, 0))}, which is what the kernel and a copy of the weights leave of the "
+                "budget; raise memory=, or leave the parameter out with parameters="
             )
         if plan.kept * held > keep:
             close()

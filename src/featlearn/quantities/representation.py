@@ -1,6 +1,5 @@
 """Gram matrices of what each layer takes in or gives out: the empirical NNGP kernels."""
 
-import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -8,9 +7,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.admission import refuse_other_device, refuse_other_dtype, refuse_unmeasurable, unwrapped
+from featlearn.capture.admission import (
+    matching,
+    refuse_other_device,
+    refuse_other_dtype,
+    refuse_unmeasurable,
+    unwrapped,
+)
 from featlearn.capture.isolation import undisturbed
-from featlearn.capture.precision import cast_inputs, copied, needs_copy
+from featlearn.capture.precision import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.capture.probe import Inputs, Probe, batch_size, tensors_in
 from featlearn.capture.sample_axis import splits
 from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
@@ -34,8 +39,9 @@ def representation_kernels(
         x: probe inputs, P samples, as for `fl.ntk`.
         x2: a second probe with P2 samples; None for `x` with itself.
         of: what each layer takes (its first tensor) or gives (its first tensor).
-        layers: globs of `named_modules()` names; by default every module that has parameters of its own and is called.
-            Weights that are used without calling their module have no representation of their own.
+        layers: globs of `named_modules()` names; by default every module that has parameters of its own, is called, and
+            sees the samples one by one. Weights used without calling their module, and tables that no sample enters
+            (position embeddings), have no representation and are left out; named outright, they are an error.
         dtype: `torch.float64` measures a copy of the network in double.
         memory: byte budget, as for `fl.ntk`.
 
@@ -45,15 +51,16 @@ def representation_kernels(
     """
     if of not in ("input", "output"):
         raise InputValueError(f"of={of!r}, expected 'input' or 'output'")
+    checked_dtype(dtype)
     inputs = [x] if x2 is None else [x, x2]
     sizes = [batch_size(part, name) for part, name in zip(inputs, ("x", "x2"), strict=False)]
-    model = unwrapped(model)
+    given, model = model, unwrapped(model)
     refuse_unmeasurable(model)
     for part, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, part, name)
         if dtype is None:
             refuse_other_dtype(model, part, name)
-    named = _chosen_layers(model, layers)
+    named = _chosen_layers(given, model, layers)
     with undisturbed(model) as rewind, torch.no_grad():
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         with undisturbed(twin), torch.no_grad():
@@ -61,25 +68,31 @@ def representation_kernels(
                 Probe(twin, cast_inputs(part, dtype), size, None, rewind)
                 for part, size in zip(inputs, sizes, strict=True)
             )
-            return _kernels(probes, {name: twin.get_submodule(name) for name in named}, of, layers is not None, memory)
+            modules = {name: twin.get_submodule(inner) for name, inner in named.items()}
+            return _kernels(probes, modules, of, layers is not None, memory)
 
 
-def _chosen_layers(model: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
-    names = [name for name, _ in model.named_modules()]
-    if layers is None:
-        return [name for name, part in model.named_modules() if any(True for _ in part.parameters(recurse=False))]
-    globs = [layers] if isinstance(layers, str) else list(layers)
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise InputValueError(f"layers={glob!r} matches no module; there are {', '.join(filter(None, names[:9]))}")
-    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, str]:
+    """Names in the module that was given -> names in the module inside its wrappers."""
+    places = {id(part): name for name, part in model.named_modules()}
+    inside = {name: places[id(part)] for name, part in given.named_modules() if id(part) in places}
+    if layers is not None:
+        return {name: inside[name] for name in matching(list(inside), layers, "layers", "module")}
+    found = {
+        name: inner
+        for name, inner in inside.items()
+        if any(True for _ in model.get_submodule(inner).parameters(recurse=False))
+    }
+    if not found:
+        raise InputValueError("the model has no layers with parameters of their own; name modules with layers=")
+    return found
 
 
 def _kernels(
     probes: tuple[Probe, ...], layers: Mapping[str, nn.Module], of: str, explicit: bool, memory: str | int | None
 ) -> dict[str, Tensor]:
-    found = [_pilot(probe, layers, of) for probe in probes]
-    seen = {name: values for name, values in found[0].items() if values}
+    found = [_pilot(probe, layers, of, explicit) for probe in probes]
+    seen = {name: values for name, values in found[0].items() if values and all(other[name] for other in found)}
     silent = [name for name in layers if name not in seen]
     if silent and (explicit or not seen):
         raise InputValueError(
@@ -94,10 +107,11 @@ def _kernels(
     held = samples[0] if len(probes) == 1 else sum(samples)
     widths = {name: sum(layout.before * layout.after for _, layout in values) for name, values in seen.items()}
     available = budget - needed
-    if needed > 0.9 * budget or 4 * max(widths.values()) * dtype.itemsize > available:
+    smallest = max(needed / 0.9, needed + 7 * max(widths.values()) * dtype.itemsize)
+    if smallest > budget:
         raise MemoryBudgetError(
-            f"the kernels of {len(seen)} layers take {readable_bytes(needed)}, expected at most "
-            f"{readable_bytes(0.9 * budget)}; name fewer layers with layers=, or raise memory="
+            f"the kernels of {len(seen)} layers and a few samples of the widest need {readable_bytes(smallest)}, "
+            f"expected at most {readable_bytes(budget)}; name fewer layers with layers=, or raise memory="
         )
     layouts: Layouts = {name: [layout for _, layout in values] for name, values in seen.items()}
     kernels = {name: torch.zeros(samples, dtype=dtype, device=example.device) for name in seen}
@@ -131,7 +145,9 @@ def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> It
         yield names, largest
 
 
-def _pilot(probe: Probe, layers: Mapping[str, nn.Module], of: str) -> dict[str, list[tuple[Tensor, Layout]]]:
+def _pilot(
+    probe: Probe, layers: Mapping[str, nn.Module], of: str, explicit: bool
+) -> dict[str, list[tuple[Tensor, Layout]]]:
     """Find the sample axis of every layer's values: the one along which another batch shows the same samples."""
     count = min(5, probe.samples)
     drawn = torch.randint(count, (count + 1,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
@@ -139,10 +155,13 @@ def _pilot(probe: Probe, layers: Mapping[str, nn.Module], of: str) -> dict[str, 
         probe.call(torch.arange(count, device="cpu"))
     with _recorded(layers, of) as part:
         probe.call(drawn)
-    found = {}
+    found: dict[str, list[tuple[Tensor, Layout]]] = {}
     for name in layers:
         layouts = [_layout(a, b, count, drawn) for a, b in zip(whole[name], part[name], strict=False)]
         if None in layouts or len(whole[name]) != len(part[name]):
+            if not explicit and all(torch.equal(a, b) for a, b in zip(whole[name], part[name], strict=False)):
+                found[name] = []  # the same whatever the batch: no sample enters
+                continue
             raise UnsupportedModelError(
                 f"the {of} of {name or 'the model'} has no axis along which the samples lie one by one, expected one; "
                 "leave it out with layers="
