@@ -65,7 +65,7 @@ def last_token(output: Any, x: Any) -> Tensor:
 def token(i: int) -> Callable[[Any], Tensor]:
     """Outputs (P, T, C) at position i, counted from the end if negative."""
     if not isinstance(i, int) or isinstance(i, bool):
-        raise InputTypeError(f"token got {i!r}, expected the number of a position, from the end if negative")
+        raise InputTypeError(f"token({i!r}): expected the number of a position, counted from the end if negative")
 
     def read(output: Any) -> Tensor:
         values = _positions(output)

@@ -74,19 +74,11 @@ def test_the_cost_is_that_of_the_contraction():
 
 
 def test_a_plan_runs_only_a_few_samples():
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.seen = nn.Linear(3, 1), []
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen.append(len(x))
-            return self.layer(x)
-
-    model = Counting()
+    model, seen = nn.Linear(3, 1), []
+    model.register_forward_hook(lambda module, args, output: seen.append(len(output)))
     fl.plan(model, torch.randn(1000, 3))
-    assert model.seen
-    assert max(model.seen) <= 10
+    assert seen
+    assert sum(seen) <= 20
 
 
 def test_a_kernel_that_cannot_fit_is_refused_with_the_bytes_and_two_ways_out():

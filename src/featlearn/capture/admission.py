@@ -61,8 +61,9 @@ def matching(names: list[str], patterns: str | Sequence[str] | None, argument: s
         raise InputTypeError(f"{argument} is {patterns!r}, expected a glob such as 'layers.*' or a list of globs")
     for glob in globs:
         if not any(fnmatch.fnmatchcase(name, glob) for name in names):
-            some = ", ".join(repr(name) for name in names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
-            raise InputValueError(f"{argument}={glob!r} matches no {kind}, expected one of {some}")
+            named = [name for name in names if name]
+            some = ", ".join(named[:8]) + (f" and {len(named) - 8} more" if named[8:] else "")
+            raise InputValueError(f"{argument}={glob!r} matches no {kind}, expected some of {some}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 

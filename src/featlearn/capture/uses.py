@@ -193,13 +193,12 @@ def _read(axes: SampleAxes, edge: Edge) -> Reading | str:
     if graph.output_dtype((node, 0)).is_complex or graph.output_dtype(edge.value).is_complex:
         return f"{name} is complex"
     use = Use(node, edge.operand, graph.output_shape(edge.value), graph.output_shape((node, 0)), layout)
-    form: object
     try:
-        form = rule(use)
+        form: Form | None = rule(use)
     except Exception as error:  # a rule may be the user's
         return f"the rule for {name} fails: {type(error).__name__}: {error}"
     if form is None:
         return f"the rule for {name} does not cover this case"
-    if not isinstance(form, Outer | Direct):
-        return f"the rule for {name} gives {type(form).__name__}, expected Outer, Direct or None"
-    return Reading(edge.value, use, form)
+    if isinstance(form, Outer | Direct):
+        return Reading(edge.value, use, form)
+    return f"the rule for {name} gives {type(form).__name__}, expected Outer, Direct or None"  # type: ignore[unreachable]
