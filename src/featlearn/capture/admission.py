@@ -1,6 +1,7 @@
 """What can be measured at all, said before anything runs."""
 
 import fnmatch
+import sys
 from collections.abc import Sequence
 
 from torch import nn
@@ -13,12 +14,30 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel and DistributedDataParallel."""
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model is {describe(model)}, expected a torch.nn.Module; wrap a function in a module")
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
-        inner = model.module if isinstance(model, wrappers) else model._orig_mod
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            if type(model) not in (nn.DataParallel, nn.parallel.DistributedDataParallel) or _hooked(model):
+                raise UnsupportedModelError(
+                    f"the wrapper {type(model).__name__} changes what its module computes (hooks, or a forward of its "
+                    "own), expected a plain one; measure model.module"
+                )
+            inner = model.module
+        elif _compiled(model) and not _hooked(model):
+            inner = model._orig_mod
+        else:
+            return model
         assert isinstance(inner, nn.Module)
         model = inner
-    return model
+
+
+def _hooked(model: nn.Module) -> bool:
+    return bool(model._forward_hooks or model._forward_pre_hooks)
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether this is what torch.compile returns; asked without importing the compiler, which takes seconds."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and isinstance(model, eval_frame.OptimizedModule)
 
 
 def refuse_unmeasurable(model: nn.Module) -> None:
@@ -49,7 +68,11 @@ def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None 
             "the model has no trainable parameters, expected at least one with requires_grad=True; "
             "a tangent kernel of frozen parameters is zero"
         )
-    return {name: trainable[name] for name in matching(list(trainable), patterns, "parameters", "trainable parameter")}
+    # A tied parameter answers to each of its names.
+    first = {id(p): name for name, p in trainable.items()}
+    aliases = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if id(p) in first}
+    matched = {aliases[name] for name in matching(list(aliases), patterns, "parameters", "trainable parameter")}
+    return {name: p for name, p in trainable.items() if name in matched}
 
 
 def matching(names: list[str], patterns: str | Sequence[str] | None, argument: str, kind: str) -> list[str]:
@@ -76,15 +99,4 @@ def refuse_other_device(model: nn.Module, x: Inputs, name: str) -> None:
         raise InputValueError(
             f"{name} is on {', '.join(map(str, strangers))}, expected {home}, where the model is; "
             f"move it: {name}.to({str(home)!r})"
-        )
-
-
-def refuse_other_dtype(model: nn.Module, x: Inputs, name: str) -> None:
-    """Floating point inputs of another precision than all of the weights."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    given = {tensor.dtype for tensor in tensors_in(x) if tensor.is_floating_point()}
-    if len(kinds) == 1 and given and not given & kinds:
-        raise InputTypeError(
-            f"{name} is {' and '.join(map(str, given))}, expected {kinds.pop()} as the weights are; "
-            f"cast it, or pass dtype= to measure both in that precision"
         )

@@ -12,45 +12,44 @@ from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import CoupledSamplesError
 
 
-def refuse_coupled(snapshot: Snapshot, generator: torch.Generator, *, thorough: bool) -> None:
-    """Compare f(x[i]) with f(x)[i] in batches of another size.
+def draws(samples: int, generator: torch.Generator, *, thorough: bool) -> list[Tensor]:
+    """Other batches of the samples of a chunk, as places in it.
 
-    `thorough`: in two batches, each without half of the samples, so that every sample is once absent; otherwise in one
-    small batch of samples drawn with replacement.
+    `thorough`: two batches, each without half of the samples, so that every sample is absent once. Otherwise one, with
+    an eighth of the samples.
     """
-    size = snapshot.count
-    order = torch.randperm(size, generator=generator, device="cpu")
-    halves = (order[: (size + 1) // 2], order[(size + 1) // 2 :]) if thorough else (order[:2],)
-    for half in halves:
+    order = torch.randperm(samples, generator=generator, device="cpu")
+    half = (samples + 1) // 2
+    batches = [order[:half], order[half:]] if thorough else [order[: max(2, samples // 8)]]
+    for i, batch in enumerate(batches):
         # At least two, and never as many as the chunk has: what depends on the number of samples must show as well.
-        while len(half) > 0 and (len(half) < 2 or len(half) == len(snapshot.indices)):
-            half = torch.cat([half, half[:1]])
-        if len(half):
-            _refuse_difference(snapshot, half)
+        while len(batch) > 0 and len(batch) in (1, max(2, samples)):
+            batch = torch.cat([batch, batch[:1]])
+        batches[i] = batch
+    return [batch for batch in batches if len(batch)]
 
 
-def _refuse_difference(snapshot: Snapshot, drawn: Tensor) -> None:
-    probe, indices = snapshot.probe, snapshot.indices[: snapshot.count]
-    again = probe.outputs(indices[drawn]).detach()
-    together = snapshot.outputs.detach()[drawn.to(again.device)]
-    if again.shape == together.shape and _agree(again, together, snapshot):
-        return
-    if again.shape == together.shape:
-        largest = snapshot.outputs.detach().abs().max().clamp_min(1e-300)
-        difference = f"by {float((again - together).abs().max() / largest):.1e} of the largest output"
-    else:
+def refuse_difference(snapshot: Snapshot, again: Tensor, drawn: Tensor, rounding: float) -> None:
+    """Raise if the outputs of the drawn samples are not those they had in the chunk."""
+    whole = snapshot.outputs.detach()
+    together = whole[drawn.to(again.device)]
+    if again.shape != together.shape:
         difference = f"{again.shape[1]} outputs in one batch, {together.shape[1]} in another"
+    else:
+        # Half of the digits, output by output: batches of another size take other code paths, which round differently.
+        largest = whole.abs().amax(0)
+        excess = (again - together).abs().amax(0) - snapshot.precision**0.5 * largest
+        if bool((excess <= 64 * snapshot.precision * rounding).all()):
+            return
+        worst = int(excess.argmax())
+        change = float((again - together)[:, worst].abs().max() / largest[worst].clamp_min(1e-300))
+        difference = f"output {worst} by {change:.1e} of its largest value"
+    indices = snapshot.indices[: snapshot.count]
     raise CoupledSamplesError(
         f"the outputs of a sample depend on the other samples of its batch ({difference})"
-        f"{_first_difference(probe, indices, drawn)}, or the model draws random numbers in eval mode; expected "
-        "f(x)[i] = f(x[i]); use running statistics, or freeze what the samples share, before measuring"
+        f"{_first_difference(snapshot.probe, indices, drawn)}, or the model draws random numbers in eval mode; "
+        "expected f(x)[i] = f(x[i]); use running statistics, or freeze what the samples share, before measuring"
     )
-
-
-def _agree(again: Tensor, together: Tensor, snapshot: Snapshot) -> bool:
-    # Half of the digits: batches of another size take other code paths, which round differently.
-    slack = snapshot.precision**0.5
-    return bool((again - together).abs().max() <= slack * snapshot.outputs.detach().abs().max())
 
 
 def _first_difference(probe: Probe, indices: Tensor, drawn: Tensor) -> str:

@@ -1,45 +1,101 @@
 """An audit of every reading: per-sample gradients, weighted and summed, against autograd's own gradient.
 
 The weights differ from sample to sample, so a gradient that is complete but ascribed to the wrong samples is found as
-well as a use that was missed or a rule that is wrong. A parameter whose readings fail goes to the fallback.
+well as a use that was missed or a rule that is wrong. A parameter whose readings fail goes to the fallback. The same
+comparison in batches that hold only some of the samples finds samples that influence each other.
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.graph import backward
 from featlearn.capture.snapshot import Snapshot
+from featlearn.errors import CoupledSamplesError
 from featlearn.linalg.factors import Dense, Gradients, as_dense
 
 
-def disputed(snapshot: Snapshot, generator: torch.Generator) -> dict[str, str]:
+@dataclass(frozen=True)
+class Audit:
+    """What the audit of a pilot found."""
+
+    distrusted: Mapping[str, str]
     """Parameters whose readings do not agree with autograd, with the reason."""
-    names = [name for name, access in snapshot.access.items() if access.refusal is None]
-    if not names:
-        return {}
-    outputs = snapshot.outputs
-    direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
-    weights = torch.randn(len(outputs), 1, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
-    if snapshot.count == 1:
-        weights[1:] = 0.0  # the copy of a single sample
-    expected = backward([outputs], [snapshot.parameters[name] for name in names], [weights * direction])
-    found, failed = _readings(snapshot, names, direction)
+    rounding: float
+    """How large the terms are that outputs are made of: they may cancel, their rounding does not."""
+
+
+def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
+    """Check every reading against autograd, and every sample against smaller batches; raise if samples are coupled."""
+    outputs, names = snapshot.outputs, list(snapshot.access)
+    direction = _gaussian(1, outputs.shape[1], generator=generator).to(outputs)
+    weights = _gaussian(snapshot.count, generator=generator).to(outputs)
+    padded = torch.cat([weights, weights.new_zeros(len(outputs) - snapshot.count)])  # the copy of a single sample
+    parameters = [snapshot.parameters[name] for name in names]
+    gradients = backward([outputs], parameters, [padded[:, None] * direction]) if names else ()
+    expected = dict(zip(names, gradients, strict=True))
+    readable = [name for name in names if snapshot.access[name].refusal is None]
+    found, failed = _readings(snapshot, readable, direction)
+    for name in _differing(found, weights, expected, snapshot.precision):
+        failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
+        del found[name]
+    snapshot.distrust(failed)
+    terms = [
+        float((g.detach() * p.detach()).norm())
+        for g, p in zip(expected.values(), parameters, strict=True)
+        if g is not None
+    ]
+    rounding = math.hypot(*(term for term in terms if math.isfinite(term)), 0.0)
+    found |= snapshot.gradients([name for name in names if name not in found], direction)
+    for drawn in draws(snapshot.count, generator, thorough=True):
+        _refuse_coupled_gradients(snapshot, drawn, direction, weights, found, rounding)
+    return Audit(failed, rounding)
+
+
+def _refuse_coupled_gradients(
+    snapshot: Snapshot, drawn: Tensor, direction: Tensor, weights: Tensor, found: Mapping[str, Gradients],
+    rounding: float,
+) -> None:  # fmt: skip
+    """The same samples in another batch must have the same outputs and the same gradients."""
+    again = snapshot.probe.outputs(snapshot.indices[drawn])
+    refuse_difference(snapshot, again.detach(), drawn, rounding)
+    names = list(found)
+    if not again.requires_grad or not names:
+        return
+    chosen = weights[drawn.to(weights.device)]
+    gradients = backward([again], [snapshot.parameters[name] for name in names], [chosen[:, None] * direction])
+    counted = torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen)
+    expected = dict(zip(names, gradients, strict=True))
+    for name in _differing(found, counted, expected, snapshot.precision):
+        raise CoupledSamplesError(
+            f"the gradient of {name} for a sample depends on the other samples of its batch, though the outputs do "
+            "not; expected samples that do not influence each other, in a backward pass as in a forward pass"
+        )
+
+
+def _differing(
+    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], precision: float
+) -> Iterator[str]:
+    """Parameters for which sum_i w_i g_i is not what autograd gives."""
     checks = []
-    for name, gradient in zip(names, expected, strict=True):
-        if name in found and gradient is not None:
-            total, size = _weighted_sum(found[name], weights)
-            reference = _flat(gradient, total)
-            checks.append((name, float((total - reference).norm()), size + float(reference.norm())))
-    slack = min(0.1, 1e4 * snapshot.precision)
-    # Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may disagree in all digits.
-    floor = snapshot.precision * sum(size for _, _, size in checks if math.isfinite(size))
-    for name, difference, size in checks:
-        if not difference <= slack * size + floor:
-            failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
-    return failed
+    for name, gradients in found.items():
+        total, size = _weighted_sum(gradients, weights)
+        reference = _flat(expected[name], total)
+        if not math.isfinite(float(reference.norm())):
+            continue  # the kernel will not be finite either, and is refused for that
+        checks.append((name, float((total - reference).norm()), size + float(reference.norm())))
+    # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
+    # disagree in all digits.
+    floor = 64 * precision * sum(size for _, _, size in checks if math.isfinite(size))
+    return (name for name, difference, size in checks if not difference <= precision**0.5 * size + floor)
+
+
+def _gaussian(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _nodes(snapshot: Snapshot, name: str) -> str:
@@ -67,7 +123,6 @@ def _readings(snapshot: Snapshot, names: list[str], direction: Tensor) -> tuple[
 
 def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]:
     """sum_i w_i g_i, and a bound of its size before anything cancels."""
-    weights = weights[: gradients.samples, 0]
     if isinstance(gradients, Dense):
         terms = weights.to(gradients.gradient)[:, None] * gradients.gradient[:, 0]
         return terms.sum(0), float(terms.norm(dim=1).sum())
@@ -81,6 +136,9 @@ def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]
     return as_dense(replace(gradients, parts=tuple(parts))).gradient[0, 0], size
 
 
-def _flat(gradient: Tensor, like: Tensor) -> Tensor:
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense.detach().flatten().to(like)
+def _flat(gradient: Tensor | None, like: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(like)
+    dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return real.flatten().to(like)

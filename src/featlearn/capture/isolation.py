@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -14,23 +15,34 @@ from torch.nn.modules import module as module_globals
 
 from featlearn.capture.state import state_kept
 
+
+@dataclass(frozen=True)
+class Isolation:
+    """What a measurement may ask of its surroundings."""
+
+    rewind: Callable[[], None]
+    """Set every random generator back to where it stood on entry."""
+    rewritten: Callable[[], set[int]]
+    """Identities of the model's tensors that have been written to since."""
+
+
 # Precision, flags and hooks belong to the process: one thread measures at a time.
 _measuring = threading.RLock()
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
-
-    Yields a function that sets every random generator back to where it stood on entry.
-    """
+def undisturbed(model: nn.Module) -> Iterator[Isolation]:
+    """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted."""
     with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        rewind = stack.enter_context(_random_state(model))
-        for context in (_autocast_off, _full_precision, _eager, state_kept, _hooks_muted, _eval_mode):
+        rewind = stack.enter_context(_random_state())
+        for context in (_autocast_off, _full_precision, _eager):
             stack.enter_context(context(model))
-        yield rewind
+        rewritten = stack.enter_context(state_kept(model))
+        for context in (_hooks_muted, _eval_mode):
+            stack.enter_context(context(model))
+        yield Isolation(rewind, rewritten)
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
@@ -38,8 +50,7 @@ def _devices(model: nn.Module) -> set[torch.device]:
 
 
 @contextmanager
-def _random_state(model: nn.Module) -> Iterator[Callable[[], None]]:
-    del model  # its random numbers may come from any device
+def _random_state() -> Iterator[Callable[[], None]]:
     cpu, python, array = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 

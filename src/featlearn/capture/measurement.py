@@ -1,23 +1,23 @@
 """A measurement: the network admitted, isolated, piloted on a few samples, then captured chunk by chunk."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.capture.admission import (
     refuse_other_device,
-    refuse_other_dtype,
     refuse_unmeasurable,
     trainable_parameters,
     unwrapped,
 )
-from featlearn.capture.coupling import refuse_coupled
-from featlearn.capture.coverage import disputed
-from featlearn.capture.isolation import undisturbed
-from featlearn.capture.precision import cast_inputs, copied, needs_copy
+from featlearn.capture.coupling import draws, refuse_difference
+from featlearn.capture.coverage import audited
+from featlearn.capture.graph import build_graph
+from featlearn.capture.isolation import Isolation, undisturbed
+from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
@@ -37,6 +37,10 @@ class Measurement:
     probes: tuple[Probe, ...]
     pilots: tuple[Snapshot, ...]
     distrusted: Mapping[str, str]
+    rounding: float
+    """How large the terms are that the outputs are made of."""
+    graphs: list[bool] = field(default_factory=list)
+    """Whether the outputs carried a gradient, for every capture so far."""
 
     @property
     def classes(self) -> int:
@@ -54,11 +58,17 @@ class Measurement:
         return self.pilots[0].outputs.device
 
     def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
-        """Samples [begin, end) of a probe, captured; two of them, run again by themselves, must not differ."""
+        """Samples [begin, end) of a probe, captured, and checked for coupling."""
         generator = _generator()
         indices = torch.arange(begin, end, device="cpu")
+        # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones an eighth.
+        # First, so that only one graph is held at a time.
+        drawn = draws(len(indices), generator, thorough=len(indices) <= 64)
+        again = [probe.outputs(indices[batch]).detach() for batch in drawn]
         found = Snapshot(probe, indices, self.parameters, generator, self.distrusted)
-        refuse_coupled(found, generator, thorough=False)
+        self.graphs.append(found.graph is not None)
+        for batch, outputs in zip(drawn, again, strict=True):
+            refuse_difference(found, outputs, batch, self.rounding)
         return found
 
 
@@ -80,15 +90,13 @@ def measuring(
     originals = trainable_parameters(given, parameters)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, x, name)
-        if dtype is None:
-            refuse_other_dtype(model, x, name)
-    with undisturbed(model) as rewind:
+    with undisturbed(model) as isolation:
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         if twin is model:
-            yield _piloted(model, model, originals, inputs, sizes, readout, dtype, rewind)
+            yield _piloted(model, model, originals, inputs, sizes, readout, dtype, isolation)
         else:
-            with undisturbed(twin):
-                yield _piloted(twin, model, originals, inputs, sizes, readout, dtype, rewind)
+            with undisturbed(twin) as inner:
+                yield _piloted(twin, model, originals, inputs, sizes, readout, dtype, inner)
 
 
 def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -100,44 +108,69 @@ def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str,
 
 def _piloted(
     model: nn.Module, original: nn.Module, originals: Mapping[str, Tensor], inputs: Sequence[Inputs],
-    sizes: Sequence[int], readout: Readout | None, dtype: torch.dtype | None, rewind: Callable[[], None],
+    sizes: Sequence[int], readout: Readout | None, dtype: torch.dtype | None, isolation: Isolation,
 ) -> Measurement:  # fmt: skip
     parameters = dict(zip(originals, _counterparts(original, model, originals), strict=True))
     probes = tuple(
-        Probe(model, cast_inputs(x, dtype), size, readout, rewind) for x, size in zip(inputs, sizes, strict=True)
+        Probe(model, cast_inputs(x, dtype), size, readout, isolation.rewind, name)
+        for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
     )
-    versions = {name: parameter._version for name, parameter in parameters.items()}
+    names = dict(model.named_parameters())
     generator = _generator()
     pilots: list[Snapshot] = []
     distrusted: dict[str, str] = {}
+    rounding = 0.0
     for probe in probes:
-        pilot = Snapshot(probe, torch.arange(min(PILOT, probe.samples), device="cpu"), parameters, generator, {})
+        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {})
+        _refuse_rewriting(model, names, isolation)
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
-        refuse_coupled(pilot, generator, thorough=True)
-        distrusted |= disputed(pilot, generator)
+        if model is not original:
+            _refuse_lost(original, originals, pilot)
+        audit = audited(pilot, generator)
+        distrusted |= audit.distrusted
+        rounding = max(rounding, audit.rounding)
         pilots.append(pilot)
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
         raise InputValueError(
             f"the model gives {pilots[0].outputs.shape[1]} outputs on x and {pilots[1].outputs.shape[1]} on x2, "
             "expected the same number; pass a readout= that makes them equal"
         )
-    rewritten = [name for name, parameter in parameters.items() if parameter._version != versions[name]]
-    if rewritten:
+    return Measurement(model, parameters, originals, probes, tuple(pilots), distrusted, rounding)
+
+
+def _spread(samples: int) -> Tensor:
+    """A few samples from everywhere: data may be sorted."""
+    return torch.linspace(0, samples - 1, min(PILOT, samples), device="cpu").round().long()
+
+
+def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
+    """A forward pass that sets weights (max_norm, initialisation from data) or makes new ones."""
+    after = dict(model.named_parameters())
+    rewritten = isolation.rewritten()
+    changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
+    changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
+    if changed:
         raise UnsupportedModelError(
-            f"a forward pass in eval mode rewrites {', '.join(rewritten[:5])}; expected a model that only reads its "
-            "weights (embeddings with max_norm do this)"
+            f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
+            "weights; run it once on a batch of your own if it initialises itself from data"
         )
-    return Measurement(model, parameters, originals, probes, tuple(pilots), distrusted)
+
+
+def _refuse_lost(original: nn.Module, originals: Mapping[str, Tensor], pilot: Snapshot) -> None:
+    """Parameters that act through a result computed once and kept: a copy of the model keeps its value alone."""
+    for kept in kept_results(original):
+        reached = build_graph(kept, originals).leaves
+        lost = [name for name in reached if name not in pilot.access]
+        if lost:
+            raise UnsupportedModelError(
+                f"{', '.join(lost[:5])} act through a tensor that the model computed once and keeps, which a copy in "
+                "another precision cannot follow; convert the model itself, model.double(), and measure that"
+            )
 
 
 def _refuse_pilot(pilot: Snapshot, foreign: set[int]) -> None:
     graph = pilot.graph
-    if graph is None:
-        raise InputValueError(
-            "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; expected "
-            "outputs that depend on the trainable parameters through differentiable operations"
-        )
-    if graph.variables & foreign:
+    if graph is not None and graph.variables & foreign:
         raise UnsupportedModelError(
             "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
             "be measured in another precision; convert the model itself, model.double(), and measure that"

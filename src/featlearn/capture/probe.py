@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -75,18 +76,36 @@ def batch_size(x: Inputs, name: str = "x") -> int:
         )
     if samples == 0:
         raise InputValueError(f"{name} is {describe(x)}: no samples; expected at least one")
+    _refuse_uncut(x, samples, name)
     return samples
+
+
+def _refuse_uncut(thing: Any, samples: int, name: str) -> None:
+    """Arrays, and lists of as many plain values as there are samples: they could not be cut into chunks."""
+    if isinstance(thing, numpy.ndarray):
+        raise InputTypeError(f"{name} holds a numpy array, expected tensors; convert it with torch.as_tensor")
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    elif isinstance(thing, list) and len(thing) == samples and not tensors_in(thing):
+        raise InputTypeError(
+            f"{name} holds a list with one entry for each of the {samples} samples, expected a tensor; "
+            "convert it with torch.as_tensor"
+        )
+    if isinstance(thing, list | tuple):
+        for part in thing:
+            _refuse_uncut(part, samples, name)
 
 
 def _takes_inputs(readout: Readout) -> bool:
     """Whether a readout wants (output, x) rather than the output alone."""
     try:
-        parameters = inspect.signature(readout).parameters.values()
+        parameters = inspect.signature(
+            readout.forward if isinstance(readout, nn.Module) else readout
+        ).parameters.values()
     except (TypeError, ValueError):
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    return len(required) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is p.empty for p in positional) >= 2
 
 
 @dataclass(frozen=True)
@@ -99,16 +118,20 @@ class Probe:
     readout: Readout | None
     rewind: Callable[[], None]
     """Sets every random generator to where it stood when the measurement began."""
+    name: str = "x"
+    """The argument that the inputs were given as."""
 
     def take(self, indices: Tensor) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
         whole = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
-            tensor = tensor.detach()
+            chosen = tensor.detach()
             if tensor.dim() and tensor.shape[0] == whole:
-                return tensor.index_select(0, indices.to(tensor.device))
-            return tensor.clone()
+                chosen = chosen.index_select(0, indices.to(tensor.device))
+            else:
+                chosen = chosen.clone()
+            return chosen.requires_grad_(tensor.requires_grad)  # a model may differentiate by its inputs
 
         return map_tensors(self.x, rows)
 
@@ -116,7 +139,7 @@ class Probe:
         """What the model returns for some of the samples, and the inputs it was given."""
         x = self.take(indices)
         self.rewind()
-        with _explained(x):
+        with _explained(self, x):
             if isinstance(x, tuple):
                 return self.model(*x), x
             return (self.model(**x) if isinstance(x, Mapping) else self.model(x)), x
@@ -124,13 +147,13 @@ class Probe:
     def outputs(self, indices: Tensor) -> Tensor:
         """(samples, C) outputs with their graph."""
         raw, x = self.call(indices)
-        with _explained(x):
+        with _explained(self, x):
             read = _read(raw, x, self.readout)
         return _checked(read, len(indices), self.readout is not None)
 
 
 @contextmanager
-def _explained(x: Inputs) -> Iterator[None]:
+def _explained(probe: Probe, x: Inputs) -> Iterator[None]:
     """Errors of the user's code say what it was called with."""
     try:
         yield
@@ -138,8 +161,21 @@ def _explained(x: Inputs) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model or its readout failed on {describe(x)}: {type(error).__name__}: {error}"
+            f"the model or its readout failed on {probe.name}, {describe(x)}: {type(error).__name__}: {error}"
+            f"{_dtype_advice(probe, x)}"
         ) from error
+
+
+def _dtype_advice(probe: Probe, x: Inputs) -> str:
+    """What to do about inputs of another precision than all of the weights, where a model has failed on them."""
+    kinds = {p.dtype for p in probe.model.parameters() if p.is_floating_point()}
+    given = {tensor.dtype for tensor in tensors_in(x) if tensor.is_floating_point() or tensor.is_complex()}
+    if len(kinds) == 1 and given and not given & kinds:
+        return (
+            f"; {probe.name} is {' and '.join(map(str, given))}, expected {kinds.pop()} as the weights are; "
+            "cast it, or pass dtype= to measure both in that precision"
+        )
+    return ""
 
 
 def _read(raw: Any, x: Inputs, readout: Readout | None) -> Any:

@@ -7,7 +7,7 @@ under which each slice shows its own factor is the sample axis. No such split: t
 by one (a weight, a table, rows picked by routing), and nothing is assumed of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,33 +15,43 @@ from torch import Tensor
 from featlearn.ops.form import Layout
 
 
-def sample_codes(samples: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """A power of two for each sample, all different while the number format has room for that."""
-    span = 3 if dtype == torch.float16 else 32
-    cycles = -(-samples // (2 * span + 1))
-    exponents = (
-        torch.cat([torch.randperm(2 * span + 1, generator=generator, device="cpu") for _ in range(cycles)])[:samples]
-        - span
-    )
-    return torch.exp2(exponents.double()).to(dtype)
+def sample_codes(samples: int, precision: float, generator: torch.Generator) -> list[Tensor]:
+    """Powers of two that tell every sample from every other: one for each, or one for each digit of its number.
+
+    `precision` is the machine epsilon of the coarsest type on the way, which says how far exponents may go.
+    """
+    span = 400 if precision < 1e-12 else 3 if 5e-4 < precision < 2e-3 else 40  # double; half; single and bfloat16
+    base = 2 * span + 1
+    numbers = torch.randperm(samples, generator=generator, device="cpu")
+    codes = [torch.exp2((numbers % base - span).double())]
+    while samples > base:
+        numbers, samples = numbers // base, -(-samples // base)
+        codes.append(torch.exp2((numbers % base - span).double()))
+    return codes
 
 
-def sample_layout(plain: Tensor | None, coded: Tensor | None, codes: Tensor, shape: torch.Size) -> Layout | None:
-    """The sample axis of a value, from its gradients under the plain and under the coded cotangent."""
-    samples = len(codes)
-    candidates = list(splits(shape, samples))
-    if plain is None or coded is None:  # the outputs do not depend on this value
-        return candidates[0] if candidates else None
-    plain, coded = plain.detach(), coded.detach()
+def sample_layout(
+    plain: Tensor | None, coded: Sequence[Tensor | None], codes: Sequence[Tensor], shape: torch.Size
+) -> Layout | None:
+    """The sample axis of a value, from its gradients under the plain and under each coded cotangent."""
+    candidates = splits(shape, len(codes[0]))
+    if plain is None:  # the outputs do not depend on this value
+        return next(candidates, None)
+    return next((layout for layout in candidates if _shows(plain, coded, codes, layout)), None)
+
+
+def _shows(plain: Tensor, coded: Sequence[Tensor | None], codes: Sequence[Tensor], layout: Layout) -> bool:
+    """Whether every slice of this layout shows its own code in every digit."""
+    split = (layout.before, layout.samples, layout.after)
     # Rounding differs between the passes only where a device sums in no fixed order.
     slack = 64 * torch.finfo(plain.dtype).eps
-    for layout in candidates:
-        split = (layout.before, samples, layout.after)
-        expected = plain.reshape(split) * codes.to(plain.device, plain.real.dtype)[:, None]
-        difference = (coded.reshape(split) - expected).abs().amax((0, 2))
-        if bool((difference <= slack * expected.abs().amax((0, 2))).all()):
-            return layout
-    return None
+    for gradient, code in zip(coded, codes, strict=True):
+        expected = plain.detach().reshape(split) * code.to(plain.device, plain.real.dtype)[:, None]
+        found = torch.zeros_like(expected) if gradient is None else gradient.detach().reshape(split)
+        difference = (found - expected).abs().amax((0, 2))
+        if not bool((difference <= slack * expected.abs().amax((0, 2))).all()):
+            return False
+    return True
 
 
 def splits(shape: torch.Size, samples: int) -> Iterator[Layout]:

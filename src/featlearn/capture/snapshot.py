@@ -54,11 +54,16 @@ class Snapshot:
         if self.graph is not None:
             _refuse_hidden(self.graph)
             for name, uses in parameter_uses(SampleAxes(self.outputs, self.graph, generator)).items():
-                if name in distrusted:
-                    uses = ParameterUses((), distrusted[name], uses.nodes)
                 self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
+            self.distrust(distrusted)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+
+    def distrust(self, reasons: Mapping[str, str]) -> None:
+        """Send parameters to the fallback."""
+        for name, reason in reasons.items():
+            if name in self.access:
+                self.access[name] = Access(ParameterUses((), reason, self.access[name].uses.nodes), None)
 
     def gradients(
         self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()

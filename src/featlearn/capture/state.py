@@ -1,6 +1,7 @@
 """Everything a model holds, put back bit for bit: weights, buffers, gradients, flags, plain attributes."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,18 +10,31 @@ from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
 
+_CONTAINERS = (list, dict, set, deque)
+
 
 @contextmanager
-def state_kept(model: nn.Module) -> Iterator[None]:
-    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile."""
-    parts = list(model.modules())
-    containers = _containers(parts)
-    copies = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in _tensors(parts)]
+def state_kept(model: nn.Module) -> Iterator[Callable[[], set[int]]]:
+    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
+
+    Yields a function that gives the identities of the tensors that have been written to so far.
+    """
+    held = _held(list(model.modules()))
+    containers = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
+    generators = [(thing, thing.get_state()) for thing in held if isinstance(thing, torch.Generator)]
+    tensors = [thing for thing in held if isinstance(thing, Tensor) and thing.device.type != "meta"]
+    copies = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors]
+    versions = [_version(tensor) for tensor in tensors]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+
+    def rewritten() -> set[int]:
+        written = {id(t) for t, version in zip(tensors, versions, strict=True) if _version(t) != version}
+        return written | {id(tensor) for tensor, copy, _ in copies if not _same_bits(tensor, copy)}
+
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield
+        yield rewritten
         if any(parameter.grad is not None for parameter, _ in grads):
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
@@ -29,6 +43,8 @@ def state_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for container, entries in containers:
             _refill(container, entries)
+        for generator, state in generators:
+            generator.set_state(state)
         with torch.no_grad():
             for tensor, copy, trainable in copies:
                 if not _same_bits(tensor, copy):
@@ -39,35 +55,40 @@ def state_kept(model: nn.Module) -> Iterator[None]:
             parameter.grad = grad
 
 
-def _containers(parts: list[nn.Module]) -> list[tuple[Any, Any]]:
-    """Attributes, tables and plain lists, dicts and sets of every module, each with a shallow copy."""
-    found: list[Any] = []
-    for part in parts:
-        found += [part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, list | dict | set))]
-        # Scripted modules keep theirs out of reach.
-        found += [t for t in (part._parameters, part._buffers, part._modules) if isinstance(t, dict)]
-    return [(container, container.copy()) for container in {id(c): c for c in found}.values()]
+def _held(parts: list[nn.Module]) -> list[Any]:
+    """Tensors, containers and random generators in the attributes of modules, also inside one another."""
+    found: dict[int, Any] = {}
+    # Scripted modules keep their tables out of reach; what can be listed is.
+    stack: list[Any] = [table for p in parts for table in (p.__dict__, p._parameters, p._buffers, p._modules)]
+    while stack:
+        thing = stack.pop()
+        if id(thing) in found:
+            continue
+        if isinstance(thing, (*_CONTAINERS, Tensor, torch.Generator)):
+            found[id(thing)] = thing
+        if isinstance(thing, (*_CONTAINERS, tuple)):
+            stack += thing.values() if isinstance(thing, dict) else thing
+        elif not isinstance(thing, Tensor | torch.Generator | nn.Module) and hasattr(thing, "values"):
+            stack += [value for value in thing.values() if isinstance(value, Tensor)]
+    return list(found.values())
 
 
 def _refill(container: Any, entries: Any) -> None:
     """Only where something changed: an untouched container is not touched."""
     if isinstance(container, dict):
         changed = list(container) != list(entries) or any(container[k] is not v for k, v in entries.items())
-    elif isinstance(container, list):
-        changed = len(container) != len(entries) or any(a is not b for a, b in zip(container, entries, strict=True))
-    else:
+    elif isinstance(container, set):
         changed = container != entries
+    else:
+        changed = len(container) != len(entries) or any(a is not b for a, b in zip(container, entries, strict=True))
     if changed:
         container.clear()
-        container.extend(entries) if isinstance(container, list) else container.update(entries)
+        container.update(entries) if isinstance(container, dict | set) else container.extend(entries)
 
 
-def _tensors(parts: list[nn.Module]) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for part in parts:
-        held = (*part._parameters.values(), *part._buffers.values(), *part.__dict__.values())
-        found.update((id(t), t) for t in held if isinstance(t, Tensor) and t.device.type != "meta")
-    return list(found.values())
+def _version(tensor: Tensor) -> int:
+    """Counts what was written in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

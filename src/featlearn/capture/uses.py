@@ -55,9 +55,8 @@ class SampleAxes:
     def __init__(self, outputs: Tensor, graph: Graph, generator: torch.Generator) -> None:
         self.graph = graph
         self._outputs = outputs
-        self._codes = sample_codes(len(outputs), outputs.dtype, generator)
+        self._codes = sample_codes(len(outputs), graph.precision, generator)
         self._cotangent = _gaussian(outputs, generator)
-        self._coded = self._cotangent * self._codes.to(outputs)[:, None]
         self.layouts: dict[Node, Layout | None] = {}
         self.single_output: dict[Node, bool] = {}
 
@@ -65,13 +64,16 @@ class SampleAxes:
         """Find the sample axis of each node's output."""
         values = [(node, number) for node in nodes for number in range(len(node._input_metadata))]
         plain = gradients_at(self._outputs, values, self._cotangent)
-        coded = gradients_at(self._outputs, values, self._coded)
+        coded = [
+            gradients_at(self._outputs, values, self._cotangent * code.to(self._outputs)[:, None])
+            for code in self._codes
+        ]
         for node in nodes:
             numbers = [n for n in range(len(node._input_metadata)) if plain[node, n] is not None] or [0]
-            layouts = [
-                sample_layout(plain[node, n], coded[node, n], self._codes, self.graph.output_shape((node, n)))
-                for n in numbers
-            ]
+            layouts = []
+            for n in numbers:
+                shape, value = self.graph.output_shape((node, n)), (node, n)
+                layouts.append(sample_layout(plain[value], [found[value] for found in coded], self._codes, shape))
             self.layouts[node] = layouts[0] if None not in layouts else None
             self.single_output[node] = numbers == [0]
 

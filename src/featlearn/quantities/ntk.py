@@ -81,6 +81,7 @@ def ntk(
 
                 add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
                             capture, checks.add if checks else None)  # fmt: skip
+        _refuse_no_gradient(any(measurement.graphs))
         if checks is not None:
             checks.conclude()
         for key, kernel in kernels.items():
@@ -91,6 +92,14 @@ def ntk(
                     "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
                 )
     return kernels[""] if by == "network" else kernels
+
+
+def _refuse_no_gradient(seen: bool) -> None:
+    if not seen:
+        raise InputValueError(
+            "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; expected "
+            "outputs that depend on the trainable parameters through differentiable operations"
+        )
 
 
 def _finite(kernel: Tensor) -> bool:
@@ -109,7 +118,9 @@ def plan(
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
     with _planned(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, memory, verify) as work:
-        return work[3]
+        measurement, _, _, found = work
+        _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
+        return found
 
 
 def _key(name: str, by: str) -> str:

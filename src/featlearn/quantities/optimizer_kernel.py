@@ -18,7 +18,8 @@ def step_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[s
 
     Diagonal preconditioners only: SGD with groups, Adam, AdamW, RMSprop, Adagrad. The second moment is taken as it
     will stand after the step: advanced by `.grad` where there is one (call between `backward()` and `step()`), as it
-    stands where there is none. Momentum and weight decay do not enter.
+    stands where there is none. Momentum and weight decay are not part of the update; where torch adds weight decay to
+    the gradient (all but AdamW) it is part of the second moment.
     """
     if not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {optimizer!r}, expected a torch.optim.Optimizer")
@@ -35,6 +36,8 @@ def _rate(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, name: 
     if group.get("maximize"):
         raise InputValueError("the optimizer maximizes; expected one that minimizes a loss")
     lr = float(group["lr"])
+    if lr < 0:
+        raise InputValueError(f"a group of the optimizer has lr={lr}, expected a learning rate >= 0")
     if isinstance(optimizer, SGD):
         return lr
     if parameter.is_complex():
@@ -43,6 +46,9 @@ def _rate(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, name: 
     gradient = None if parameter.grad is None else parameter.grad.detach()
     if gradient is not None and gradient.is_sparse:
         gradient = gradient.to_dense()
+    decoupled = isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay", False)
+    if gradient is not None and group.get("weight_decay") and not decoupled:
+        gradient = gradient + group["weight_decay"] * parameter.detach()  # it enters the second moment
     if not isinstance(optimizer, Adam | AdamW | RMSprop | Adagrad):
         raise InputTypeError(
             f"optimizer is {type(optimizer).__name__}, expected SGD, Adam, AdamW, RMSprop or Adagrad: "

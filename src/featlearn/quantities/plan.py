@@ -127,14 +127,17 @@ def parameter_plans(
         shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
         pilots = [pilot for pilot in measurement.pilots if name in pilot.access]
         if not pilots:
-            plans.append(ParameterPlan(name, shape, (), "unused", "the outputs do not depend on it", 0, 0, 0, False))
+            # Others than the pilot's samples may use it, so it is captured all the same.
+            kept, reason = directions * size * item, "no sample of the pilot uses it"
+            plans.append(ParameterPlan(name, shape, (), "unused", reason, 0, kept, 3 * kept, True))
             continue
         uses = pilots[0].access[name].uses.nodes
-        route, reason = _kind(name, pilots, measurement, name in elementwise)
+        route, reason = _kind(name, pilots, name in elementwise)
         dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
         if route != "factors":
             kept = directions * size * item
-            plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * kept, True))
+            operands = max(_operand_numbers(pilot, name) for pilot in pilots) * directions * item
+            plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * (kept + operands), True))
             continue
         extents = [_extent(pilot, name, count, directions) for pilot, count in zip(pilots, samples, strict=False)]
         cost = costs(extents[0], extents[-1], mode)
@@ -150,9 +153,7 @@ def parameter_plans(
     return tuple(plans)
 
 
-def _kind(name: str, pilots: Sequence[Snapshot], measurement: Measurement, elementwise: bool) -> tuple[str, str]:
-    if name in measurement.distrusted:
-        return "fallback", measurement.distrusted[name]
+def _kind(name: str, pilots: Sequence[Snapshot], elementwise: bool) -> tuple[str, str]:
     for pilot in pilots:
         access = pilot.access[name]
         if access.refusal is not None:
@@ -163,6 +164,14 @@ def _kind(name: str, pilots: Sequence[Snapshot], measurement: Measurement, eleme
             whole = all(reading.value[0] is pilot.graph.leaves[name] for reading in access.uses.readings)  # type: ignore[union-attr]
             return ("direct", "small operand") if whole else ("pulled back", "made into a weight by other ops")
     return ("direct", "a rate for every entry") if elementwise else ("factors", "")
+
+
+def _operand_numbers(pilot: Snapshot, name: str) -> int:
+    """Numbers per sample while the gradients of a parameter's operands are formed, to be pulled back to it."""
+    readings = pilot.access[name].uses.readings
+    factors = [r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
+               for r in readings if isinstance(r.form, Outer) and not r.form.indexed]  # fmt: skip
+    return sum(reading.use.shape.numel() for reading in readings) + sum(factors)
 
 
 def _extent(pilot: Snapshot, name: str, samples: int, directions: int) -> Extent:
@@ -207,8 +216,6 @@ def grouped(
             names.clear()
 
     for plan in plans:
-        if plan.route == "unused":
-            continue
         one = max((graph_bytes + plan.passing // directions) / 0.3, 2 * plan.kept / directions / 0.45)
         if one > available:
             raise MemoryBudgetError(

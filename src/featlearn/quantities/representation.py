@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from featlearn.capture.admission import (
     matching,
     refuse_other_device,
-    refuse_other_dtype,
     refuse_unmeasurable,
     unwrapped,
 )
@@ -58,14 +57,12 @@ def representation_kernels(
     refuse_unmeasurable(model)
     for part, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, part, name)
-        if dtype is None:
-            refuse_other_dtype(model, part, name)
     named = _chosen_layers(given, model, layers)
-    with undisturbed(model) as rewind, torch.no_grad():
+    with undisturbed(model) as isolation, torch.no_grad():
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         with undisturbed(twin), torch.no_grad():
             probes = tuple(
-                Probe(twin, cast_inputs(part, dtype), size, None, rewind)
+                Probe(twin, cast_inputs(part, dtype), size, None, isolation.rewind)
                 for part, size in zip(inputs, sizes, strict=True)
             )
             modules = {name: twin.get_submodule(inner) for name, inner in named.items()}

@@ -1,0 +1,98 @@
+"""What only a GPU can show: its random numbers, its precision settings, its memory."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from tests.references.jacobian import dense_ntk
+
+pytestmark = pytest.mark.gpu
+
+
+def network(width: int = 64, classes: int = 3) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(10, width), nn.ReLU(), nn.Dropout(0.5), nn.BatchNorm1d(width), nn.Linear(width, classes)]
+        return nn.Sequential(*layers).cuda()
+
+
+def inputs(samples: int) -> Tensor:
+    return torch.randn(samples, 10, generator=torch.Generator().manual_seed(1)).cuda()
+
+
+def test_random_numbers_of_the_gpu_are_as_before():
+    model, x = network(), inputs(6)
+    torch.rand(3, device="cuda")
+    before = torch.cuda.get_rng_state()
+    fl.ntk(model, x)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_a_training_step_is_the_same_with_and_without():
+    def run(measured: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, x = network(), inputs(8)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            if measured:
+                fl.ntk(model, x, outputs="full")
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_tensor_cores_do_not_round_the_kernel(precision: str):
+    model, x = network(512), inputs(100)
+    reference = fl.ntk(model, x, dtype=torch.float64)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with torch.autocast("cuda"):
+            kernel = fl.ntk(model, x)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert float((kernel - reference).norm() / reference.norm()) < 3e-6
+
+
+def test_double_equals_the_dense_jacobian():
+    model, x = network().double(), inputs(5).double()
+    torch.testing.assert_close(fl.ntk(model, x, outputs="full"), dense_ntk(model, x, outputs="full"))
+
+
+def test_nothing_common_falls_back_in_single_precision():
+    """Sums in no fixed order must not hide the sample axis."""
+    transformers = pytest.importorskip("transformers")
+    image = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4, stride=2),
+        nn.GroupNorm(4, 16), nn.ReLU(), nn.ConvTranspose2d(16, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 10),
+    ).cuda()  # fmt: skip
+    pictures = torch.randn(40, 3, 32, 32, device="cuda")
+    assert fl.plan(image, pictures).fallbacks == {}
+    assert fl.ntk(image, pictures, verify=True).shape == (40, 40)
+    config = transformers.GPT2Config(vocab_size=100, n_positions=64, n_embd=64, n_layer=2, n_head=4, use_cache=False)
+    text = transformers.GPT2LMHeadModel(config).cuda()
+    ids = {"input_ids": torch.randint(100, (20, 64), device="cuda")}
+    readout = fl.readouts.last_token
+    assert fl.plan(text, ids, readout=readout, outputs=0).fallbacks == {}
+    assert fl.ntk(text, ids, readout=readout, outputs=fl.Probes(3), verify=True).shape == (20, 20)
+
+
+@pytest.mark.parametrize("budget", [2**31, 2**28])
+def test_the_peak_stays_within_the_budget(budget: int):
+    model = nn.Sequential(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.AvgPool2d(24),
+                          nn.Flatten(), nn.Linear(64, 10)).cuda()  # fmt: skip
+    x = torch.randn(200, 3, 32, 32, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    fl.ntk(model, x, memory=budget)
+    assert torch.cuda.max_memory_allocated() - before <= budget
