@@ -27,6 +27,8 @@ class Audit:
     """Parameters whose readings do not agree with autograd, with the reason."""
     rounding: float
     """How large the terms are that outputs are made of: they may cancel, their rounding does not."""
+    largest: float
+    """The largest entry of a gradient."""
 
 
 def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
@@ -53,7 +55,8 @@ def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
     found |= snapshot.gradients([name for name in names if name not in found], direction)
     for drawn in draws(snapshot.count, generator, thorough=True):
         _refuse_coupled_gradients(snapshot, drawn, direction, weights, found, rounding)
-    return Audit(failed, rounding)
+    largest = max((float(g.detach().abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+    return Audit(failed, rounding, largest)
 
 
 def _refuse_coupled_gradients(

@@ -129,6 +129,7 @@ def _piloted(
         audit = audited(pilot, generator)
         distrusted |= audit.distrusted
         rounding = max(rounding, audit.rounding)
+        _refuse_underflow(audit.largest, pilot.accumulate)
         pilots.append(pilot)
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
         raise InputValueError(
@@ -153,6 +154,15 @@ def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation:
         raise UnsupportedModelError(
             f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
             "weights; run it once on a batch of your own if it initialises itself from data"
+        )
+
+
+def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
+    """Gradients whose squares are not numbers of this precision any more would give a kernel of zeros."""
+    if 0.0 < largest**2 < torch.finfo(dtype).tiny:
+        raise InputValueError(
+            f"the largest gradient is {largest:.1e}, whose square {str(dtype).removeprefix('torch.')} cannot hold; "
+            "measure with dtype=torch.float64, or scale the outputs with readout="
         )
 
 
