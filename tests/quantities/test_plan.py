@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.capture import measurement
 from featlearn.errors import MemoryBudgetError
+from featlearn.quantities import progress
 from featlearn.quantities.budget import byte_budget, readable_bytes, readable_count
 
 
@@ -146,3 +148,36 @@ def test_ten_thousand_samples_of_a_scalar_network_fit_into_4_gib():
         [sys.executable, "-c", PEAK, "mlp", str(4 * 2**30), "10000"], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) <= 4 * 2**30
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("memory", ["1GB", "40kB", "24kB"])
+def test_forward_passes_are_counted_right(memory: str, second: bool):
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2))
+    x, x2 = torch.randn(40, 6), (torch.randn(30, 6) if second else None)
+    plan = fl.plan(model, x, x2, memory=memory)
+    snapshots = []
+    original = measurement.Measurement.snapshot
+
+    def counted(self: object, *args: object) -> object:
+        snapshots.append(args)
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement.Measurement, "snapshot", counted)
+        fl.ntk(model, x, x2, memory=memory)
+    assert plan.passes == len(snapshots)
+
+
+def test_progress_shows_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    now = iter(range(0, 100, 2))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    for terminal in (False, True):
+        monkeypatch.setattr(progress.sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        line = progress.Progress("kernel", 4)
+        for _ in range(3):
+            line.advance()
+        line.close()
+        shown = capsys.readouterr().err
+        assert ("kernel  75%, about 2 s left" in shown) == terminal
+        assert shown.endswith("\r") == terminal

@@ -20,6 +20,7 @@ from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.plan import Group, Plan, grouped, parameter_plans
+from featlearn.quantities.progress import Progress
 from featlearn.quantities.verification import Checks
 
 
@@ -73,14 +74,19 @@ def ntk(
             for key in dict.fromkeys(keys.values())
         }
         checks = Checks(measurement, directions, rates, plan) if verify else None
-        for group in plan.groups:
-            for chosen in _direction_blocks(directions, group):
+        progress = Progress("tangent kernel", plan.passes)
+        try:
+            for group in plan.groups:
+                for chosen in _direction_blocks(directions, group):
 
-                def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
-                    return _captured(measurement, probe, block, directions.matrix[chosen], rates, plan, group)
+                    def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
+                        matrix = directions.matrix[chosen]
+                        return _captured(measurement, probe, block, matrix, rates, plan, group, progress)
 
-                add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
-                            capture, checks.add if checks else None)  # fmt: skip
+                    add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
+                                capture, checks.add if checks else None)  # fmt: skip
+        finally:
+            progress.close()
         _refuse_no_gradient(any(measurement.graphs))
         if checks is not None:
             checks.conclude()
@@ -174,7 +180,7 @@ def _plan(
     # The weights are held a second time, to be put back should the model change them.
     available = budget - needed - sum(t.numel() * t.element_size() for t in measurement.model.state_dict().values())
     groups = grouped(plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count)
-    return Plan(plans, groups, samples, shape, needed, budget, int(0.2 * available))
+    return Plan(plans, groups, samples, len(sizes) == 1, count, shape, needed, budget, int(0.2 * available))
 
 
 def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
@@ -184,7 +190,7 @@ def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
 
 def _captured(
     measurement: Measurement, probe: Probe, block: slice, directions: Tensor, rates: Mapping[str, Rate], plan: Plan,
-    group: Group,
+    group: Group, progress: Progress,
 ) -> Captured:  # fmt: skip
     """Per-sample gradients of a block of samples, captured chunk by chunk, with the optimizer's rates inside."""
     early = {p.name for p in plan.parameters if p.form_early}
@@ -193,6 +199,7 @@ def _captured(
         end = min(begin + group.chunk, block.stop)
         found = measurement.snapshot(probe, begin, end).gradients(group.names, directions, early)
         pieces.append((end - begin, {name: _with_rate(g, rates.get(name, 1.0)) for name, g in found.items()}))
+        progress.advance()
     names = dict.fromkeys(name for _, piece in pieces for name in piece)
     return {
         name: concatenate([piece.pop(name) if name in piece else _nothing(measurement, name, count, directions)

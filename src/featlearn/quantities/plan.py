@@ -51,6 +51,10 @@ class Plan:
     parameters: tuple[ParameterPlan, ...]
     groups: tuple[Group, ...]
     samples: tuple[int, int]
+    symmetric: bool
+    """Whether it is the kernel of one probe with itself."""
+    directions: int
+    """Output directions, each a backward pass per chunk."""
     kernel_shape: tuple[int, ...]
     kernel_bytes: int
     """Bytes of the result, all of its parts together."""
@@ -70,12 +74,17 @@ class Plan:
         return sum(p.operations for p in self.parameters)
 
     @property
-    def captures(self) -> int:
-        """Forward passes over all samples, counted in whole sweeps."""
+    def passes(self) -> int:
+        """Forward passes, each over a chunk of samples; a block of samples is captured anew for every pair of blocks."""
         total = 0
         for group in self.groups:
-            blocks = -(-max(self.samples) // group.block)
-            total += blocks if blocks > 1 else 1
+            chunks = [_chunks(samples, group) for samples in self.samples]
+            if self.symmetric:
+                # Block i, then every block before it.
+                one = sum(count * (len(chunks[0]) - i) for i, count in enumerate(chunks[0]))
+            else:
+                one = sum(chunks[0]) + len(chunks[0]) * sum(chunks[1])
+            total += one * -(-self.directions // group.directions)
         return total
 
     def __str__(self) -> str:
@@ -100,13 +109,20 @@ class Plan:
         shape = " x ".join(map(str, self.kernel_shape))
         fallbacks = len(self.fallbacks)
         summary = (
-            f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}), "
-            f"{readable_count(self.operations)} multiply-adds, {self.captures} capture(s) of "
-            f"{' to '.join(map(str, (chunks[0], chunks[-1]) if len(chunks) > 1 else chunks)) or 0} samples at a time, "
+            f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}): "
+            f"{readable_count(self.operations)} multiply-adds, {self.passes} forward pass{'' if self.passes == 1 else 'es'} "
+            f"of {' to '.join(map(str, (chunks[0], chunks[-1]) if len(chunks) > 1 else chunks))} samples with "
+            f"{self.directions} backward pass{'' if self.directions == 1 else 'es'} each, "
             f"budget {readable_bytes(self.memory)}, "
             f"{fallbacks or 'no'} parameter{'' if fallbacks == 1 else 's'} through the fallback"
         )
         return "\n".join([*rows, "", summary])
+
+
+def _chunks(samples: int, group: Group) -> list[int]:
+    """How many chunks each block of samples has."""
+    starts = range(0, samples, group.block)
+    return [-(-(min(start + group.block, samples) - start) // group.chunk) for start in starts]
 
 
 def _counted(uses: Sequence[str]) -> str:
