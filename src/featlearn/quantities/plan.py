@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """Forward passes, each over a chunk of samples; a block of samples is captured anew for every pair of blocks."""
+        """Forward passes over chunks of samples; a block of samples is captured anew for every pair of blocks."""
         total = 0
         for group in self.groups:
             chunks = [_chunks(samples, group) for samples in self.samples]
@@ -107,16 +107,18 @@ class Plan:
         rows.insert(1, "  ".join("-" * width for width in widths))
         chunks = sorted({group.chunk for group in self.groups})
         shape = " x ".join(map(str, self.kernel_shape))
-        fallbacks = len(self.fallbacks)
+        held = f"{chunks[0]}" if len(chunks) == 1 else f"{chunks[0]} to {chunks[-1]}" if chunks else "no"
         summary = (
             f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}): "
-            f"{readable_count(self.operations)} multiply-adds, {self.passes} forward pass{'' if self.passes == 1 else 'es'} "
-            f"of {' to '.join(map(str, (chunks[0], chunks[-1]) if len(chunks) > 1 else chunks))} samples with "
-            f"{self.directions} backward pass{'' if self.directions == 1 else 'es'} each, "
-            f"budget {readable_bytes(self.memory)}, "
-            f"{fallbacks or 'no'} parameter{'' if fallbacks == 1 else 's'} through the fallback"
+            f"{readable_count(self.operations)} multiply-adds; {_plural(self.passes, 'forward pass', 'es')} of {held} "
+            f"samples with {_plural(self.directions, 'backward pass', 'es')} each; budget {readable_bytes(self.memory)}; "
+            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
         )
         return "\n".join([*rows, "", summary])
+
+
+def _plural(count: int, thing: str, ending: str) -> str:
+    return f"{count or 'no'} {thing}{'' if count == 1 else ending}"
 
 
 def _chunks(samples: int, group: Group) -> list[int]:
