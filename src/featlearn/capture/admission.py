@@ -47,9 +47,8 @@ def refuse_unmeasurable(model: nn.Module) -> None:
         tensors = (*part._parameters.values(), *part._buffers.values())
         if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
             raise UnsupportedModelError(f"{where} is not initialised yet; run the model once on a batch first")
-        if type(part).__name__ == "FullyShardedDataParallel" or any(
-            hasattr(tensor, "placements") for tensor in tensors
-        ):
+        sharded = any(hasattr(tensor, "placements") for tensor in tensors)
+        if sharded or type(part).__name__ == "FullyShardedDataParallel":
             raise UnsupportedModelError(
                 f"{where} is sharded over ranks, expected whole weights on one; gather them into a plain model first"
             )
