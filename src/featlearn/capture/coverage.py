@@ -142,6 +142,5 @@ def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]
 def _flat(gradient: Tensor | None, like: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(like)
-    dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    return real.flatten().to(like)
+    real = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+    return real.detach().flatten().to(like)

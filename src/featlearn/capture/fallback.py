@@ -40,7 +40,6 @@ def sample_gradients(snapshot: "Snapshot", names: list[str], directions: Tensor)
 def _flat(gradient: Tensor | None, parameter: Tensor, dtype: torch.dtype) -> Tensor:
     if gradient is None:
         gradient = torch.zeros_like(parameter)
-    gradient = gradient.to_dense() if gradient.is_sparse else gradient
     gradient = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     return gradient.detach().flatten().to(dtype)
 

@@ -124,9 +124,10 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents)."""
     try:
-        return torch.autograd.grad(
+        found = torch.autograd.grad(
             outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
         )
+        return tuple(g.to_dense() if g is not None and g.is_sparse else g for g in found)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -145,5 +145,5 @@ def _batched(starts: list[GradientEdge], parameter: Tensor, cotangents: list[Ten
         for row in zip(*cotangents, strict=True):
             (found,) = backward(starts, [parameter], row)
             assert found is not None
-            rows.append(found.to_dense() if found.is_sparse else found)
+            rows.append(found)
         return torch.stack(rows)

@@ -112,7 +112,8 @@ class Plan:
             f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}): "
             f"{readable_count(self.operations)} multiply-adds; {_plural(self.passes, 'forward pass', 'es')} of {held} "
             f"samples with {_plural(self.directions, 'backward pass', 'es')} each; "
-            f"budget {readable_bytes(self.memory)}; {_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
+            f"budget {readable_bytes(self.memory)}; "
+            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
         )
         return "\n".join([*rows, "", summary])
 
