@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from featlearn import data as data
+    from featlearn import dynamics as dynamics
+    from featlearn import metrics as metrics
     from featlearn import ops as ops
     from featlearn import readouts as readouts
     from featlearn.errors import FeatlearnError as FeatlearnError
@@ -30,7 +32,7 @@ _HOME = {
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
 }
-_SUBMODULES = ("data", "ops", "readouts")
+_SUBMODULES = ("data", "dynamics", "metrics", "ops", "readouts")
 
 
 def __getattr__(name: str) -> object:

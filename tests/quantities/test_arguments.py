@@ -24,7 +24,7 @@ MODEL = network()
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def refusal(call: Callable[[], object], *words: str) -> None:
+def assert_refused(call: Callable[[], object], *words: str) -> None:
     """The call is refused with a FeatlearnError that is a ValueError or TypeError and has these words."""
     with pytest.raises(fl.FeatlearnError) as caught:
         call()
@@ -45,7 +45,7 @@ BAD_MODELS = [("a function", lambda x: x, "function"), ("a class", nn.Linear, "t
 @pytest.mark.parametrize("measure", measures())
 @pytest.mark.parametrize(("model", "given"), [bad[1:] for bad in BAD_MODELS], ids=[bad[0] for bad in BAD_MODELS])
 def test_a_model_is_a_module(measure: Callable[..., object], model: Any, given: str) -> None:
-    refusal(lambda: measure(model, X), "model is", given, "expected a torch.nn.Module", "wrap")
+    assert_refused(lambda: measure(model, X), "model is", given, "expected a torch.nn.Module", "wrap")
 
 
 def nested_tensor() -> Tensor:
@@ -79,35 +79,35 @@ BAD_INPUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("make", "words"), BAD_INPUTS.values(), ids=BAD_INPUTS)
 def test_inputs_are_tensors_with_samples_first(measure: Any, make: Callable[[], Any], words: tuple[str, ...]) -> None:
     bad = make()
-    refusal(lambda: measure(MODEL, bad), *words)
-    refusal(lambda: measure(MODEL, X, bad), *words)
+    assert_refused(lambda: measure(MODEL, bad), *words)
+    assert_refused(lambda: measure(MODEL, X, bad), *words)
 
 
 def test_the_second_probe_is_called_x2_in_messages() -> None:
-    refusal(lambda: fl.ntk(MODEL, X, X.numpy()), "x2 is numpy.ndarray", "model(*x2)")
-    refusal(lambda: fl.ntk(MODEL, X, X.float()), "x2 is torch.float32")
+    assert_refused(lambda: fl.ntk(MODEL, X, X.numpy()), "x2 is numpy.ndarray", "model(*x2)")
+    assert_refused(lambda: fl.ntk(MODEL, X, X.float()), "x2 is torch.float32")
 
 
 def test_both_probes_have_the_same_number_of_outputs() -> None:
     model = nn.Sequential(nn.Conv1d(1, 1, 2), nn.Flatten()).double()
-    refusal(lambda: fl.ntk(model, X[:, None], X[:3, None, :3]), "3 outputs on x", "2 on x2", "expected the same")
+    assert_refused(lambda: fl.ntk(model, X[:, None], X[:3, None, :3]), "3 outputs on x", "2 on x2", "expected the same")
 
 
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize("bad", ["meen", "MEAN", "", 10, -1, 3, True, 1.5, None, [0], torch.tensor(1)], ids=repr)
 def test_outputs_are_one_of_the_modes(measure: Any, bad: Any) -> None:
     expected = "expected an output between 0 and 2" if type(bad) is int else "expected 'mean', 'sum', 'each', 'full'"
-    refusal(lambda: measure(MODEL, X, outputs=bad), f"outputs={bad!r}", expected)
+    assert_refused(lambda: measure(MODEL, X, outputs=bad), f"outputs={bad!r}", expected)
 
 
 @pytest.mark.parametrize("k", [0, -1, True, 1.5, "3", None], ids=repr)
 def test_probes_are_a_positive_number_of_directions(k: Any) -> None:
-    refusal(lambda: fl.Probes(k), f"k={k!r}", "expected a number of directions >= 1")
+    assert_refused(lambda: fl.Probes(k), f"k={k!r}", "expected a number of directions >= 1")
 
 
 @pytest.mark.parametrize("generator", [0, 7, "seed"], ids=repr)
 def test_probes_take_a_torch_generator(generator: Any) -> None:
-    refusal(lambda: fl.ntk(MODEL, X, outputs=fl.Probes(2, generator)), "generator", "expected a torch.Generator")
+    assert_refused(lambda: fl.ntk(MODEL, X, outputs=fl.Probes(2, generator)), "generator", "expected a torch.Generator")
 
 
 def test_probes_are_drawn_once_from_the_generator_that_is_given() -> None:
@@ -120,57 +120,59 @@ def test_probes_are_drawn_once_from_the_generator_that_is_given() -> None:
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize("bad", ["layers", "", None, 3, True, ["layer"]], ids=repr)
 def test_by_is_one_of_three(measure: Any, bad: Any) -> None:
-    refusal(lambda: measure(MODEL, X, by=bad), f"by={bad!r}", "expected 'network', 'layer' or 'parameter'")
+    assert_refused(lambda: measure(MODEL, X, by=bad), f"by={bad!r}", "expected 'network', 'layer' or 'parameter'")
 
 
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize("bad", [3, [1], b"0.*", {}, [], (), ["0.*", None], 1.5], ids=repr)
 def test_parameters_are_globs(measure: Any, bad: Any) -> None:
-    refusal(lambda: measure(MODEL, X, parameters=bad), "parameters", repr(bad), "expected a glob")
+    assert_refused(lambda: measure(MODEL, X, parameters=bad), "parameters", repr(bad), "expected a glob")
 
 
 @pytest.mark.parametrize("bad", ["head.*", ["0.*", "head.*"], ""], ids=repr)
 def test_parameters_that_match_nothing_are_refused_with_the_names_there_are(bad: Any) -> None:
     glob = bad if isinstance(bad, str) else "head.*"
-    refusal(lambda: fl.ntk(MODEL, X, parameters=bad), f"parameters={glob!r}", "0.weight, 0.bias, 2.weight, 2.bias")
+    assert_refused(
+        lambda: fl.ntk(MODEL, X, parameters=bad), f"parameters={glob!r}", "0.weight, 0.bias, 2.weight, 2.bias"
+    )
 
 
 def test_names_of_modules_are_not_names_of_parameters() -> None:
-    refusal(lambda: fl.ntk(MODEL, X, parameters="0"), "matches no trainable parameter", "0.weight")
+    assert_refused(lambda: fl.ntk(MODEL, X, parameters="0"), "matches no trainable parameter", "0.weight")
 
 
 @pytest.mark.parametrize("bad", [3, [1], b"0", [], 1.5], ids=repr)
 def test_layers_are_globs(bad: Any) -> None:
-    refusal(lambda: fl.representation_kernels(MODEL, X, layers=bad), "layers", repr(bad), "expected")
+    assert_refused(lambda: fl.representation_kernels(MODEL, X, layers=bad), "layers", repr(bad), "expected")
 
 
 def test_layers_that_match_nothing_are_refused_with_the_names_there_are() -> None:
-    refusal(lambda: fl.representation_kernels(MODEL, X, layers=["0", "conv*"]), "layers='conv*'", "0, 1, 2")
+    assert_refused(lambda: fl.representation_kernels(MODEL, X, layers=["0", "conv*"]), "layers='conv*'", "0, 1, 2")
 
 
 def test_a_network_without_layers_of_its_own_has_no_representations() -> None:
-    refusal(lambda: fl.representation_kernels(nn.Flatten(), X), "layers=")
+    assert_refused(lambda: fl.representation_kernels(nn.Flatten(), X), "layers=")
 
 
 @pytest.mark.parametrize("bad", ["in", None, 3, ["input"]], ids=repr)
 def test_representations_are_of_input_or_output(bad: Any) -> None:
-    refusal(lambda: fl.representation_kernels(MODEL, X, of=bad), f"of={bad!r}", "expected 'input' or 'output'")
+    assert_refused(lambda: fl.representation_kernels(MODEL, X, of=bad), f"of={bad!r}", "expected 'input' or 'output'")
 
 
 @pytest.mark.parametrize("measure", measures())
 @pytest.mark.parametrize("bad", ["float64", torch.int32, torch.bfloat16, torch.complex64, float, 64], ids=repr)
 def test_dtype_is_single_or_double(measure: Any, bad: Any) -> None:
-    refusal(lambda: measure(MODEL, X, dtype=bad), repr(bad), "expected torch.float32, torch.float64 or None")
+    assert_refused(lambda: measure(MODEL, X, dtype=bad), repr(bad), "expected torch.float32, torch.float64 or None")
     if measure is fl.representation_kernels:
         # Nothing of this model has a dtype that could differ.
         bare = nn.Sequential(nn.Tanh())
-        refusal(lambda: measure(bare, X, dtype=bad, layers="0"), repr(bad), "expected torch.float32")
+        assert_refused(lambda: measure(bare, X, dtype=bad, layers="0"), repr(bad), "expected torch.float32")
 
 
 @pytest.mark.parametrize("measure", measures())
 @pytest.mark.parametrize("bad", ["lots", "", "2 cows", "-2GiB", "0", "0.1", -1, 0, True, 1.5, [1]], ids=repr)
 def test_memory_is_a_number_of_bytes(measure: Any, bad: Any) -> None:
-    refusal(lambda: measure(MODEL, X, memory=bad), "memory", repr(bad), "expected")
+    assert_refused(lambda: measure(MODEL, X, memory=bad), "memory", repr(bad), "expected")
 
 
 @pytest.mark.parametrize("measure", measures())
@@ -178,7 +180,7 @@ def test_what_does_not_fit_is_refused_with_its_size_and_the_budget(measure: Any)
     words = ("need 736 B", "expected at most 100 B", "layers=")
     if measure is not fl.representation_kernels:
         words = ("takes 200 B", "expected at most 90 B", "two ways out")
-    refusal(lambda: measure(MODEL, X, memory="100B"), *words, "memory=")
+    assert_refused(lambda: measure(MODEL, X, memory="100B"), *words, "memory=")
     with pytest.raises(MemoryBudgetError):
         measure(MODEL, X, memory=260)
 
@@ -186,14 +188,16 @@ def test_what_does_not_fit_is_refused_with_its_size_and_the_budget(measure: Any)
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize("bad", [3, "last_token", [len]], ids=repr)
 def test_a_readout_is_a_function(measure: Any, bad: Any) -> None:
-    refusal(lambda: measure(MODEL, X, readout=bad), f"readout is {bad!r}", "expected a function")
+    assert_refused(lambda: measure(MODEL, X, readout=bad), f"readout is {bad!r}", "expected a function")
 
 
 def test_a_readout_gives_one_row_per_sample() -> None:
-    refusal(lambda: fl.ntk(MODEL, X, readout=lambda f: f.T), "the readout gives", "(3, 5)", "(P, C) = (5, C)")
-    refusal(lambda: fl.ntk(MODEL, X, readout=lambda f: f.tolist()), "the readout gives list", "expected a tensor")
-    refusal(lambda: fl.ntk(MODEL, X, readout=lambda f: f["y"]), "readout failed on", "(5, 4)")
-    refusal(lambda: fl.ntk(MODEL, X, readout=lambda f: f[:, :0]), "no outputs", "C >= 1")
+    assert_refused(lambda: fl.ntk(MODEL, X, readout=lambda f: f.T), "the readout gives", "(3, 5)", "(P, C) = (5, C)")
+    assert_refused(
+        lambda: fl.ntk(MODEL, X, readout=lambda f: f.tolist()), "the readout gives list", "expected a tensor"
+    )
+    assert_refused(lambda: fl.ntk(MODEL, X, readout=lambda f: f["y"]), "readout failed on", "(5, 4)")
+    assert_refused(lambda: fl.ntk(MODEL, X, readout=lambda f: f[:, :0]), "no outputs", "C >= 1")
 
 
 def optimizers() -> dict[str, tuple[Any, tuple[str, ...]]]:
@@ -214,7 +218,7 @@ def optimizers() -> dict[str, tuple[Any, tuple[str, ...]]]:
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize(("bad", "words"), optimizers().values(), ids=optimizers())
 def test_an_optimizer_makes_diagonal_updates_of_this_model(measure: Any, bad: Any, words: tuple[str, ...]) -> None:
-    refusal(lambda: measure(MODEL, X, optimizer=bad), *words)
+    assert_refused(lambda: measure(MODEL, X, optimizer=bad), *words)
 
 
 def test_errors_of_the_model_are_quoted() -> None:
@@ -223,7 +227,7 @@ def test_errors_of_the_model_are_quoted() -> None:
 
     model = Net(forward, body=nn.Linear(4, 2).double())
     for measure in measures():
-        refusal(lambda measure=measure: measure(model, X), "(5, 4)", "KeyError: 'temperature'")
+        assert_refused(lambda measure=measure: measure(model, X), "(5, 4)", "KeyError: 'temperature'")
     with pytest.raises(UnsupportedModelError):
         fl.ntk(model, X)
 
@@ -274,7 +278,7 @@ BAD_READOUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(("make", "words"), BAD_READOUTS.values(), ids=BAD_READOUTS)
 def test_readouts_say_what_they_need(make: Callable[[], Any], words: tuple[str, ...]) -> None:
-    refusal(make, *words)
+    assert_refused(make, *words)
 
 
 class Double(torch.autograd.Function):
@@ -308,15 +312,15 @@ def doubled() -> Net:
 
 @pytest.mark.parametrize("names", [(), (3,), (len,), ("",), ("AddBackward0", None)], ids=repr)
 def test_a_rule_is_registered_for_names(names: Any) -> None:
-    refusal(lambda: fl.register_rule(*names), "register_rule got", "expected names", '@register_rule("')
+    assert_refused(lambda: fl.register_rule(*names), "register_rule got", "expected names", '@register_rule("')
 
 
 def test_a_rule_is_a_function(rules: dict[str, Any]) -> None:
-    refusal(lambda: fl.register_rule("DoubleBackward")(3), "3", "expected a function")  # type: ignore[arg-type]
+    assert_refused(lambda: fl.register_rule("DoubleBackward")(3), "3", "expected a function")  # type: ignore[arg-type]
 
 
 def test_a_rule_is_replaced_only_on_purpose(rules: dict[str, Any]) -> None:
-    refusal(lambda: fl.register_rule("AddmmBackward0"), "'AddmmBackward0'", "already", "replace=True")
+    assert_refused(lambda: fl.register_rule("AddmmBackward0"), "'AddmmBackward0'", "already", "replace=True")
     fl.register_rule("AddmmBackward0", replace=True)(lambda use: None)
     assert set(fl.plan(MODEL, X).fallbacks) == {name for name, _ in MODEL.named_parameters()}
 

@@ -33,7 +33,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, x2
 
 
-def close(a: Tensor, b: Tensor) -> None:
+def assert_close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10 * (1 + float(b.abs().max())))
 
 
@@ -43,7 +43,7 @@ def test_the_kernel_is_symmetric_and_positive(built: tuple[nn.Module, Tensor, Te
     model, x, _ = built
     full = fl.ntk(model, x, outputs="full")
     matrix = full.transpose(1, 2).reshape(2 * (full.shape[0] * full.shape[2],))
-    close(matrix, matrix.T)
+    assert_close(matrix, matrix.T)
     assert float(torch.linalg.eigvalsh(matrix).min()) >= -1e-10 * float(matrix.trace())
 
 
@@ -53,7 +53,7 @@ def test_layers_and_parameters_add_up(built: tuple[nn.Module, Tensor, Tensor]):
     model, x, x2 = built
     whole = fl.ntk(model, x, x2, outputs="each")
     for by in ("layer", "parameter"):
-        close(torch.stack([*fl.ntk(model, x, x2, outputs="each", by=by).values()]).sum(0), whole)
+        assert_close(torch.stack([*fl.ntk(model, x, x2, outputs="each", by=by).values()]).sum(0), whole)
 
 
 @QUICK
@@ -61,8 +61,8 @@ def test_layers_and_parameters_add_up(built: tuple[nn.Module, Tensor, Tensor]):
 def test_a_cross_kernel_is_a_block_of_the_joint_one(built: tuple[nn.Module, Tensor, Tensor]):
     model, x, x2 = built
     joint = fl.ntk(model, torch.cat([x, x2]), outputs="full")
-    close(fl.ntk(model, x, x2, outputs="full"), joint[: len(x), len(x) :])
-    close(fl.ntk(model, x2, x, outputs="full"), joint[len(x) :, : len(x)])
+    assert_close(fl.ntk(model, x, x2, outputs="full"), joint[: len(x), len(x) :])
+    assert_close(fl.ntk(model, x2, x, outputs="full"), joint[len(x) :, : len(x)])
 
 
 @QUICK
@@ -71,14 +71,14 @@ def test_permuted_samples_permute_the_kernel(built: tuple[nn.Module, Tensor, Ten
     model, x, x2 = built
     order = list(range(len(x)))
     random.shuffle(order)
-    close(fl.ntk(model, x[order], x2), fl.ntk(model, x, x2)[order])
+    assert_close(fl.ntk(model, x[order], x2), fl.ntk(model, x, x2)[order])
 
 
 @QUICK
 @given(networks(), st.floats(0.1, 10.0))
 def test_a_scaled_output_scales_the_kernel_by_the_square(built: tuple[nn.Module, Tensor, Tensor], scale: float):
     model, x, x2 = built
-    close(fl.ntk(model, x, x2, readout=lambda out: scale * out), scale**2 * fl.ntk(model, x, x2))
+    assert_close(fl.ntk(model, x, x2, readout=lambda out: scale * out), scale**2 * fl.ntk(model, x, x2))
 
 
 @QUICK
@@ -88,10 +88,10 @@ def test_output_modes_agree(built: tuple[nn.Module, Tensor, Tensor]):
     full = fl.ntk(model, x, x2, outputs="full")
     classes = full.shape[-1]
     each = torch.einsum("pqcc->cpq", full)
-    close(fl.ntk(model, x, x2, outputs="each"), each)
-    close(fl.ntk(model, x, x2, outputs="sum"), each.sum(0))
-    close(fl.ntk(model, x, x2, outputs="mean"), each.mean(0))
-    close(fl.ntk(model, x, x2, outputs=classes - 1), each[-1])
+    assert_close(fl.ntk(model, x, x2, outputs="each"), each)
+    assert_close(fl.ntk(model, x, x2, outputs="sum"), each.sum(0))
+    assert_close(fl.ntk(model, x, x2, outputs="mean"), each.mean(0))
+    assert_close(fl.ntk(model, x, x2, outputs=classes - 1), each[-1])
 
 
 @QUICK

@@ -1,0 +1,12 @@
+"""What a kernel predicts: training with a frozen, a rescaled or an evolving kernel, and kernel regression.
+
+Convention: df/dt = -rate * K (f - y), reported loss |f - y|^2; `rate` turns a trainer's learning rate and loss into
+that rate. A rescaled kernel (aKGD of 000) is a rescaled rate.
+"""
+
+from featlearn.dynamics.descent import Trajectory, kernel_descent
+from featlearn.dynamics.evolving import evolving_kernel_descent
+from featlearn.dynamics.rate import rate
+from featlearn.dynamics.regression import kernel_regression
+
+__all__ = ["Trajectory", "evolving_kernel_descent", "kernel_descent", "kernel_regression", "rate"]

@@ -1,0 +1,130 @@
+"""Kernels and targets brought to one form: independent square problems, each with its own right-hand sides."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """B independent problems of size N with R columns each, and the way back to the shape of y.
+
+    A shared kernel (P, P) is one problem with C columns, (C, P, P) are C problems with one column, a full kernel
+    (P, P, C, C) is one problem of size P C with one column.
+    """
+
+    kernel: Tensor
+    """(B, N, N)"""
+    targets: Tensor
+    """(B, N, R)"""
+    start: Tensor
+    """(B, N, R), the outputs at time 0."""
+    test_kernel: Tensor | None
+    """(B, N2, N)"""
+    test_start: Tensor | None
+    """(B, N2, R)"""
+    kind: str
+    single: bool
+    """Whether y had no output axis."""
+    outputs: int
+
+    def back(self, values: Tensor) -> Tensor:
+        """(..., B, N, R) -> (..., P) or (..., P, C)."""
+        if self.kind == "each":
+            values = values[..., 0].transpose(-1, -2)
+        elif self.kind == "full":
+            values = values[..., 0, :, 0].unflatten(-1, (-1, self.outputs))
+        else:
+            values = values[..., 0, :, :]
+        return values[..., 0] if self.single else values
+
+
+def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> Problem:
+    """Check shapes against each other and bring them to the common form."""
+    kernel = checked_tensor(K, "K")
+    targets = checked_tensor(y, "y").to(kernel.device)
+    single = targets.dim() == 1
+    columns = targets[:, None] if single else targets
+    if targets.dim() not in (1, 2):
+        raise InputValueError(f"y has shape {tuple(targets.shape)}, expected (P,) or (P, C)")
+    samples, outputs = columns.shape
+    shapes = {
+        (samples, samples): "shared",
+        (outputs, samples, samples): "each",
+        (samples, samples, outputs, outputs): "full",
+    }
+    kind = shapes.get(tuple(kernel.shape))
+    if kind is None:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise InputValueError(
+            f"K has shape {tuple(kernel.shape)} and y {tuple(targets.shape)}, expected K of shape {wanted}: "
+            "(P, P), (C, P, P) or (P, P, C, C)"
+        )
+    start = _outputs(f0, "f0", samples, outputs, single, kernel)
+    test_kernel, test_start = _test(K_test, f0_test, kernel, kind, samples, outputs, single)
+    return Problem(
+        _square(kernel, kind), _columns(columns, kind), _columns(start, kind), test_kernel, test_start, kind, single,
+        outputs,
+    )  # fmt: skip
+
+
+def _square(kernel: Tensor, kind: str) -> Tensor:
+    """(B, N2, N)"""
+    if kind == "full":
+        rows, columns, outputs = kernel.shape[:3]
+        return kernel.transpose(1, 2).reshape(1, rows * outputs, columns * outputs)
+    return kernel[None] if kind == "shared" else kernel
+
+
+def _columns(values: Tensor, kind: str) -> Tensor:
+    """(P, C) -> (B, N, R)"""
+    if kind == "full":
+        return values.reshape(1, -1, 1)
+    return values.T[..., None] if kind == "each" else values[None]
+
+
+def _outputs(given: Any, name: str, samples: int, outputs: int, single: bool, like: Tensor) -> Tensor:
+    if given is None:
+        return like.new_zeros(samples, outputs)
+    values = checked_tensor(given, name).to(like.device)
+    wanted = (samples,) if single else (samples, outputs)
+    if tuple(values.shape) != wanted:
+        raise InputValueError(f"{name} has shape {tuple(values.shape)}, expected {wanted}, as y has")
+    return values[:, None] if single else values
+
+
+def _test(
+    K_test: Any, f0_test: Any, kernel: Tensor, kind: str, samples: int, outputs: int, single: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    if K_test is None:
+        if f0_test is not None:
+            raise InputValueError("f0_test is given without K_test, expected both or none")
+        return None, None
+    cross = checked_tensor(K_test, "K_test").to(kernel.device)
+    size = cross.shape[1 if kind == "each" else 0] if cross.dim() == kernel.dim() else -1
+    wanted = {
+        "shared": (size, samples),
+        "each": (outputs, size, samples),
+        "full": (size, samples, outputs, outputs),
+    }[kind]
+    if tuple(cross.shape) != wanted:
+        raise InputValueError(
+            f"K_test has shape {tuple(cross.shape)} and K {tuple(kernel.shape)}, expected the kernel of test points "
+            "with training points, (P2, P), (C, P2, P) or (P2, P, C, C): fl.ntk(model, x_test, x)"
+        )
+    start = _outputs(f0_test, "f0_test", size, outputs, single, kernel)
+    return _square(cross, kind), _columns(start, kind)
+
+
+def eigenbasis(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of symmetric kernels (B, N, N); rounding below zero is cut off."""
+    if float((kernel - kernel.mT).abs().max()) > 1e-4 * float(kernel.abs().max()):
+        raise InputValueError(f"K of shape {tuple(kernel.shape)} is not symmetric, expected the kernel of one probe")
+    values, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
+    noise = 1e-12 * values.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() < noise, torch.zeros_like(values), values), vectors

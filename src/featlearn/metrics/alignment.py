@@ -1,0 +1,106 @@
+"""How a kernel is aligned with a task, output by output and between outputs."""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+from featlearn.shapes import centered, checked_kernel, checked_targets, checked_tensor, ratio
+
+
+def alignment(K: Tensor, y: Tensor) -> Tensor:
+    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2), raw (000 Eq. 4, 001 Eq. 3).
+
+    For y of shape (P, C) the task kernel is Y Y^T: A = <K, Y Y^T> / (|K|_F |Y Y^T|_F), which the papers do not define.
+    In [0, 1] for a positive kernel; 1 exactly where K is proportional to y y^T; A(I) = 1 / sqrt(P). nan where K or y
+    vanishes.
+
+    On one-hot targets and ReLU kernels the raw value measures mostly the constant mode; see `centered_alignment`.
+    """
+    kernel = checked_kernel(K)
+    return _alignment(kernel, checked_targets(y, kernel))
+
+
+def centered_alignment(K: Tensor, y: Tensor) -> Tensor:
+    """`alignment` of H K H with H y, both centred, H = I - 1 1^T / P (Cortes et al.). nan for a constant y."""
+    kernel = checked_kernel(K)
+    return _alignment(centered(kernel), _centered_targets(checked_targets(y, kernel)))
+
+
+def _centered_targets(targets: Tensor) -> Tensor:
+    moved = targets - targets.mean(0)
+    # What is left of a constant column is rounding, not a task.
+    constant = moved.abs().amax(0) <= 1e-14 * targets.abs().amax(0)
+    return torch.where(constant, torch.zeros_like(moved), moved)
+
+
+def _alignment(kernel: Tensor, targets: Tensor) -> Tensor:
+    overlap = (targets * (kernel @ targets)).sum((-2, -1))  # trace of Y^T K Y
+    task = (targets.T @ targets).norm()  # |Y Y^T|_F, from the smaller of the two Gram matrices
+    return ratio(overlap, torch.linalg.matrix_norm(kernel) * task)
+
+
+def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
+    """A(K^cc, y^d) for every kernel c (rows) and every target d (columns): (..., C, C).
+
+    `K_each` is (..., C, P, P) as `fl.ntk(outputs="each")` gives it, `Y` is (P, C). `centered` centres both.
+    """
+    kernels, targets = _each(K_each, Y, centered)
+    overlap = (targets * (kernels @ targets)).sum(-2)
+    return ratio(overlap, torch.linalg.matrix_norm(kernels)[..., None] * targets.square().sum(0))
+
+
+def specialization(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
+    """Kernel specialisation matrix: A(K^cc, y^d) / mean over c of A(K^cc, y^d) (000 Eq. 16, 001 Eq. 9).
+
+    Rows are kernels, columns are targets; every column averages to 1. All ones where the kernels are equal.
+    """
+    aligned = class_alignment(K_each, Y, centered)
+    return ratio(aligned, aligned.mean(-2, keepdim=True).expand_as(aligned))
+
+
+def _each(K_each: Any, Y: Any, centre: bool) -> tuple[Tensor, Tensor]:
+    kernels = checked_kernel(K_each, "K_each")
+    if kernels.dim() < 3:
+        raise InputValueError(
+            f"K_each has shape {tuple(kernels.shape)}, expected (..., C, P, P); measure it with fl.ntk(outputs='each')"
+        )
+    targets = checked_targets(Y, kernels, "Y", columns=kernels.shape[-3])
+    return (centered(kernels), _centered_targets(targets)) if centre else (kernels, targets)
+
+
+class Interference(NamedTuple):
+    """How much outputs share a kernel, and how much their own kernels differ in size."""
+
+    off_diagonal_share: Tensor
+    """sum over c != c' of |K^cc'|_F^2, as a share of the sum over all pairs: 0 where outputs do not interfere."""
+    diagonal_spread: Tensor
+    """Standard deviation over c of |K^cc|_F, divided by its mean."""
+
+
+def interference(K_full: Tensor) -> Interference:
+    """Interference between outputs in a full kernel (..., P, P2, C, C) as `fl.ntk(outputs="full")` gives it."""
+    full = checked_tensor(K_full, "K_full")
+    if full.dim() < 4 or full.shape[-1] != full.shape[-2]:
+        raise InputValueError(
+            f"K_full has shape {tuple(full.shape)}, expected (..., P, P2, C, C); measure it with fl.ntk(outputs='full')"
+        )
+    squares = full.square().sum((-4, -3))
+    own = squares.diagonal(dim1=-2, dim2=-1)
+    total = squares.sum((-2, -1))
+    sizes = own.sqrt()
+    spread = ratio(sizes.std(-1, correction=0), sizes.mean(-1))
+    return Interference(ratio(total - own.sum(-1), total), spread)
+
+
+def correlation(A: Tensor, B: Tensor, kind: Literal["cosine", "pearson"] = "cosine") -> Tensor:
+    """Cosine <A, B> / (|A| |B|) of two arrays of equal shape, or Pearson's correlation of their entries."""
+    a, b = checked_tensor(A, "A"), checked_tensor(B, "B")
+    if a.shape != b.shape:
+        raise InputValueError(f"A has shape {tuple(a.shape)} and B {tuple(b.shape)}, expected equal shapes")
+    if kind not in ("cosine", "pearson"):
+        raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
+    if kind == "pearson":
+        a, b = a - a.mean(), b - b.mean()
+    return ratio((a * b.to(a.device)).sum(), a.norm() * b.norm())

@@ -1,0 +1,73 @@
+"""Curves over time: when something happens, how steeply a loss falls, whether two predictors agree."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_tensor, ratio
+
+
+def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    t, v = checked_tensor(times, "times"), checked_tensor(values, name)
+    if t.dim() != 1 or t.shape != v.shape or len(t) < 2:
+        raise InputValueError(
+            f"times have shape {tuple(t.shape)} and {name} {tuple(v.shape)}, expected equal length, at least two"
+        )
+    if not bool((t.diff() > 0).all()):
+        raise InputValueError("times do not increase, expected them in order")
+    return t, v.to(t.device)
+
+
+def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final", "initial"] = "final") -> float:
+    """The first time at which a curve reaches `fraction` of its final (or initial) value, by linear interpolation.
+
+    `time_to(t, alignment, 0.9)` is t_90 of an alignment, `time_to(t, loss, 0.5, of="initial")` the half-loss time. nan
+    where the curve never gets there; the first time where it starts there.
+    """
+    t, v = _curve(times, values, "values")
+    if of not in ("final", "initial"):
+        raise InputValueError(f"of={of!r}, expected 'final' or 'initial'")
+    above = v - fraction * v[-1 if of == "final" else 0]
+    if float(above[0]) == 0.0:
+        return float(t[0])
+    crossed = (above * above[0].sign() <= 0).nonzero().flatten()
+    if not len(crossed):
+        return float("nan")
+    i = int(crossed[0])
+    share = above[i - 1] / (above[i - 1] - above[i])
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+def log_slope(times: Tensor, loss: Tensor) -> Tensor:
+    """Local exponent d log loss / d log time at every time; -a where the loss falls as t^-a. Central differences.
+
+    Times and losses that are not positive have no logarithm: nan there.
+    """
+    t, v = _curve(times, loss, "loss")
+    defined = (t > 0) & (v > 0)
+    if int(defined.sum()) < 2:
+        return torch.full_like(v, torch.nan)
+    slope = torch.full_like(v, torch.nan)
+    (slope[defined],) = torch.gradient(v[defined].log(), spacing=(t[defined].log(),))
+    return slope
+
+
+class Agreement(NamedTuple):
+    """How well one predictor stands for another."""
+
+    relative_error: Tensor
+    """|f - g| / |g|"""
+    correlation: Tensor
+    """Pearson's correlation of all entries."""
+
+
+def agreement(f: Tensor, g: Tensor) -> Agreement:
+    """Relative error of predictions f against g, and their correlation; equal shapes."""
+    a, b = checked_tensor(f, "f"), checked_tensor(g, "g")
+    if a.shape != b.shape:
+        raise InputValueError(f"f has shape {tuple(a.shape)} and g {tuple(b.shape)}, expected equal shapes")
+    b = b.to(a.device)
+    x, y = a - a.mean(), b - b.mean()
+    return Agreement(ratio((a - b).norm(), b.norm()), ratio((x * y).sum(), x.norm() * y.norm()))

@@ -1,0 +1,97 @@
+"""Eigenvalues of a kernel, the task in its eigenbasis, power laws and effective rank."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues in descending order, and the power of the task along each eigenvector."""
+
+    eigenvalues: Tensor
+    """(..., P), descending."""
+    eigenvectors: Tensor
+    """(..., P, P), columns in the same order."""
+    task_power: Tensor | None
+    """(..., P): (u_k . y)^2, summed over the columns of y, not divided by |y|^2; None without a task."""
+
+    @property
+    def cumulative_power(self) -> Tensor:
+        """(..., P): the share of |y|^2 in the first k eigenvectors."""
+        if self.task_power is None:
+            raise InputValueError("this spectrum has no task; pass y to spectrum(K, y)")
+        sums = self.task_power.cumsum(-1)
+        return ratio(sums, sums[..., -1:].expand_as(sums))
+
+
+def spectrum(K: Tensor, y: Tensor | None = None) -> Spectrum:
+    """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis."""
+    kernel = checked_kernel(K)
+    if float((kernel - kernel.mT).abs().max()) > 1e-4 * float(kernel.abs().max()):
+        raise InputValueError(f"K of shape {tuple(kernel.shape)} is not symmetric, expected the kernel of one probe")
+    values, vectors = torch.linalg.eigh(kernel)
+    values, vectors = values.flip(-1), vectors.flip(-1)
+    if y is None:
+        return Spectrum(values, vectors, None)
+    targets = checked_targets(y, kernel)
+    return Spectrum(values, vectors, (vectors.mT @ targets).square().sum(-1))
+
+
+class PowerLaw(NamedTuple):
+    """values ~ prefactor * k^-exponent, fitted for k from `first` to `last`."""
+
+    exponent: float
+    stderr: float
+    """Standard error of the exponent from the scatter about the line."""
+    prefactor: float
+    first: int
+    last: int
+
+
+def power_law(values: Tensor, first: int, last: int) -> PowerLaw:
+    """Least squares of log values on log k over the window first <= k <= last, counted from 1.
+
+    The ends of a spectrum bend (few modes, finite size): choose the window inside.
+    """
+    given = checked_tensor(values, "values")
+    if given.dim() != 1:
+        raise InputValueError(f"values have shape {tuple(given.shape)}, expected one axis")
+    if not (isinstance(first, int) and isinstance(last, int) and first >= 1 and first + 2 <= last <= len(given)):
+        raise InputValueError(
+            f"the window is {first} to {last}, expected at least three values within 1 to {len(given)}"
+        )
+    inside = given[first - 1 : last]
+    if not bool((inside > 0).all()):
+        raise InputValueError(f"values {first} to {last} are not all positive; choose a window in which they are")
+    k = torch.arange(first, last + 1, dtype=torch.float64, device=given.device).log()
+    logs = inside.log()
+    spread = (k - k.mean()).square().sum()
+    slope = ((k - k.mean()) * logs).sum() / spread
+    rest = logs - logs.mean() - slope * (k - k.mean())
+    error = (rest.square().sum() / (len(k) - 2) / spread).sqrt()
+    return PowerLaw(-float(slope), float(error), float((logs.mean() - slope * k.mean()).exp()), first, last)
+
+
+def effective_rank(K: Tensor, kind: Literal["entropy", "participation"] = "entropy") -> Tensor:
+    """How many modes carry a kernel: P for the identity, 1 for a rank-one kernel.
+
+    `"entropy"`: exp of the entropy of the eigenvalues divided by their sum (Roy and Vetterli). `"participation"`:
+    (Tr K)^2 / |K|_F^2. nan for a zero kernel.
+    """
+    kernel = checked_kernel(K)
+    if kind == "participation":
+        trace = kernel.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return ratio(trace.square(), kernel.square().sum((-2, -1)))
+    if kind != "entropy":
+        raise InputValueError(f"kind={kind!r}, expected 'entropy' or 'participation'")
+    values = torch.linalg.eigvalsh(kernel).clamp_min(0.0)  # rounding makes zeros negative
+    total = values.sum(-1, keepdim=True)
+    share = ratio(values, total.expand_as(values))
+    entropy: Tensor = torch.special.entr(share).sum(-1)
+    return entropy.exp()
