@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "quantities": FOUNDATION | {"ops", "capture", "readouts"},
     "metrics": FOUNDATION,
     "dynamics": FOUNDATION,
-    "theory": {"linalg", "shapes"},
+    "theory": FOUNDATION,
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "report": {"record"},

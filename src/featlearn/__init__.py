@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from featlearn import metrics as metrics
     from featlearn import ops as ops
     from featlearn import readouts as readouts
+    from featlearn import theory as theory
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.quantities.directions import Probes as Probes
@@ -32,7 +33,7 @@ _HOME = {
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
 }
-_SUBMODULES = ("data", "dynamics", "metrics", "ops", "readouts")
+_SUBMODULES = ("data", "dynamics", "metrics", "ops", "readouts", "theory")
 
 
 def __getattr__(name: str) -> object:
