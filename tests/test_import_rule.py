@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "readouts": {"errors", "shapes"},
     "ops": FOUNDATION,
     "capture": FOUNDATION | {"ops", "readouts"},
-    "quantities": FOUNDATION | {"ops", "capture", "readouts"},
+    "quantities": FOUNDATION | {"ops", "capture", "readouts", "dynamics"},
     "metrics": FOUNDATION,
     "dynamics": FOUNDATION,
     "theory": FOUNDATION,

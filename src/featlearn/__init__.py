@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from featlearn import data as data
     from featlearn import dynamics as dynamics
+    from featlearn import errors as errors
     from featlearn import metrics as metrics
     from featlearn import ops as ops
     from featlearn import readouts as readouts
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from featlearn.quantities.ntk import plan as plan
     from featlearn.quantities.plan import Plan as Plan
     from featlearn.quantities.representation import representation_kernels as representation_kernels
+    from featlearn.quantities.velocity import feature_speed as feature_speed
+    from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
 
 __version__ = "0.1.0.dev0"
 
@@ -28,12 +31,14 @@ _HOME = {
     "FeatlearnError": "featlearn.errors",
     "Plan": "featlearn.quantities.plan",
     "Probes": "featlearn.quantities.directions",
+    "feature_speed": "featlearn.quantities.velocity",
     "ntk": "featlearn.quantities.ntk",
+    "ntk_velocity": "featlearn.quantities.velocity",
     "plan": "featlearn.quantities.ntk",
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
 }
-_SUBMODULES = ("data", "dynamics", "metrics", "ops", "readouts", "theory")
+_SUBMODULES = ("data", "dynamics", "errors", "metrics", "ops", "readouts", "theory")
 
 
 def __getattr__(name: str) -> object:

@@ -206,7 +206,7 @@ def optimizers() -> dict[str, tuple[Any, tuple[str, ...]]]:
         "a number": (3, ("optimizer is 3", "expected a torch.optim.Optimizer")),
         "a class": (torch.optim.SGD, ("SGD", "expected a torch.optim.Optimizer")),
         "of another model": (torch.optim.SGD(network().parameters(), lr=0.1), ("none of the parameters", "expected")),
-        "LBFGS": (torch.optim.LBFGS(parameters), ("LBFGS", "expected SGD, Adam", "diagonal")),
+        "LBFGS": (torch.optim.LBFGS(parameters), ("LBFGS", "expected SGD, Adam", "not supported")),
         "NAdam": (torch.optim.NAdam(parameters), ("NAdam", "expected SGD, Adam")),
         "Adam without state": (torch.optim.Adam(parameters), ("no state for 0.weight", "take one step")),
         "RMSprop without state": (torch.optim.RMSprop(parameters), ("no state for 0.weight", "take one step")),

@@ -48,7 +48,8 @@ def refuse_difference(snapshot: Snapshot, again: Tensor, drawn: Tensor, rounding
     raise CoupledSamplesError(
         f"the outputs of a sample depend on the other samples of its batch ({difference})"
         f"{_first_difference(snapshot.probe, indices, drawn)}, or the model draws random numbers in eval mode; "
-        "expected f(x)[i] = f(x[i]); use running statistics, or freeze what the samples share, before measuring"
+        "expected f(x)[i] = f(x[i]). Use running statistics, check batch_first, and let a readout take what belongs to "
+        "samples from x rather than from outside"
     )
 
 

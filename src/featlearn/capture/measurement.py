@@ -15,7 +15,7 @@ from featlearn.capture.admission import (
 )
 from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.coverage import audited
-from featlearn.capture.graph import build_graph
+from featlearn.capture.graph import backward, build_graph
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
@@ -70,6 +70,29 @@ class Measurement:
         for batch, outputs in zip(drawn, again, strict=True):
             refuse_difference(found, outputs, batch, self.rounding)
         return found
+
+    def outputs(self, probe: Probe, chunk: int = 256) -> Tensor:
+        """(P, C) outputs of all samples, without a graph."""
+        return torch.cat([probe.outputs(indices).detach() for indices in self._chunks(probe, chunk)])
+
+    def pulled_back(self, probe: Probe, cotangent: Tensor, chunk: int = 256) -> dict[str, Tensor]:
+        """J^T v for v of shape (P, C): the gradient of sum_i v_i . f_i, by plain backward passes over chunks."""
+        totals = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+        for indices in self._chunks(probe, chunk):
+            outputs = probe.outputs(indices)
+            if outputs.requires_grad:
+                chosen = cotangent[indices.to(cotangent.device)].to(outputs)
+                for name, gradient in zip(
+                    totals, backward([outputs], list(self.parameters.values()), [chosen]), strict=True
+                ):
+                    if gradient is not None:
+                        totals[name] += gradient.detach()
+        return totals
+
+    @staticmethod
+    def _chunks(probe: Probe, chunk: int) -> tuple[Tensor, ...]:
+        pieces: tuple[Tensor, ...] = torch.arange(probe.samples, device="cpu").split(chunk)
+        return pieces
 
 
 def _generator() -> torch.Generator:

@@ -148,7 +148,7 @@ class Probe:
         """(samples, C) outputs with their graph."""
         raw, x = self.call(indices)
         with _explained(self, x):
-            read = _read(raw, x, self.readout)
+            read = read_output(raw, x, self.readout)
         return _checked(read, len(indices), self.readout is not None)
 
 
@@ -161,9 +161,20 @@ def _explained(probe: Probe, x: Inputs) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model or its readout failed on {probe.name}, {describe(x)}: {type(error).__name__}: {error}"
-            f"{_dtype_advice(probe, x)}"
+            f"the model or its readout failed on {probe.name}, {describe(x)} (a few of the {probe.samples} samples are "
+            f"run at a time): {type(error).__name__}: {error}{_dtype_advice(probe, x)}{_argument_advice(error)}"
         ) from error
+
+
+def _argument_advice(error: Exception) -> str:
+    """All of x goes to the model; labels are a frequent surplus."""
+    text = str(error)
+    if isinstance(error, TypeError) and ("unexpected keyword argument" in text or "positional argument" in text):
+        return (
+            "; everything in x is passed to the model: leave targets out of it, or, for a readout that needs them, "
+            "wrap the model in a module whose forward takes them and passes on the rest"
+        )
+    return ""
 
 
 def _dtype_advice(probe: Probe, x: Inputs) -> str:
@@ -178,7 +189,8 @@ def _dtype_advice(probe: Probe, x: Inputs) -> str:
     return ""
 
 
-def _read(raw: Any, x: Inputs, readout: Readout | None) -> Any:
+def read_output(raw: Any, x: Inputs, readout: Readout | None) -> Any:
+    """What a readout makes of a model's output; the output itself, or its logits, without one."""
     if readout is not None:
         return readout(raw, x) if _takes_inputs(readout) else readout(raw)
     if isinstance(raw, Tensor):

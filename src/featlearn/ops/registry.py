@@ -21,8 +21,8 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
 
     >>> @fl.register_rule("ScaleBackward")
     ... def scale(use):
-    ...     x, weight = use.node.saved_tensors
-    ...     return fl.ops.Direct(lambda grad: grad * x)
+    ...     x, weight = use.node.saved_tensors  # x (P, T, F), weight (F,)
+    ...     return fl.ops.Direct(lambda grad: use.layout.samples_first(grad * x, x.shape[-1]).sum(1))
     """
     if not node_names or not all(isinstance(name, str) and name for name in node_names):
         raise InputTypeError(

@@ -51,17 +51,23 @@ def ntk(
         x: a tensor, a tuple (called as `model(*x)`) or a mapping (`model(**x)`), batch first, P samples.
         x2: a second probe with P2 samples for a cross kernel; None for the kernel of `x` with itself.
         outputs: `"mean"` (1/C sum_c K^cc) and `"sum"`: (P, P2); `"each"`: (C, P, P2); `"full"`: (P, P2, C, C) with axes
-            K_{mu nu c c'}; an int c: K^cc; `fl.Probes(k)`: an unbiased estimate of `"sum"` for large C.
+            K_{mu nu c c'}; one backward pass for each of the C outputs. An int c: K^cc. `fl.Probes(k)`: an unbiased
+            estimate of `"sum"` from k random directions, for large C.
         readout: turns the model's output into (P,) or (P, C): `readout(output)` or `readout(output, x)`.
         by: `"network"`: one tensor; `"layer"`: a dict by `named_modules()` name; `"parameter"`: a dict by
             `named_parameters()` name. The parts add up to the network.
-        parameters: globs; only matching parameters count.
-        optimizer: the kernel of the update it is about to make, sum_j eta_j d_j f d_j f' (002 Eq. 91): the learning
-            rates are inside.
-        dtype: `torch.float64` measures a copy of the network in double.
+        parameters: a glob such as `"layers.*.weight"`, or a list of them; only matching parameters count.
+        optimizer: the kernel of the update it is about to make, sum_j eta_j d_j f d_j f' (Atanasov et al., Eq. 91), for
+            SGD, Adam, AdamW, RMSprop and Adagrad: learning rates and second moments are inside; momentum and weight
+            decay are not. Adaptive ones must have made a step.
+        dtype: `torch.float64` measures a copy of the network in double. Without it the network is measured in its own
+            precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it.
         verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
             they differ.
+
+    Returns:
+        A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
 
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
@@ -80,8 +86,9 @@ def ntk(
                 for chosen in _direction_blocks(directions, group):
 
                     def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
-                        matrix = directions.matrix[chosen]
-                        return _captured(measurement, probe, block, matrix, rates, plan, group, progress)
+                        return _captured(
+                            measurement, probe, block, directions.rows(chosen), rates, plan, group, progress
+                        )
 
                     add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
                                 capture, checks.add if checks else None)  # fmt: skip
@@ -159,7 +166,7 @@ def _plan(
 ) -> Plan:  # fmt: skip
     sizes = [probe.samples for probe in measurement.probes]
     samples = (sizes[0], sizes[-1])
-    count = len(directions.matrix)
+    count = directions.count
     budget = byte_budget(memory, measurement.device)
     shape = directions.kernel_shape(*samples)
     kernels = len({_key(name, by) for name in measurement.parameters}) + (1 if verify else 0)
@@ -179,12 +186,14 @@ def _plan(
     )
     # The weights are held a second time, to be put back should the model change them.
     available = budget - needed - sum(t.numel() * t.element_size() for t in measurement.model.state_dict().values())
-    groups = grouped(plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count)
+    groups = grouped(
+        plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count, directions.classes
+    )
     return Plan(plans, groups, samples, len(sizes) == 1, count, shape, needed, budget, int(0.2 * available))
 
 
 def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
-    count = len(directions.matrix)
+    count = directions.count
     return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
 
 

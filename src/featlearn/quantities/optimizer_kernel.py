@@ -52,7 +52,7 @@ def _rate(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, name: 
     if not isinstance(optimizer, Adam | AdamW | RMSprop | Adagrad):
         raise InputTypeError(
             f"optimizer is {type(optimizer).__name__}, expected SGD, Adam, AdamW, RMSprop or Adagrad: "
-            "the kernel of an update exists for diagonal preconditioners only"
+            "others are not supported"
         )
     if not state or (isinstance(optimizer, Adagrad) and not float(state["step"]) and gradient is None):
         raise InputValueError(

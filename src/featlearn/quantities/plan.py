@@ -1,5 +1,6 @@
 """What a kernel will cost, and how every parameter will be read, before anything is paid."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ class Group:
     """Samples in one forward pass."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What `fl.ntk` would do with the same arguments; `str()` is a table."""
 
@@ -76,30 +77,38 @@ class Plan:
     @property
     def passes(self) -> int:
         """Forward passes over chunks of samples; a block of samples is captured anew for every pair of blocks."""
-        total = 0
+        return sum(chunks * -(-self.directions // group.directions) for chunks, group in self._swept())
+
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes over chunks of samples, one for each output direction, without the checks."""
+        return sum(chunks * self.directions for chunks, _ in self._swept())
+
+    def _swept(self) -> list[tuple[int, Group]]:
+        """How many chunks each group captures for one block of directions."""
+        found = []
         for group in self.groups:
             chunks = [_chunks(samples, group) for samples in self.samples]
-            if self.symmetric:
-                # Block i, then every block before it.
-                one = sum(count * (len(chunks[0]) - i) for i, count in enumerate(chunks[0]))
+            if self.symmetric:  # block i, then every block before it
+                count = sum(size * (len(chunks[0]) - i) for i, size in enumerate(chunks[0]))
             else:
-                one = sum(chunks[0]) + len(chunks[0]) * sum(chunks[1])
-            total += one * -(-self.directions // group.directions)
-        return total
+                count = sum(chunks[0]) + len(chunks[0]) * sum(chunks[1])
+            found.append((count, group))
+        return found
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why")
         lines = [
             (
-                p.name,
-                " x ".join(map(str, p.shape)) or "scalar",
-                _counted(p.uses),
-                p.route,
-                readable_count(p.operations),
-                readable_bytes(p.kept),
-                p.reason,
+                _common_name([p.name for p in same]),
+                " x ".join(map(str, same[0].shape)) or "scalar",
+                _counted(same[0].uses),
+                same[0].route,
+                readable_count(sum(p.operations for p in same)),
+                readable_bytes(sum(p.kept for p in same)),
+                same[0].reason,
             )
-            for p in self.parameters
+            for same in _alike(self.parameters)
         ]
         widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -108,14 +117,39 @@ class Plan:
         chunks = sorted({group.chunk for group in self.groups})
         shape = " x ".join(map(str, self.kernel_shape))
         held = f"{chunks[0]}" if len(chunks) == 1 else f"{chunks[0]} to {chunks[-1]}" if chunks else "no"
-        summary = (
-            f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}): "
-            f"{readable_count(self.operations)} multiply-adds; {_plural(self.passes, 'forward pass', 'es')} of {held} "
-            f"samples with {_plural(self.directions, 'backward pass', 'es')} each; "
-            f"budget {readable_bytes(self.memory)}; "
-            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
-        )
-        return "\n".join([*rows, "", summary])
+        summary = [
+            f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}), "
+            f"budget {readable_bytes(self.memory)}",
+            f"{_plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
+            f"{_plural(self.backward_passes, 'backward pass', 'es')}, then {readable_count(self.operations)} "
+            "multiply-adds of contractions",
+            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback",
+        ]
+        if self.directions >= 100:
+            summary.append(
+                f"{self.directions} outputs: outputs=fl.Probes(16) estimates their sum at a fraction of this"
+            )
+        return "\n".join([*rows, "", *summary])
+
+    __repr__ = __str__
+
+
+def _alike(parameters: Sequence[ParameterPlan]) -> list[list[ParameterPlan]]:
+    """Parameters that differ in the numbers of their names alone: the layers of a stack."""
+    groups: dict[tuple[object, ...], list[ParameterPlan]] = {}
+    for p in parameters:
+        key = (re.sub(r"\d+", "#", p.name), p.shape, p.uses, p.route, p.reason)
+        groups.setdefault(key, []).append(p)
+    return list(groups.values())
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """h.{0..11}.weight for h.0.weight to h.11.weight."""
+    if len(names) == 1:
+        return names[0]
+    numbers = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
+    spans = iter(same[0] if len(set(same)) == 1 else f"{{{same[0]}..{same[-1]}}}" for same in numbers)
+    return re.sub(r"\d+", lambda _: next(spans), names[0]) + f" ({len(names)})"
 
 
 def _plural(count: int, thing: str, ending: str) -> str:
@@ -147,7 +181,7 @@ def parameter_plans(
         pilots = [pilot for pilot in measurement.pilots if name in pilot.access]
         if not pilots:
             # Others than the pilot's samples may use it, so it is captured all the same.
-            kept, reason = directions * size * item, "no sample of the pilot uses it"
+            kept, reason = directions * size * item, "no gradient reaches it from the pilot's samples"
             plans.append(ParameterPlan(name, shape, (), "unused", reason, 0, kept, 3 * kept, True))
             continue
         uses = pilots[0].access[name].uses.nodes
@@ -216,7 +250,7 @@ def _factor_numbers(extent: Extent) -> int:
 
 def grouped(
     plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
-    mode: Mode, directions: int,
+    mode: Mode, directions: int, classes: int,
 ) -> tuple[Group, ...]:  # fmt: skip
     """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further."""
     held = samples[0] if symmetric else sum(samples)
@@ -225,13 +259,16 @@ def grouped(
     names: list[str] = []
     kept = passing = 0
 
+    # Directions are written out for a block of them at a time, C numbers each.
+    together = directions if mode == "full" else min(directions, max(1, 2**24 // classes))
+
     def chunk(passing_bytes: int, block: int) -> int:
         return max(1, min(block, pass_through // max(graph_bytes + passing_bytes, 1)))
 
     def close() -> None:
         if names:
             block = max(samples)
-            groups.append(Group(tuple(names), block, directions, chunk(passing, block)))
+            groups.append(Group(tuple(names), block, together, chunk(passing, block)))
             names.clear()
 
     for plan in plans:
@@ -245,7 +282,7 @@ def grouped(
         if plan.kept * held > keep:
             close()
             kept = passing = 0
-            groups.append(_split(plan, keep, held, samples, mode, directions, chunk))
+            groups.append(_split(plan, keep, held, samples, mode, directions, together, chunk))
             continue
         if names and (kept + plan.kept) * held > keep:
             close()
@@ -256,11 +293,11 @@ def grouped(
     return tuple(groups)
 
 
-def _split(plan, keep, held, samples, mode, directions, chunk) -> Group:  # type: ignore[no-untyped-def]
+def _split(plan, keep, held, samples, mode, directions, together, chunk) -> Group:  # type: ignore[no-untyped-def]
     """First fewer directions at a time (another sweep each), then blocks of samples (another sweep for each pair)."""
     few = directions
     if mode != "full":
-        few = max(1, min(directions, keep * directions // max(plan.kept * held, 1)))
+        few = max(1, min(together, keep * directions // max(plan.kept * held, 1)))
     kept = max(1, plan.kept * few // directions)
     block = max(1, min(max(samples), keep // (2 * kept))) if kept * held > keep else max(samples)
     return Group((plan.name,), block, few, chunk(plan.passing * few // directions, block))

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from featlearn.capture.measurement import Measurement
-from featlearn.capture.probe import Probe
 from featlearn.errors import VerificationError
 from featlearn.quantities.directions import Directions
 from featlearn.quantities.optimizer_kernel import Rate
@@ -22,7 +21,7 @@ class Checks:
         self._measurement, self._directions, self._rates = measurement, directions, rates
         self._chunk = min((group.chunk for group in plan.groups), default=1)
         # A vector over samples for every direction; the same for all of them where only their sum is kept.
-        count, shared = len(directions.matrix), directions.mode == "sum"
+        count, shared = directions.count, directions.mode == "sum"
         self._vectors = [
             torch.randn(
                 1 if shared else count, probe.samples, generator=generator, dtype=torch.float64, device="cpu"
@@ -62,12 +61,12 @@ class Checks:
                 )
 
     def _expected(self) -> dict[str, Tensor]:
-        count, mode = len(self._directions.matrix), self._directions.mode
+        count, mode = self._directions.count, self._directions.mode
         found = {name: torch.zeros(count, dtype=torch.float64, device="cpu") for name in self._measurement.parameters}
         every = [slice(0, count)] if mode == "full" else [slice(k, k + 1) for k in range(count)]
         for chosen in every:
             sides = [
-                self._pulled(probe, self._directions.matrix[chosen], vectors[chosen])
+                self._measurement.pulled_back(probe, vectors[chosen].T @ self._directions.rows(chosen), self._chunk)
                 for probe, vectors in zip(self._measurement.probes, self._vectors, strict=True)
             ]
             for name, a in sides[0].items():
@@ -76,21 +75,3 @@ class Checks:
                 product = (weighted.conj() * sides[-1][name]).sum().real.double().cpu()
                 found[name][chosen.start if mode == "each" else 0] += product
         return found
-
-    def _pulled(self, probe: Probe, directions: Tensor, vectors: Tensor) -> dict[str, Tensor]:
-        """J^T v: the gradient of sum_i sum_k v_ki (d_k . f_i), accumulated over chunks."""
-        names = list(self._measurement.parameters)
-        parameters = [self._measurement.parameters[name] for name in names]
-        totals = {name: torch.zeros_like(p) for name, p in zip(names, parameters, strict=True)}
-        for begin in range(0, probe.samples, self._chunk):
-            indices = torch.arange(begin, min(begin + self._chunk, probe.samples), device="cpu")
-            outputs = probe.outputs(indices)
-            if not outputs.requires_grad:
-                continue
-            cotangent = (vectors[:, indices].T @ directions).to(outputs)
-            for name, gradient in zip(
-                names, torch.autograd.grad(outputs, parameters, cotangent, allow_unused=True), strict=True
-            ):
-                if gradient is not None:
-                    totals[name] += gradient.to_dense() if gradient.is_sparse else gradient
-        return totals

@@ -1,0 +1,121 @@
+"""How fast a kernel moves under gradient flow: exact derivatives of the tangent kernel, not differences of kernels.
+
+dK/dt = J' J^T + J J'^T with J' the derivative of J along the weights' velocity. J' is the Jacobian of another network:
+the one whose outputs are J v, the outputs' velocity under a fixed velocity v of the weights. So the kernel of the two
+networks side by side holds everything, and is measured like any other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.measurement import measuring
+from featlearn.capture.probe import Inputs, Readout, read_output
+from featlearn.dynamics.rate import rate
+from featlearn.errors import InputValueError
+from featlearn.quantities.elementary import ElementaryOps
+from featlearn.quantities.ntk import ntk
+from featlearn.shapes import checked_tensor
+
+Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
+
+
+def ntk_velocity(
+    model: nn.Module, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", outputs: str = "mean",
+    readout: Readout | None = None, parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
+) -> Tensor:  # fmt: skip
+    """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly (000 Sec. 2.2).
+
+    Args:
+        model, x, readout, parameters, memory: as for `fl.ntk`.
+        y: targets, (P,) or (P, C) as the outputs are; one-hot rows or probabilities for cross-entropy.
+        loss: the loss whose gradient the weights follow: a convention of `fl.dynamics.rate`, or `"cross-entropy"`, the
+            mean over samples as `nn.CrossEntropyLoss()` has it.
+        outputs: `"mean"`, `"sum"`: (P, P); `"each"`: (C, P, P); `"full"`: (P, P, C, C).
+    """
+    if outputs not in ("mean", "sum", "each", "full"):
+        raise InputValueError(f"outputs={outputs!r}, expected 'mean', 'sum', 'each' or 'full'")
+    velocity, _ = _weight_velocity(model, x, y, loss, readout, parameters)
+    moving = _Moving(model, readout, velocity)
+    names = [f"model.{name}" for name in velocity]
+    both = ntk(moving, x, outputs="full", parameters=names, memory=memory)
+    classes = both.shape[-1] // 2
+    half = both[:, :, classes:, :classes]  # J' J^T, outputs (c, c')
+    full = half + half.permute(1, 0, 3, 2)
+    if outputs == "full":
+        return full
+    each = torch.einsum("pqcc->cpq", full)
+    return each.contiguous() if outputs == "each" else each.sum(0) / (classes if outputs == "mean" else 1)
+
+
+def feature_speed(
+    model: nn.Module, x: Inputs, y: Tensor, *, readout: Readout | None = None,
+    parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
+) -> float:  # fmt: skip
+    """How much faster the features grad f move than the loss, relative to their sizes (002 Eq. 88, after Chizat).
+
+    |d(grad f)/dt| / |grad f| divided by |dL/dt| / L, for L = |f - y|^2 / 2 and gradient flow from here, norms over all
+    samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate enters. Small: the network is
+    lazy. For an L-homogeneous network with outputs near zero it grows as sigma^-L with the scale of its initialisation,
+    and in proportion to a divisor of the output. nan where the loss has no gradient.
+    """
+    velocity, residual = _weight_velocity(model, x, y, "sum-half", readout, parameters)
+    moving = _Moving(model, readout, velocity)
+    names = [f"model.{name}" for name in velocity]
+    sizes = ntk(moving, x, outputs="each", parameters=names, memory=memory).diagonal(dim1=1, dim2=2).sum(1).double()
+    classes = len(sizes) // 2
+    slope = sum(float(v.double().square().sum()) for v in velocity.values())
+    if slope == 0.0 or float(sizes[:classes].sum()) == 0.0:
+        return float("nan")
+    growth = (sizes[classes:].sum() / sizes[:classes].sum()).sqrt()
+    return float(growth) * float(residual.double().square().sum()) / slope
+
+
+def _weight_velocity(
+    model: nn.Module, x: Inputs, y: Any, loss: str, readout: Readout | None, parameters: str | Sequence[str] | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """dtheta/dt = -grad loss for every parameter, and the residual f - y (softmax(f) - y for cross-entropy)."""
+    targets = checked_tensor(y, "y")
+    with measuring(model, [x], readout=readout, parameters=parameters) as measurement:
+        (probe,) = measurement.probes
+        outputs = measurement.outputs(probe)
+        wanted = targets[:, None] if targets.dim() == 1 else targets
+        if wanted.shape != outputs.shape:
+            raise InputValueError(
+                f"y has shape {tuple(targets.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have; "
+                "pass one-hot targets for classes"
+            )
+        wanted = wanted.to(outputs)
+        crossed = loss == "cross-entropy"
+        residual = outputs.softmax(1) - wanted if crossed else outputs - wanted
+        step = rate(1.0, "mean-half" if crossed else loss, *outputs.shape)  # type: ignore[arg-type]
+        return measurement.pulled_back(probe, -step * residual), residual
+
+
+class _Moving(nn.Module):
+    """A network beside the velocity of its outputs: (P, 2C), f and J v."""
+
+    def __init__(self, model: nn.Module, readout: Readout | None, velocity: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._readout, self._velocity = readout, velocity
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """(f, J v) for the inputs of the model."""
+        # J v is the derivative of w^T J v with respect to w. Forward mode gives it in one pass, but lacks many ops.
+        named = dict(self.model.named_parameters())
+        names = list(self._velocity)
+        with ElementaryOps():
+            f = self._read(self.model(*args, **kwargs), args, kwargs)
+        w = torch.zeros_like(f, requires_grad=True)
+        pulled = torch.autograd.grad(f, [named[n] for n in names], w, create_graph=True, allow_unused=True)
+        terms = [(g * self._velocity[n]).sum() for n, g in zip(names, pulled, strict=True) if g is not None]
+        (moved,) = torch.autograd.grad(torch.stack(terms).sum(), w, create_graph=True)
+        return torch.cat([f, moved], 1)
+
+    def _read(self, raw: Any, args: Any, kwargs: Any) -> Tensor:
+        x = kwargs if kwargs else args[0] if len(args) == 1 else args
+        outputs: Tensor = read_output(raw, x, self._readout)
+        return outputs[:, None] if outputs.dim() == 1 else outputs
