@@ -1,7 +1,7 @@
 """Did this network learn features, or only fit with the kernel it was born with?
 
 Trains a small network on the handwritten digits and measures its tangent kernel before and after.
-A large ``--output-scale`` makes training lazy: the loss falls as before, and the kernel stays where it was.
+A large --output-scale makes training lazy: the loss falls as before, and the kernel stays where it was.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import featlearn as fl
 
 PROBE = 200
-LAZY, RICH = 0.02, 0.1  # change of the normalised kernel below and above which the verdict is clear
+LAZY, RICH = 0.02, 0.1  # conventions: change of the normalised kernel below and above which the verdict is clear
 
 
 class Scaled(nn.Module):
@@ -61,20 +61,22 @@ def train(model: nn.Module, x: Tensor, targets: Tensor, steps: int, rate: float)
                 sys.exit("training diverged; try a larger --output-scale or a smaller --width")
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    """Cosine of the angle between two kernels."""
-    a, b = a.double(), b.double()
-    return float((a * b).sum() / (a.norm() * b.norm()))
-
-
 def accuracy(model: nn.Module, data: fl.data.Labelled) -> float:
     """Share of the samples whose largest output is the label's."""
     with torch.no_grad():
         return float((model(data.x).argmax(1) == data.labels).float().mean())
 
 
-def verdict(change: float) -> str:
-    """One sentence on the change of the normalised kernel."""
+def loss_of(model: nn.Module, x: Tensor, targets: Tensor) -> float:
+    """Squared error of a sample, averaged."""
+    with torch.no_grad():
+        return float((model(x) - targets).square().sum(1).mean())
+
+
+def verdict(change: float, before: float, after: float) -> str:
+    """One sentence on the change of the normalised kernel, if there was any training to judge."""
+    if not after < 0.5 * before:
+        return f"undecided: the loss fell only from {before:.3f} to {after:.3f}; train longer (--steps)"
     if change < LAZY:
         return (
             f"lazy: the kernel changed by {change:.3f} (below {LAZY}), the network used the features it was born with"
@@ -92,8 +94,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output-scale", type=float, default=0.3, help="larger is lazier (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and batches (default: %(default)s)")
     options = parser.parse_args()
-    if options.steps < 1 or options.width < 1 or options.output_scale <= 0:
-        parser.error("--steps and --width must be at least 1, --output-scale above 0")
+    if options.steps < 1 or options.width < 1 or not 0 < options.output_scale < 1e6:
+        parser.error("--steps and --width must be at least 1, --output-scale between 0 and a million")
+    if abs(options.seed) >= 2**63:
+        parser.error("--seed must be less than 2^63")
     return options
 
 
@@ -105,8 +109,7 @@ def main() -> None:
     targets = data.one_hot(centered=True)
     model = Scaled(mlp(options.width), options.output_scale)
     probe = data.x[:PROBE]
-    task = targets[:PROBE] @ targets[:PROBE].T
-
+    error = loss_of(model, data.x, targets)
     before = fl.ntk(model, probe, by="layer")
     # outputs move at a speed that does not depend on the scale, up to what a rich network bears
     train(model, data.x, targets, options.steps, rate=min(0.1 / options.output_scale**2, 1.0))
@@ -114,15 +117,19 @@ def main() -> None:
 
     start, end = (torch.stack([*layers.values()]).sum(0) for layers in (before, after))
     print(f"{'':34}{'before':>9}{'after':>9}")
-    print(f"{'kernel-task alignment':34}{cosine(start, task):9.3f}{cosine(end, task):9.3f}")
+    aligned = [float(fl.metrics.alignment(kernel, targets[:PROBE])) for kernel in (start, end)]
+    print(f"{'kernel-task alignment (0 to 1)':34}{aligned[0]:9.3f}{aligned[1]:9.3f}")
     for name in before:
         shares = [float((k[name] * total).sum() / total.square().sum()) for k, total in ((before, start), (after, end))]
         print(f"{'share of the kernel, ' + name.removeprefix('network.'):34}{shares[0]:9.3f}{shares[1]:9.3f}")
     print(f"{'accuracy on unseen digits':34}{accuracy(model, test):18.3f}")
-    change = 1 - cosine(start, end)
+    change = float(fl.metrics.kernel_distance(start, end))
     print(f"{'change of the kernel, 1 - cosine':34}{change:18.3f}")
-    print(verdict(change))
+    print(verdict(change, error, loss_of(model, data.x, targets)))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -215,7 +215,7 @@ def _kind(name: str, pilots: Sequence[Snapshot], elementwise: bool) -> tuple[str
         access = pilot.access[name]
         if access.coordinates is None:
             whole = all(reading.value[0] is pilot.graph.leaves[name] for reading in access.uses.readings)  # type: ignore[union-attr]
-            return ("direct", "small operand") if whole else ("pulled back", "made into a weight by other ops")
+            return ("direct", "small operand") if whole else ("pulled back", "made by other ops")
     return ("direct", "a rate for every entry") if elementwise else ("factors", "")
 
 
