@@ -135,17 +135,24 @@ def test_coupling_that_hides_is_refused(forward: Callable[..., Tensor]):
         fl.ntk(model, x)
 
 
-@pytest.mark.parametrize(("samples", "precision"), [(2, 1e-16), (900, 1e-16), (100, 1e-7), (500, 1e-7), (60, 1e-3)])
-def test_codes_tell_every_sample_from_every_other(samples: int, precision: float):
-    codes = torch.stack(sample_codes(samples, precision, torch.Generator().manual_seed(0)))
+@pytest.mark.parametrize(
+    ("samples", "dtypes"),
+    [(2, [torch.float64]), (900, [torch.float64]), (100, [torch.float32]), (500, [torch.float64, torch.bfloat16]),
+     (60, [torch.float32, torch.float16])],
+)  # fmt: skip
+def test_codes_tell_every_sample_from_every_other(samples: int, dtypes: list[torch.dtype]):
+    codes = torch.stack(sample_codes(samples, dtypes, torch.Generator().manual_seed(0)))
     assert codes.unique(dim=1).shape[1] == samples
     assert torch.equal(codes.log2(), codes.log2().round())
+    for dtype in dtypes:
+        assert torch.isfinite(codes.to(dtype)).all()
+        assert (codes.to(dtype) > 0).all()
 
 
 def test_one_live_entry_is_ascribed_to_its_own_sample():
     """130 samples and 130 steps, time first: only the axis in which the entry shows its own code is right."""
     samples = 130
-    codes = sample_codes(samples, 1e-7, torch.Generator().manual_seed(0))
+    codes = sample_codes(samples, [torch.float32], torch.Generator().manual_seed(0))
     for step, sample in ((3, 77), (77, 3), (0, 129)):
         plain = torch.zeros(samples, samples, 2)
         plain[step, sample] = 1.0

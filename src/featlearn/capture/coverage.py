@@ -41,10 +41,7 @@ def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
     gradients = backward([outputs], parameters, [padded[:, None] * direction]) if names else ()
     expected = dict(zip(names, gradients, strict=True))
     readable = [name for name in names if snapshot.access[name].refusal is None]
-    found, failed = _readings(snapshot, readable, direction)
-    for name in _differing(found, weights, expected, snapshot.precision):
-        failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
-        del found[name]
+    found, failed = _agreeing(snapshot, readable, direction, weights, expected)
     snapshot.distrust(failed)
     terms = [
         float((g.detach() * p.detach()).norm())
@@ -57,6 +54,28 @@ def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
         _refuse_coupled_gradients(snapshot, drawn, direction, weights, found, rounding)
     largest = max((float(g.detach().abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
     return Audit(failed, rounding, largest)
+
+
+def disputed(snapshot: Snapshot, names: list[str], generator: torch.Generator) -> dict[str, str]:
+    """Which of these parameters have readings that do not agree with autograd on this chunk, and why."""
+    outputs = snapshot.outputs
+    direction = _gaussian(1, outputs.shape[1], generator=generator).to(outputs)
+    weights = _gaussian(len(outputs), generator=generator).to(outputs)
+    weights[snapshot.count :] = 0.0  # the copy of a single sample
+    gradients = backward([outputs], [snapshot.parameters[name] for name in names], [weights[:, None] * direction])
+    expected = dict(zip(names, gradients, strict=True))
+    return _agreeing(snapshot, names, direction, weights[: snapshot.count], expected)[1]
+
+
+def _agreeing(
+    snapshot: Snapshot, names: list[str], direction: Tensor, weights: Tensor, expected: Mapping[str, Tensor | None]
+) -> tuple[dict[str, Gradients], dict[str, str]]:
+    """Readings that agree with autograd, and the reasons against the others."""
+    found, failed = _readings(snapshot, names, direction)
+    for name in list(_differing(found, weights, expected, snapshot)):
+        failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
+        del found[name]
+    return found, failed
 
 
 def _refuse_coupled_gradients(
@@ -73,15 +92,18 @@ def _refuse_coupled_gradients(
     gradients = backward([again], [snapshot.parameters[name] for name in names], [chosen[:, None] * direction])
     counted = torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen)
     expected = dict(zip(names, gradients, strict=True))
-    for name in _differing(found, counted, expected, snapshot.precision):
+    for name in _differing(found, counted, expected, snapshot):
+        doubt = (
+            "" if again.dtype == torch.float64 else ". If they do not, rounding is amplified: pass dtype=torch.float64"
+        )
         raise CoupledSamplesError(
             f"the gradient of {name} for a sample depends on the other samples of its batch, though the outputs do "
-            "not; expected samples that do not influence each other, in a backward pass as in a forward pass"
+            f"not; expected samples that do not influence each other, in a backward pass as in a forward pass{doubt}"
         )
 
 
 def _differing(
-    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], precision: float
+    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], snapshot: Snapshot
 ) -> Iterator[str]:
     """Parameters for which sum_i w_i g_i is not what autograd gives."""
     checks = []
@@ -90,11 +112,15 @@ def _differing(
         reference = _flat(expected[name], total)
         if not math.isfinite(float(reference.norm())):
             continue  # the kernel will not be finite either, and is refused for that
-        checks.append((name, float((total - reference).norm()), size + float(reference.norm())))
-    # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
-    # disagree in all digits.
-    floor = 64 * precision * sum(size for _, _, size in checks if math.isfinite(size))
-    return (name for name, difference, size in checks if not difference <= precision**0.5 * size + floor)
+        difference = float((total.double() - reference.double()).norm())
+        checks.append((name, difference, size + float(reference.double().norm())))
+    whole = sum(size for _, _, size in checks if math.isfinite(size))
+    for name, difference, size in checks:
+        # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
+        # disagree in all digits.
+        precision = snapshot.precision_of(name)
+        if not difference <= min(0.05, precision**0.5) * size + 2 * precision * whole:
+            yield name
 
 
 def _gaussian(*shape: int, generator: torch.Generator) -> Tensor:
@@ -128,12 +154,12 @@ def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]
     """sum_i w_i g_i, and a bound of its size before anything cancels."""
     if isinstance(gradients, Dense):
         terms = weights.to(gradients.gradient)[:, None] * gradients.gradient[:, 0]
-        return terms.sum(0), float(terms.norm(dim=1).sum())
+        return terms.sum(0), float(terms.double().norm(dim=1).sum())
     parts, size = [], 0.0
     for part in gradients.parts:
         grads = part.grads * weights.to(part.grads)[:, None, None, None]
-        lengths = grads[0].norm(dim=-1)
-        size += float((lengths if part.indexed else lengths * part.rows.norm(dim=-1)).sum())
+        lengths = grads[0].double().norm(dim=-1)
+        size += float((lengths if part.indexed else lengths * part.rows.double().norm(dim=-1)).sum())
         # Samples become positions of one sample: their sum.
         parts.append(replace(part, rows=part.rows.flatten(0, 1)[None], grads=grads.flatten(1, 2)[:, None]))
     return as_dense(replace(gradients, parts=tuple(parts))).gradient[0, 0], size

@@ -41,6 +41,10 @@ class Graph:
     """Identities of all leaf tensors walked to, whether or not they were asked for."""
     precision: float = 0.0
     """Machine epsilon of the coarsest floating type that any node's output has."""
+    precisions: Mapping[str, float] = field(default_factory=dict)
+    """The same for each parameter, of the nodes between it and the outputs alone."""
+    dtypes: frozenset[torch.dtype] = frozenset()
+    """Floating types of all node outputs."""
     output_bytes: int = 0
     """Bytes of all node outputs together, an upper bound of what the forward pass keeps."""
 
@@ -63,8 +67,9 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     below: dict[Node, frozenset[str]] = {}
     leaves: dict[str, Node] = {}
     consumers: dict[Node, list[Edge]] = defaultdict(list)
-    precision, held = 0.0, 0
+    held = 0
     variables: set[int] = set()
+    dtypes: set[torch.dtype] = set()
     for node in order:
         variable = getattr(node, "variable", None)
         if variable is not None:
@@ -82,7 +87,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
             if variable is None:
                 held += torch.Size(metadata.shape).numel() * metadata.dtype.itemsize
             if metadata.dtype.is_floating_point or metadata.dtype.is_complex:
-                precision = max(precision, torch.finfo(metadata.dtype).eps)
+                dtypes.add(metadata.dtype)
     return Graph(
         (outputs.grad_fn, outputs.output_nr),
         leaves,
@@ -90,9 +95,23 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         {node: found for node, found in below.items() if found},
         frozenset(node.name() for node in order),
         frozenset(variables),
-        precision,
+        max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
+        _precisions_above(order, leaves),
+        frozenset(dtypes),
         held,
     )
+
+
+def _precisions_above(order: Sequence[Node], leaves: Mapping[str, Node]) -> dict[str, float]:
+    """The coarsest precision on any way from each leaf to the root."""
+    coarsest: dict[Node, float] = defaultdict(float)
+    for node in reversed(order):
+        kinds = [m.dtype for m in node._input_metadata or () if m.dtype.is_floating_point or m.dtype.is_complex]
+        coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
+        for child, _ in node.next_functions:
+            if child is not None:
+                coarsest[child] = max(coarsest[child], coarsest[node])
+    return {name: coarsest[leaf] for name, leaf in leaves.items()}
 
 
 def _shared(found: frozenset[str], below: Mapping[Node, frozenset[str]], node: Node) -> frozenset[str]:

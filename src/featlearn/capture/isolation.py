@@ -21,7 +21,7 @@ class Isolation:
     """What a measurement may ask of its surroundings."""
 
     rewind: Callable[[], None]
-    """Set every random generator back to where it stood on entry."""
+    """Put random generators and everything the model holds but its parameters back to where they stood on entry."""
     rewritten: Callable[[], set[int]]
     """Identities of the model's tensors that have been written to since."""
 
@@ -39,10 +39,15 @@ def undisturbed(model: nn.Module) -> Iterator[Isolation]:
         rewind = stack.enter_context(_random_state())
         for context in (_autocast_off, _full_precision, _eager):
             stack.enter_context(context(model))
-        rewritten = stack.enter_context(state_kept(model))
+        state = stack.enter_context(state_kept(model))
         for context in (_hooks_muted, _eval_mode):
             stack.enter_context(context(model))
-        yield Isolation(rewind, rewritten)
+
+        def start_over() -> None:
+            rewind()
+            state.rewind()
+
+        yield Isolation(start_over, state.rewritten)
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
@@ -122,15 +127,15 @@ def _switched_off(read: Callable[[], bool], write: Callable[[bool], None]) -> It
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Flags are set directly: some wrappers override train() and change weights when it is called."""
-    before = [(part, part.training) for part in model.modules()]
+    """Flags are set directly: some modules act on train() or on assignments, and change weights."""
+    before = [(part, part.training) for part in model.modules() if part.training]
     try:
         for part, _ in before:
-            part.training = False
+            part.__dict__["training"] = False
         yield
     finally:
         for part, training in before:
-            part.training = training
+            part.__dict__["training"] = training
 
 
 @contextmanager

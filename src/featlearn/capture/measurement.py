@@ -14,13 +14,14 @@ from featlearn.capture.admission import (
     unwrapped,
 )
 from featlearn.capture.coupling import draws, refuse_difference
-from featlearn.capture.coverage import audited
+from featlearn.capture.coverage import audited, disputed
 from featlearn.capture.graph import backward, build_graph
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.ops import is_built_in
 
 # Samples in the pilot: enough to tell samples from positions, few enough to cost little.
 PILOT = 5
@@ -36,7 +37,7 @@ class Measurement:
     """The user's own parameters under the same names: `parameters` may be copies in another precision."""
     probes: tuple[Probe, ...]
     pilots: tuple[Snapshot, ...]
-    distrusted: Mapping[str, str]
+    distrusted: dict[str, str]
     rounding: float
     """How large the terms are that the outputs are made of."""
     graphs: list[bool] = field(default_factory=list)
@@ -69,7 +70,20 @@ class Measurement:
         self.graphs.append(found.graph is not None)
         for batch, outputs in zip(drawn, again, strict=True):
             refuse_difference(found, outputs, batch, self.rounding)
+        if unchecked := self._unchecked(found):
+            reasons = disputed(found, unchecked, generator)
+            self.distrusted.update(reasons)
+            found.distrust(reasons)
         return found
+
+    def _unchecked(self, snapshot: Snapshot) -> list[str]:
+        """Parameters that the pilot's samples do not use, and those read by rules that are not built in."""
+        seen = {name for pilot in self.pilots for name in pilot.access}
+        return [
+            name
+            for name, access in snapshot.access.items()
+            if access.refusal is None and (name not in seen or not all(is_built_in(node) for node in access.uses.nodes))
+        ]
 
     def outputs(self, probe: Probe, chunk: int = 256) -> Tensor:
         """(P, C) outputs of all samples, without a graph."""
@@ -106,6 +120,8 @@ def measuring(
 ) -> Iterator[Measurement]:  # fmt: skip
     """Admit, isolate and pilot; everything measured inside leaves no trace on the user's model."""
     given, model = model, unwrapped(model)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
     if readout is not None and not callable(readout):
         raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
     sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]

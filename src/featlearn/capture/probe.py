@@ -117,7 +117,7 @@ class Probe:
     samples: int
     readout: Readout | None
     rewind: Callable[[], None]
-    """Sets every random generator to where it stood when the measurement began."""
+    """Sets random generators and the model's state to where they stood when the measurement began."""
     name: str = "x"
     """The argument that the inputs were given as."""
 
@@ -131,7 +131,8 @@ class Probe:
                 chosen = chosen.index_select(0, indices.to(tensor.device))
             else:
                 chosen = chosen.clone()
-            return chosen.requires_grad_(tensor.requires_grad)  # a model may differentiate by its inputs
+            # A model may differentiate by its inputs.
+            return chosen.requires_grad_(True) if tensor.requires_grad else chosen
 
         return map_tensors(self.x, rows)
 

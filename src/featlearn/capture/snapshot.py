@@ -59,6 +59,10 @@ class Snapshot:
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
 
+    def precision_of(self, name: str) -> float:
+        """Machine epsilon of the coarsest type between a parameter and the outputs."""
+        return self.precision if self.graph is None else self.graph.precisions.get(name, self.precision)
+
     def distrust(self, reasons: Mapping[str, str]) -> None:
         """Send parameters to the fallback."""
         for name, reason in reasons.items():

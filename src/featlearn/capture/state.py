@@ -1,58 +1,129 @@
 """Everything a model holds, put back bit for bit: weights, buffers, gradients, flags, plain attributes."""
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
 
 _CONTAINERS = (list, dict, set, deque)
+_GENERATORS = (torch.Generator, numpy.random.Generator, random.Random)
+
+
+# The flag and the hook tables of a module, which belong to the measurement while it runs.
+_MODULE_KEYS = frozenset(nn.Module().__dict__) - {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """What a model held when a measurement began."""
+
+    rewind: Callable[[], None]
+    """Put back everything but parameters: each forward pass then starts from the same state."""
+    rewritten: Callable[[], set[int]]
+    """Identities of the tensors that have been written to."""
 
 
 @contextmanager
-def state_kept(model: nn.Module) -> Iterator[Callable[[], set[int]]]:
-    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
-
-    Yields a function that gives the identities of the tensors that have been written to so far.
-    """
+def state_kept(model: nn.Module) -> Iterator[KeptState]:
+    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile."""
     held = _held(list(model.modules()))
+    weights = {id(parameter) for parameter in model.parameters()}
     containers = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
-    generators = [(thing, thing.get_state()) for thing in held if isinstance(thing, torch.Generator)]
-    tensors = [thing for thing in held if isinstance(thing, Tensor) and thing.device.type != "meta"]
-    copies = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors]
-    versions = [_version(tensor) for tensor in tensors]
+    generators = [(thing, _generator_state(thing)) for thing in held if isinstance(thing, _GENERATORS)]
+    arrays = [(thing, thing.copy()) for thing in held if isinstance(thing, numpy.ndarray)]
+    tensors = [_KeptTensor(t) for t in held if isinstance(t, Tensor) and t.device.type != "meta"]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
 
+    tables = {id(part.__dict__) for part in model.modules()}
+    own = {id(value) for part in model.modules() for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+
+    def rewind() -> None:
+        for container, entries in containers:
+            # Flags and hooks stay as the measurement has set them.
+            if id(container) in tables:
+                _refill_attributes(container, entries)
+            elif id(container) not in own:
+                _refill(container, entries)
+        for generator, state in generators:
+            _set_generator_state(generator, state)
+        for array, copy in arrays:
+            if array.shape == copy.shape and array.tobytes() != copy.tobytes():
+                array[...] = copy
+        for kept in tensors:
+            if id(kept.tensor) not in weights:
+                kept.restore()
+
     def rewritten() -> set[int]:
-        written = {id(t) for t, version in zip(tensors, versions, strict=True) if _version(t) != version}
-        return written | {id(tensor) for tensor, copy, _ in copies if not _same_bits(tensor, copy)}
+        return {id(kept.tensor) for kept in tensors if kept.touched()}
 
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield rewritten
+        yield KeptState(rewind, rewritten)
         if any(parameter.grad is not None for parameter, _ in grads):
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
                 "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
             )
     finally:
+        for parameter, grad in grads:  # first: it cannot fail
+            parameter.grad = grad
+        rewind()
         for container, entries in containers:
             _refill(container, entries)
-        for generator, state in generators:
-            generator.set_state(state)
-        with torch.no_grad():
-            for tensor, copy, trainable in copies:
-                if not _same_bits(tensor, copy):
-                    tensor.detach().copy_(copy)
-                if tensor.requires_grad != trainable and tensor.is_leaf:
-                    tensor.requires_grad_(trainable)
-        for parameter, grad in grads:
-            parameter.grad = grad
+        for kept in tensors:
+            kept.restore()
+
+
+class _KeptTensor:
+    """A tensor with a copy of what it held."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.copy = tensor, tensor.detach().clone()
+        self.trainable, self.version = tensor.requires_grad, _version(tensor)
+
+    def touched(self) -> bool:
+        return _version(self.tensor) != self.version or not self._same()
+
+    def _same(self) -> bool:
+        a, b = self.tensor.detach(), self.copy
+        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
+            return _version(self.tensor) == self.version  # their bits cannot be compared
+        return a.shape == b.shape and a.dtype == b.dtype and _same_bits(a, b)
+
+    def restore(self) -> None:
+        """Write only where something changed: versions count."""
+        if not self._same():
+            # Through .data, so that graphs which have saved the tensor do not see a new version of it.
+            if self.tensor.layout == torch.strided and self.tensor.shape == self.copy.shape:
+                self.tensor.data.copy_(self.copy)
+            else:
+                self.tensor.data = self.copy.clone()
+        if self.tensor.requires_grad != self.trainable and self.tensor.is_leaf:
+            self.tensor.requires_grad_(self.trainable)
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.bit_generator.state = state
 
 
 def _held(parts: list[nn.Module]) -> list[Any]:
@@ -64,13 +135,22 @@ def _held(parts: list[nn.Module]) -> list[Any]:
         thing = stack.pop()
         if id(thing) in found:
             continue
-        if isinstance(thing, (*_CONTAINERS, Tensor, torch.Generator)):
+        if isinstance(thing, (*_CONTAINERS, *_GENERATORS, Tensor, numpy.ndarray)):
             found[id(thing)] = thing
         if isinstance(thing, (*_CONTAINERS, tuple)):
             stack += thing.values() if isinstance(thing, dict) else thing
-        elif not isinstance(thing, Tensor | torch.Generator | nn.Module) and hasattr(thing, "values"):
+        elif type(thing).__name__.startswith("Ordered") and hasattr(thing, "values"):  # tables of scripted modules
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
     return list(found.values())
+
+
+def _refill_attributes(attributes: Any, entries: Any) -> None:
+    """All attributes but flags and hooks."""
+    for key in [key for key in attributes if key not in entries and key not in _MODULE_KEYS]:
+        del attributes[key]
+    for key, value in entries.items():
+        if key not in _MODULE_KEYS and attributes.get(key) is not value:
+            attributes[key] = value
 
 
 def _refill(container: Any, entries: Any) -> None:
@@ -93,9 +173,6 @@ def _version(tensor: Tensor) -> int:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.layout != torch.strided or a.is_quantized:
-        return torch.equal(a, b)
-    a, b = (torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in (a, b))
+    a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
+    a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
     return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))

@@ -55,10 +55,11 @@ class SampleAxes:
     def __init__(self, outputs: Tensor, graph: Graph, generator: torch.Generator) -> None:
         self.graph = graph
         self._outputs = outputs
-        self._codes = sample_codes(len(outputs), graph.precision, generator)
+        self._codes = sample_codes(len(outputs), graph.dtypes, generator)
         self._cotangent = _gaussian(outputs, generator)
-        self.layouts: dict[Node, Layout | None] = {}
-        self.single_output: dict[Node, bool] = {}
+        # The gradient of the root is the cotangent: samples first.
+        self.layouts: dict[Node, Layout | None] = {graph.root[0]: Layout(1, len(outputs), outputs.shape[1])}
+        self.single_output: dict[Node, bool] = {graph.root[0]: graph.root[1] == 0}
 
     def find(self, nodes: list[Node]) -> None:
         """Find the sample axis of each node's output."""
@@ -99,7 +100,6 @@ def explore(axes: SampleAxes) -> list[Edge]:
             axes.find(_with_followers(graph, unknown, axes, reach))
             reach *= 4  # long regions (generated weights) are asked for in growing steps, not one pass pair per op
         pending = later
-    assert graph.root[0] not in region  # its gradient is the cotangent, which has a sample axis by construction
     return crossing
 
 

@@ -5,8 +5,9 @@
 - *gradients*: form the per-sample gradients, slice by slice, and multiply: samples positions n m + samples^2 n m.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -152,6 +153,7 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
 
 def _add_pairs(out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int) -> None:
     directions = left.directions
+    (left, up), (right, up2) = _ordinary(left), _ordinary(right)
     grams = {"sum": 1, "each": directions, "full": directions**2}[mode]
     longest = max(part.positions for part in left.parts) * max(part.positions for part in right.parts)
     held = out.element_size() * left.blocks * longest * (1 + 2 * grams)
@@ -163,7 +165,32 @@ def _add_pairs(out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric
                 term = _same_sides(a, b, mode) if a.rows_first == b.rows_first else _crossed_sides(a, b, mode)
                 tile = term if tile is None else tile + term
         assert tile is not None
-        _add_tile(out, tile, rows, columns, mode, symmetric)
+        _add_tile(out, tile if up * up2 == 1.0 else tile * up * up2, rows, columns, mode, symmetric)
+
+
+def _ordinary(factors: Factors) -> tuple[Factors, float]:
+    """The same gradients from rows and gradients of ordinary size, whose Grams cannot under- or overflow, and a factor.
+
+    Rows of 1e-22 may meet gradients of 1e18: the product is ordinary, the Gram matrix of the rows is not a number. The
+    factor is a power of two, so nothing is rounded.
+    """
+    sizes = [
+        (1.0 if p.indexed else float(p.rows.abs().max()), float(p.grads.abs().max()))
+        for p in factors.parts
+        if p.positions
+    ]
+    if all(size == 0.0 or 1e-9 < size < 1e9 for pair in sizes for size in pair):
+        return factors, 1.0
+    product = max(rows * grads for rows, grads in sizes)
+    shared = 2.0 ** round(math.log2(product)) if 0.0 < product < math.inf else 1.0
+    parts = []
+    for part in factors.parts:
+        rows = 1.0 if part.indexed or not part.grads.numel() else float(part.rows.abs().max())
+        scale = 2.0 ** -round(math.log2(rows)) if 0.0 < rows < math.inf else 1.0
+        # rows * scale is about 1, and grads / scale / shared at most about 1.
+        moved = part.rows if part.indexed else part.rows * scale
+        parts.append(replace(part, rows=moved, grads=part.grads / scale / shared))
+    return replace(factors, parts=tuple(parts)), shared
 
 
 def _same_sides(a: Factor, b: Factor, mode: Mode) -> Tensor:

@@ -5,7 +5,9 @@ Importing this package loads every built-in rule.
 
 from featlearn.ops import convolution, elementwise, embedding, matmul, normalization
 from featlearn.ops.form import Direct, Layout, Outer, Use
-from featlearn.ops.registry import register_rule, rule_for
+from featlearn.ops.registry import close_built_in, is_built_in, register_rule, rule_for
+
+close_built_in()
 
 __all__ = [
     "Direct",
@@ -15,6 +17,7 @@ __all__ = [
     "convolution",
     "elementwise",
     "embedding",
+    "is_built_in",
     "matmul",
     "normalization",
     "register_rule",

@@ -43,6 +43,19 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
     return add
 
 
+_BUILT_IN: dict[str, Rule] = {}
+
+
+def close_built_in() -> None:
+    """From here on, rules are the user's."""
+    _BUILT_IN.update(_RULES)
+
+
+def is_built_in(node_name: str) -> bool:
+    """Whether nodes of this name are read by the library's own rule."""
+    return _RULES.get(node_name) is _BUILT_IN.get(node_name)
+
+
 def rule_for(node_name: str) -> Rule | None:
     """The rule for nodes of this name, None if there is none."""
     return _RULES.get(node_name)

@@ -224,7 +224,9 @@ def _operand_numbers(pilot: Snapshot, name: str) -> int:
     readings = pilot.access[name].uses.readings
     factors = [r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
                for r in readings if isinstance(r.form, Outer) and not r.form.indexed]  # fmt: skip
-    return sum(reading.use.shape.numel() for reading in readings) + sum(factors)
+    # Every direction's gradient at every use is held until the operands' gradients are formed.
+    held = sum(reading.use.output.numel() // reading.use.layout.samples for reading in readings)
+    return sum(reading.use.shape.numel() for reading in readings) + sum(factors) + held
 
 
 def _extent(pilot: Snapshot, name: str, samples: int, directions: int) -> Extent:

@@ -46,13 +46,13 @@ class Checks:
 
     def conclude(self) -> None:
         """Raise where a kernel disagrees with the backward passes."""
-        precision = max(pilot.precision for pilot in self._measurement.pilots)
         expected = self._expected()
         size = float(self._vectors[0].norm() * self._vectors[-1].norm())
-        floor = precision * size * sum(square**0.5 for square in self._squares.values())
+        whole = sum(square**0.5 for square in self._squares.values())
         for name, wanted in expected.items():
+            precision = max(pilot.precision_of(name) for pilot in self._measurement.pilots)
             difference = float((self._given[name] - wanted).abs().max())
-            slack = min(0.1, 1e4 * precision) * size * self._squares[name] ** 0.5 + floor
+            slack = size * (min(0.05, 1e4 * precision) * self._squares[name] ** 0.5 + precision * whole)
             if not difference <= slack + 1e-300:
                 raise VerificationError(
                     f"the kernel of {name} fails its check: v^T K v = {self._given[name].tolist()}, "
