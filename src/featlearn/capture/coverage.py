@@ -92,7 +92,8 @@ def _refuse_coupled_gradients(
     gradients = backward([again], [snapshot.parameters[name] for name in names], [chosen[:, None] * direction])
     counted = torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen)
     expected = dict(zip(names, gradients, strict=True))
-    for name in _differing(found, counted, expected, snapshot):
+    # Another batch takes other code paths, whose rounding shows where the terms of a gradient cancel.
+    for name in _differing(found, counted, expected, snapshot, cancelling=64.0):
         doubt = (
             "" if again.dtype == torch.float64 else ". If they do not, rounding is amplified: pass dtype=torch.float64"
         )
@@ -103,9 +104,13 @@ def _refuse_coupled_gradients(
 
 
 def _differing(
-    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], snapshot: Snapshot
-) -> Iterator[str]:
-    """Parameters for which sum_i w_i g_i is not what autograd gives."""
+    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], snapshot: Snapshot,
+    cancelling: float = 2.0,
+) -> Iterator[str]:  # fmt: skip
+    """Parameters for which sum_i w_i g_i is not what autograd gives.
+
+    `cancelling`: units of rounding, of the whole gradient, that may be left where the terms of one parameter cancel.
+    """
     checks = []
     for name, gradients in found.items():
         total, size = _weighted_sum(gradients, weights)
@@ -119,7 +124,7 @@ def _differing(
         # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
         # disagree in all digits.
         precision = snapshot.precision_of(name)
-        if not difference <= min(0.05, precision**0.5) * size + 2 * precision * whole:
+        if not difference <= min(0.05, precision**0.5) * size + min(0.02, cancelling * precision) * whole:
             yield name
 
 
