@@ -37,22 +37,17 @@ def audited(snapshot: Snapshot, generator: torch.Generator) -> Audit:
     direction = _gaussian(1, outputs.shape[1], generator=generator).to(outputs)
     weights = _gaussian(snapshot.count, generator=generator).to(outputs)
     padded = torch.cat([weights, weights.new_zeros(len(outputs) - snapshot.count)])  # the copy of a single sample
-    parameters = [snapshot.parameters[name] for name in names]
-    gradients = backward([outputs], parameters, [padded[:, None] * direction]) if names else ()
-    expected = dict(zip(names, gradients, strict=True))
+    expected = _expected(snapshot, names, outputs, padded[:, None] * direction)
     readable = [name for name in names if snapshot.access[name].refusal is None]
-    found, failed = _agreeing(snapshot, readable, direction, weights, expected)
+    failed = _failing(snapshot, readable, direction, weights, expected)
     snapshot.distrust(failed)
-    terms = [
-        float((g.detach() * p.detach()).norm())
-        for g, p in zip(expected.values(), parameters, strict=True)
-        if g is not None
-    ]
+    pairs = [(g.detach(), snapshot.parameters[name].detach()) for name, g in expected.items() if g is not None]
+    terms = [float((g * p).norm()) for g, p in pairs]
     rounding = math.hypot(*(term for term in terms if math.isfinite(term)), 0.0)
-    found |= snapshot.gradients([name for name in names if name not in found], direction)
+    largest = max((float(g.abs().max()) for g, _ in pairs if g.numel()), default=0.0)
+    del expected, pairs
     for drawn in draws(snapshot.count, generator, thorough=True):
-        _refuse_coupled_gradients(snapshot, drawn, direction, weights, found, rounding)
-    largest = max((float(g.detach().abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+        _refuse_coupled_gradients(snapshot, drawn, direction, weights, rounding)
     return Audit(failed, rounding, largest)
 
 
@@ -62,40 +57,55 @@ def disputed(snapshot: Snapshot, names: list[str], generator: torch.Generator) -
     direction = _gaussian(1, outputs.shape[1], generator=generator).to(outputs)
     weights = _gaussian(len(outputs), generator=generator).to(outputs)
     weights[snapshot.count :] = 0.0  # the copy of a single sample
-    gradients = backward([outputs], [snapshot.parameters[name] for name in names], [weights[:, None] * direction])
-    expected = dict(zip(names, gradients, strict=True))
-    return _agreeing(snapshot, names, direction, weights[: snapshot.count], expected)[1]
+    expected = _expected(snapshot, names, outputs, weights[:, None] * direction)
+    return _failing(snapshot, names, direction, weights[: snapshot.count], expected)
 
 
-def _agreeing(
+def _expected(snapshot: Snapshot, names: list[str], outputs: Tensor, cotangent: Tensor) -> dict[str, Tensor | None]:
+    """Autograd's own gradients."""
+    gradients = backward([outputs], [snapshot.parameters[name] for name in names], [cotangent]) if names else ()
+    return dict(zip(names, gradients, strict=True))
+
+
+def _failing(
     snapshot: Snapshot, names: list[str], direction: Tensor, weights: Tensor, expected: Mapping[str, Tensor | None]
-) -> tuple[dict[str, Gradients], dict[str, str]]:
-    """Readings that agree with autograd, and the reasons against the others."""
-    found, failed = _readings(snapshot, names, direction)
-    for name in list(_differing(found, weights, expected, snapshot)):
+) -> dict[str, str]:
+    """Parameters whose rules fail or disagree with autograd, with the reason."""
+    failed: dict[str, str] = {}
+    try:
+        checks = _compared(snapshot, names, direction, weights, expected)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        # Some rule fails, perhaps the user's: find it, one parameter at a time.
+        checks = []
+        for name in names:
+            try:
+                checks += _compared(snapshot, [name], direction, weights, expected)
+            except Exception as error:
+                failed[name] = f"the rules for {_nodes(snapshot, name)} fail: {type(error).__name__}: {error}"
+    for name in _differing(checks, snapshot):
         failed[name] = f"the rules for {_nodes(snapshot, name)} disagree with autograd"
-        del found[name]
-    return found, failed
+    return failed
 
 
 def _refuse_coupled_gradients(
-    snapshot: Snapshot, drawn: Tensor, direction: Tensor, weights: Tensor, found: Mapping[str, Gradients],
-    rounding: float,
-) -> None:  # fmt: skip
+    snapshot: Snapshot, drawn: Tensor, direction: Tensor, weights: Tensor, rounding: float
+) -> None:
     """The same samples in another batch must have the same outputs and the same gradients."""
     again = snapshot.probe.outputs(snapshot.indices[drawn])
     refuse_difference(snapshot, again.detach(), drawn, rounding)
-    names = list(found)
+    names = list(snapshot.access)
     if not again.requires_grad or not names:
         return
     chosen = weights[drawn.to(weights.device)]
-    gradients = backward([again], [snapshot.parameters[name] for name in names], [chosen[:, None] * direction])
+    expected = _expected(snapshot, names, again, chosen[:, None] * direction)
     counted = torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen)
-    expected = dict(zip(names, gradients, strict=True))
+    checks = _compared(snapshot, names, direction, counted, expected)
     # Another batch takes other code paths, whose rounding shows where the terms of a gradient cancel.
-    for name in _differing(found, counted, expected, snapshot, cancelling=64.0):
+    for name in _differing(checks, snapshot, cancelling=64.0):
         doubt = (
-            "" if again.dtype == torch.float64 else ". If they do not, rounding is amplified: pass dtype=torch.float64"
+            "" if again.dtype == torch.float64 else ". If they do not, rounding is amplified: try dtype=torch.float64"
         )
         raise CoupledSamplesError(
             f"the gradient of {name} for a sample depends on the other samples of its batch, though the outputs do "
@@ -103,22 +113,29 @@ def _refuse_coupled_gradients(
         )
 
 
-def _differing(
-    found: Mapping[str, Gradients], weights: Tensor, expected: Mapping[str, Tensor | None], snapshot: Snapshot,
-    cancelling: float = 2.0,
-) -> Iterator[str]:  # fmt: skip
-    """Parameters for which sum_i w_i g_i is not what autograd gives.
+Check = tuple[str, float, float]
+"""A parameter, by how much sum_i w_i g_i differs from what autograd gives, and how large its terms are."""
+
+
+def _compared(
+    snapshot: Snapshot, names: list[str], direction: Tensor, weights: Tensor, expected: Mapping[str, Tensor | None]
+) -> list[Check]:
+    checks = []
+    for name, gradients in snapshot.each_gradient(names, direction):
+        total, size = _weighted_sum(gradients, weights)
+        reference = _flat(expected[name], total)
+        length = float(torch.linalg.vector_norm(reference, dtype=torch.float64))
+        if math.isfinite(length):  # otherwise the kernel will not be finite either, and is refused for that
+            difference = float(torch.linalg.vector_norm(total - reference, dtype=torch.float64))
+            checks.append((name, difference, size + length))
+    return checks
+
+
+def _differing(checks: list[Check], snapshot: Snapshot, cancelling: float = 2.0) -> Iterator[str]:
+    """Parameters that do not agree.
 
     `cancelling`: units of rounding, of the whole gradient, that may be left where the terms of one parameter cancel.
     """
-    checks = []
-    for name, gradients in found.items():
-        total, size = _weighted_sum(gradients, weights)
-        reference = _flat(expected[name], total)
-        if not math.isfinite(float(reference.norm())):
-            continue  # the kernel will not be finite either, and is refused for that
-        difference = float((total.double() - reference.double()).norm())
-        checks.append((name, difference, size + float(reference.double().norm())))
     whole = sum(size for _, _, size in checks if math.isfinite(size))
     for name, difference, size in checks:
         # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
@@ -136,35 +153,18 @@ def _nodes(snapshot: Snapshot, name: str) -> str:
     return ", ".join(sorted(set(snapshot.access[name].uses.nodes)))
 
 
-def _readings(snapshot: Snapshot, names: list[str], direction: Tensor) -> tuple[dict[str, Gradients], dict[str, str]]:
-    """What the rules give, and those that fail, found one by one when all together fail."""
-    try:
-        return snapshot.gradients(names, direction), {}
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if len(names) == 1:
-            reason = f"the rules for {_nodes(snapshot, names[0])} fail: {type(error).__name__}: {error}"
-            return {}, {names[0]: reason}
-    found: dict[str, Gradients] = {}
-    failed: dict[str, str] = {}
-    for name in names:
-        one, none = _readings(snapshot, [name], direction)
-        found |= one
-        failed |= none
-    return found, failed
-
-
 def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]:
     """sum_i w_i g_i, and a bound of its size before anything cancels."""
     if isinstance(gradients, Dense):
         terms = weights.to(gradients.gradient)[:, None] * gradients.gradient[:, 0]
-        return terms.sum(0), float(terms.double().norm(dim=1).sum())
+        return terms.sum(0), float(torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64).sum())
     parts, size = [], 0.0
     for part in gradients.parts:
         grads = part.grads * weights.to(part.grads)[:, None, None, None]
-        lengths = grads[0].double().norm(dim=-1)
-        size += float((lengths if part.indexed else lengths * part.rows.double().norm(dim=-1)).sum())
+        lengths = torch.linalg.vector_norm(grads[0], dim=-1, dtype=torch.float64)
+        if not part.indexed:
+            lengths = lengths * torch.linalg.vector_norm(part.rows, dim=-1, dtype=torch.float64)
+        size += float(lengths.sum())
         # Samples become positions of one sample: their sum.
         parts.append(replace(part, rows=part.rows.flatten(0, 1)[None], grads=grads.flatten(1, 2)[:, None]))
     return as_dense(replace(gradients, parts=tuple(parts))).gradient[0, 0], size

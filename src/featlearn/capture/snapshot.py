@@ -4,7 +4,7 @@ Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +73,12 @@ class Snapshot:
         self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()
     ) -> dict[str, Gradients]:
         """Per-sample gradients of direction . f for every row of `directions` (K, C); those in `dense` are formed."""
-        found: dict[str, Gradients] = {}
+        return dict(self.each_gradient(names, directions, dense))
+
+    def each_gradient(
+        self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()
+    ) -> Iterator[tuple[str, Gradients]]:
+        """The same one by one: what is made of one parameter can be dropped before the next."""
         here = [name for name in names if name in self.access]
         read = [name for name in here if self.access[name].refusal is None]
         lost = [name for name in here if self.access[name].refusal is not None]
@@ -81,14 +86,16 @@ class Snapshot:
         formed: dict[int, Tensor] = {}
         for name in read:
             access = self.access[name]
+            found: Gradients
             if access.coordinates is not None:
                 factors = self._factors(access.uses.readings, access.coordinates, grads)
-                found[name] = as_dense(factors) if name in dense else factors
+                found = as_dense(factors) if name in dense else factors
             else:
-                found[name] = self._pulled_back(name, access.uses.readings, grads, formed)
+                found = self._pulled_back(name, access.uses.readings, grads, formed)
+            yield name, found.take(slice(0, self.count))
         if lost:
-            found |= sample_gradients(self, lost, directions)
-        return {name: gradients.take(slice(0, self.count)) for name, gradients in found.items()}
+            for name, gradients in sample_gradients(self, lost, directions).items():
+                yield name, gradients.take(slice(0, self.count))
 
     def _use_gradients(self, names: list[str], directions: Tensor) -> dict[Value, list[Tensor | None]]:
         """Gradients at the output of every node that uses one of these parameters, direction by direction."""
