@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import featlearn as fl
-from featlearn.quantities.elementary import ElementaryOps
+from featlearn.linalg.elementary import ElementaryOps
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -32,6 +32,15 @@ class Attention(nn.Module):
         return self.head(nn.functional.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x, x, x, need_weights=False)[0].mean(1))
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "mlp": lambda: (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), drawn(5, 4)),
     "convolution": lambda: (
@@ -46,6 +55,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
                       nn.RMSNorm(12), nn.Linear(12, 3)), drawn(5, 2, 4)
     ),
     "attention": lambda: (Attention(), torch.randint(7, (5, 6), generator=torch.Generator().manual_seed(0))),
+    "multi-head": lambda: (Heads(), drawn(5, 4, 4)),
     "one output": lambda: (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0)), drawn(5, 4)),
 }  # fmt: skip
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

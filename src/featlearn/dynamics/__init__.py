@@ -8,5 +8,6 @@ from featlearn.dynamics.descent import Trajectory, kernel_descent
 from featlearn.dynamics.evolving import evolving_kernel_descent
 from featlearn.dynamics.rate import rate
 from featlearn.dynamics.regression import kernel_regression
+from featlearn.dynamics.taylor import linearize
 
-__all__ = ["Trajectory", "evolving_kernel_descent", "kernel_descent", "kernel_regression", "rate"]
+__all__ = ["Trajectory", "evolving_kernel_descent", "kernel_descent", "kernel_regression", "linearize", "rate"]

@@ -15,7 +15,7 @@ from featlearn.capture.measurement import measuring
 from featlearn.capture.probe import Inputs, Readout, read_output
 from featlearn.dynamics.rate import rate
 from featlearn.errors import InputValueError
-from featlearn.quantities.elementary import ElementaryOps
+from featlearn.linalg.elementary import ElementaryOps
 from featlearn.quantities.ntk import ntk
 from featlearn.shapes import checked_tensor
 

@@ -5,6 +5,7 @@ derivative of layer norm and the second of weight norm are off by tens of percen
 same functions are computed from elementary ops, whose derivatives of every order are right.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,16 @@ def _attention(
     return functional.dropout(scores.softmax(-1), dropout_p, training=dropout_p > 0) @ value
 
 
-ELEMENTARY: dict[Any, Callable[..., Tensor]] = {
+def _multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """With its weights asked for, PyTorch computes it from elementary ops; they are dropped where nobody wants them."""
+    bound = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
+    wanted = bound.arguments.get("need_weights", True)
+    bound.arguments["need_weights"] = True
+    outputs, weights = functional.multi_head_attention_forward(*bound.args, **bound.kwargs)
+    return outputs, weights if wanted else None
+
+
+ELEMENTARY: dict[Any, Callable[..., Any]] = {
     functional.layer_norm: _layer_norm,
     functional.group_norm: _group_norm,
     functional.batch_norm: _batch_norm,
@@ -88,6 +98,7 @@ ELEMENTARY: dict[Any, Callable[..., Tensor]] = {
     torch.rms_norm: _rms_norm,
     torch._weight_norm: _weight_norm,
     functional.scaled_dot_product_attention: _attention,
+    functional.multi_head_attention_forward: _multi_head_attention,
 }
 
 
