@@ -138,6 +138,10 @@ elif name == "cnn":
     model = nn.Sequential(nn.Conv2d(3, 33, 5), nn.ReLU(), nn.Conv2d(33, 33, 5), nn.ReLU(), nn.AvgPool2d(24),
                           nn.Flatten(), nn.Linear(33, 10))
     x = torch.randn(int(sys.argv[3]), 3, 32, 32)
+elif name == "wide":
+    model = nn.Sequential(nn.Conv2d(3, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU(), nn.Conv2d(256, 8, 1),
+                          nn.Flatten(), nn.Linear(8 * 256, 10))
+    x = torch.randn(int(sys.argv[3]), 3, 16, 16)
 fl.ntk(model, x[:3])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fl.ntk(model, x, memory=budget)
@@ -145,7 +149,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
-@pytest.mark.parametrize(("name", "budget", "samples"), [("mlp", 200 * 2**20, 4000), ("cnn", 100 * 2**20, 60)])
+@pytest.mark.parametrize(("name", "budget", "samples"), [("mlp", 200 * 2**20, 4000), ("cnn", 100 * 2**20, 60), ("wide", 76 * 2**20, 50)])
 def test_the_peak_stays_within_the_budget(name: str, budget: int, samples: int):
     done = subprocess.run(
         [sys.executable, "-c", PEAK, name, str(budget), str(samples)], capture_output=True, text=True, check=True

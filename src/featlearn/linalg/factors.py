@@ -169,6 +169,65 @@ def concatenate(pieces: Sequence[Gradients]) -> Gradients:
     return replace(factors[0], parts=tuple(parts))
 
 
+class Gathered:
+    """Pieces of one parameter for consecutive samples, written into one place as they come.
+
+    Many small pieces held beside what is passing would leave the heap in shreds.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples, self._filled = samples, 0
+        self._whole: Gradients | None = None
+        self._pieces: list[Gradients] = []
+
+    def add(self, piece: Gradients) -> None:
+        """Take the next piece; it is copied."""
+        if self._filled == 0 and piece.samples < self._samples:
+            self._whole = _empty_like(piece, self._samples)
+        if self._whole is not None and _alike(self._whole, piece):
+            place = slice(self._filled, self._filled + piece.samples)
+            for target, source in zip(_tensors(self._whole.take(place)), _tensors(piece), strict=True):
+                target.copy_(source)
+        else:
+            if self._whole is not None:  # pieces differ in kind: keep what is there, and the rest as it comes
+                self._pieces = [self._whole.take(slice(0, self._filled))]
+                self._whole = None
+            self._pieces.append(piece)
+        self._filled += piece.samples
+
+    def whole(self) -> Gradients:
+        """All of them together."""
+        return concatenate(self._pieces) if self._whole is None else self._whole
+
+
+def _tensors(gradients: Gradients) -> list[Tensor]:
+    if isinstance(gradients, Dense):
+        return [gradients.gradient]
+    return [tensor for part in gradients.parts for tensor in (part.rows, part.grads)]
+
+
+def _alike(a: Gradients, b: Gradients) -> bool:
+    """Whether pieces can be written into the same place."""
+    if isinstance(a, Dense) or isinstance(b, Dense):
+        return isinstance(a, Dense) and isinstance(b, Dense)
+    positions = [part.positions for part in a.parts] == [part.positions for part in b.parts]
+    return _sides(a) == _sides(b) and positions
+
+
+def _empty_like(piece: Gradients, samples: int) -> Gradients:
+    if isinstance(piece, Dense):
+        return Dense(piece.gradient.new_empty(samples, *piece.gradient.shape[1:]))
+    parts = tuple(
+        replace(
+            part,
+            rows=part.rows.new_empty(samples, *part.rows.shape[1:]),
+            grads=part.grads.new_empty(part.grads.shape[0], samples, *part.grads.shape[2:]),
+        )
+        for part in piece.parts
+    )
+    return replace(piece, parts=parts)
+
+
 def _sides(factors: Factors) -> tuple[object, ...]:
     sides = [(part.rows_first, part.indexed) for part in factors.parts]
     return (*factors.frame, *sides)

@@ -14,7 +14,7 @@ from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
 from featlearn.errors import InputValueError, MemoryBudgetError
-from featlearn.linalg.factors import Dense, Gradients, concatenate
+from featlearn.linalg.factors import Dense, Gathered, Gradients
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
@@ -203,18 +203,22 @@ def _captured(
 ) -> Captured:  # fmt: skip
     """Per-sample gradients of a block of samples, captured chunk by chunk, with the optimizer's rates inside."""
     early = {p.name for p in plan.parameters if p.form_early}
-    pieces: list[tuple[int, dict[str, Gradients]]] = []
+    gathered: dict[str, Gathered] = {}
     for begin in range(block.start, block.stop, group.chunk):
         end = min(begin + group.chunk, block.stop)
-        found = measurement.snapshot(probe, begin, end).gradients(group.names, directions, early)
-        pieces.append((end - begin, {name: _with_rate(g, rates.get(name, 1.0)) for name, g in found.items()}))
+        snapshot = measurement.snapshot(probe, begin, end)
+        seen = set()
+        for name, gradients in snapshot.each_gradient(group.names, directions, early):
+            if name not in gathered:
+                gathered[name] = Gathered(block.stop - block.start)
+                if begin > block.start:
+                    gathered[name].add(_nothing(measurement, name, begin - block.start, directions))
+            gathered[name].add(_with_rate(gradients, rates.get(name, 1.0)))
+            seen.add(name)
+        for name in gathered.keys() - seen:
+            gathered[name].add(_nothing(measurement, name, end - begin, directions))
         progress.advance()
-    names = dict.fromkeys(name for _, piece in pieces for name in piece)
-    return {
-        name: concatenate([piece.pop(name) if name in piece else _nothing(measurement, name, count, directions)
-                           for count, piece in pieces])
-        for name in names
-    }  # fmt: skip
+    return {name: pieces.whole() for name, pieces in gathered.items()}
 
 
 def _nothing(measurement: Measurement, name: str, samples: int, directions: Tensor) -> Dense:
