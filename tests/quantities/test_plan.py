@@ -149,7 +149,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
-@pytest.mark.parametrize(("name", "budget", "samples"), [("mlp", 200 * 2**20, 4000), ("cnn", 100 * 2**20, 60), ("wide", 76 * 2**20, 50)])
+@pytest.mark.parametrize(
+    ("name", "budget", "samples"), [("mlp", 200 * 2**20, 4000), ("cnn", 100 * 2**20, 60), ("wide", 76 * 2**20, 50)]
+)
 def test_the_peak_stays_within_the_budget(name: str, budget: int, samples: int):
     done = subprocess.run(
         [sys.executable, "-c", PEAK, name, str(budget), str(samples)], capture_output=True, text=True, check=True
