@@ -8,7 +8,7 @@ from torch import Tensor
 
 import featlearn as fl
 from featlearn.capture.probe import map_tensors
-from tests.references.jacobian import dense_ntk
+from tests.references.jacobian import dense_ntk, eval_mode, outputs_of
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, default_dtype
 from tests.zoo.families import CASES as FAMILIES
@@ -94,3 +94,24 @@ def smallest_budget(model: torch.nn.Module, x: Any, x2: Any, readout: Any) -> in
             continue
         return 2**exponent
     raise AssertionError("no budget is enough")
+
+
+# The audit sends a parameter whose rule is wrong to the exact fallback: kernels alone would not show a broken rule.
+FALLBACK = {
+    "samples_along_a_spatial_axis", "packed_sequences", "batch_in_two_halves", "even_and_odd_samples",
+    "samples_reversed_inside", "samples_rolled_inside", "loop_over_samples", "loop_over_samples_of_unequal_length",
+    "cholesky_weight", "dot_per_sample", "bilinear_layer", "embedding_bag_sum_and_mean", "embedding_bag_max",
+    "parameter_lookups", "samples_written_into_a_parameter_canvas", "where_between_parameters",
+    "radial_basis_functions", "parameter_as_exponent", "custom_function", "experts_top1",
+    "experts_top2_over_tokens", "fourier_layer_real", "fourier_layer_complex", "complex_linear_layer", "mixtral",
+    "t5_encoder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in (*CASES, *FAMILIES) if c.name not in FALLBACK])
+def test_every_other_model_is_read_by_rules(case: Case):
+    with default_dtype(torch.float64):
+        model, x, _, readout = on("cpu", case)
+        with eval_mode(model), torch.no_grad():
+            outputs_of(model, x, readout)  # some rescale their weights in their first call in eval mode
+        assert fl.plan(model, x, readout=readout).fallbacks == {}
