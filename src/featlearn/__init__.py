@@ -14,31 +14,50 @@ if TYPE_CHECKING:
     from featlearn import metrics as metrics
     from featlearn import ops as ops
     from featlearn import readouts as readouts
+    from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.errors import FeatlearnError as FeatlearnError
+    from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.quantities.directions import Probes as Probes
+    from featlearn.quantities.gradient_products import corrupted_agop as corrupted_agop
+    from featlearn.quantities.gradient_products import egop as egop
+    from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
+    from featlearn.quantities.layer_balance import layer_balance as layer_balance
+    from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
     from featlearn.quantities.ntk import plan as plan
     from featlearn.quantities.plan import Plan as Plan
+    from featlearn.quantities.ptk import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
+    from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
+    from featlearn.steer.slo import SLO as SLO
 
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "AdaptiveSLO": "featlearn.steer.adaptive_slo",
+    "Estimate": "featlearn.linalg.estimate",
     "FeatlearnError": "featlearn.errors",
     "Plan": "featlearn.quantities.plan",
     "Probes": "featlearn.quantities.directions",
+    "SLO": "featlearn.steer.slo",
+    "corrupted_agop": "featlearn.quantities.gradient_products",
+    "egop": "featlearn.quantities.gradient_products",
     "feature_speed": "featlearn.quantities.velocity",
+    "layer_alignment": "featlearn.quantities.layer_alignment",
+    "layer_balance": "featlearn.quantities.layer_balance",
+    "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",
     "ntk_velocity": "featlearn.quantities.velocity",
     "plan": "featlearn.quantities.ntk",
+    "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
 }
-_SUBMODULES = ("data", "dynamics", "errors", "metrics", "ops", "readouts", "theory")
+_SUBMODULES = ("data", "dynamics", "errors", "metrics", "ops", "readouts", "steer", "theory")
 
 
 def __getattr__(name: str) -> object:

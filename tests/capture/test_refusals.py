@@ -164,3 +164,18 @@ def test_logits_that_are_missing_are_asked_for() -> None:
     model = Net(lambda self, x: SimpleNamespace(score=self.body(x)), body=nn.Linear(4, 2))
     with pytest.raises(InputTypeError, match=r"SimpleNamespace, expected a tensor.*\.logits; pass readout="):
         fl.ntk(model, torch.randn(5, 4))
+
+
+def test_activations_that_vanish_but_for_rounding_are_no_coupling():
+    generator = torch.Generator().manual_seed(0)
+    half, x = (torch.randn(size, 40, generator=generator) for size in (400, 6))
+    model = nn.Sequential(nn.Linear(80, 400), nn.ReLU(), nn.Linear(400, 1))
+    with torch.no_grad():
+        # Terms of size one cancel down to the bias: in single precision the sign depends on the order of summation,
+        # and so on the batch.
+        model[0].weight.copy_(torch.cat([half, -half], 1))
+        model[0].bias.copy_(1e-7 * torch.randn(400, generator=generator))
+    inputs = torch.cat([x, x], 1)
+    kernel = fl.ntk(model, inputs, parameters="2.*")
+    exact = fl.ntk(model, inputs, parameters="2.*", dtype=torch.float64)
+    assert torch.allclose(kernel.double(), exact, atol=1e-9)

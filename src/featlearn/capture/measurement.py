@@ -20,7 +20,13 @@ from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
 from featlearn.capture.snapshot import Snapshot
-from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.errors import (
+    CoupledSamplesError,
+    FeatlearnError,
+    InputTypeError,
+    InputValueError,
+    UnsupportedModelError,
+)
 from featlearn.ops import is_built_in
 
 # Samples in the pilot: enough to tell samples from positions, few enough to cost little.
@@ -165,7 +171,12 @@ def _piloted(
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         if model is not original:
             _refuse_lost(original, originals, pilot)
-        audit = audited(pilot, generator)
+        try:
+            audit = audited(pilot, generator)
+        except CoupledSamplesError:
+            if not _independent_in_double(model, probe, pilot, originals, original):
+                raise
+            audit = audited(pilot, generator, coupling=False)
         distrusted |= audit.distrusted
         rounding = max(rounding, audit.rounding)
         _refuse_underflow(audit.largest, pilot.accumulate)
@@ -176,6 +187,25 @@ def _piloted(
             "expected the same number; pass a readout= that makes them equal"
         )
     return Measurement(model, parameters, originals, probes, tuple(pilots), distrusted, rounding)
+
+
+def _independent_in_double(
+    model: nn.Module, probe: Probe, pilot: Snapshot, originals: Mapping[str, Tensor], original: nn.Module
+) -> bool:
+    """A second opinion on samples that seem coupled: in single precision an activation that is zero but for rounding
+    has one sign in one batch and another in the next, and its gradient jumps."""
+    if pilot.outputs.dtype == torch.float64:
+        return False
+    try:
+        twin = copied(model, torch.float64)
+        with undisturbed(twin) as isolation:
+            x = cast_inputs(probe.x, torch.float64)
+            doubled = Probe(twin, x, probe.samples, probe.readout, isolation.rewind, probe.name)
+            parameters = dict(zip(originals, _counterparts(original, twin, originals), strict=True))
+            audited(Snapshot(doubled, pilot.indices, parameters, _generator(), {}), _generator())
+    except FeatlearnError:
+        return False
+    return True
 
 
 def _spread(samples: int) -> Tensor:

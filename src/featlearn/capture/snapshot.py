@@ -4,7 +4,7 @@ Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,23 @@ class Snapshot:
         if lost:
             for name, gradients in sample_gradients(self, lost, directions).items():
                 yield name, gradients.take(slice(0, self.count))
+
+    def arriving(self, readings: Sequence[Reading], direction: Tensor) -> list[Tensor]:
+        """Gradients of direction . f at the outputs of outer uses: (samples, positions, units) for each of them.
+
+        `direction` is (C,), or (samples, C) for a direction of its own in every sample.
+        """
+        values: list[Value] = list(dict.fromkeys((reading.use.node, 0) for reading in readings))
+        if direction.dim() == 2 and len(self.outputs) > self.count:
+            direction = direction.repeat(2, 1)  # a single sample stands beside its copy
+        found = gradients_at(self.outputs, values, direction.to(self.outputs).expand_as(self.outputs))
+        units = []
+        for reading in readings:
+            form, grad = reading.form, found[reading.use.node, 0]
+            assert isinstance(form, Outer)
+            grad = self.outputs.new_zeros(reading.use.output) if grad is None else grad
+            units.append(form.grads(grad).detach()[: self.count].flatten(2).to(self.accumulate))
+        return units
 
     def _use_gradients(self, names: list[str], directions: Tensor) -> dict[Value, list[Tensor | None]]:
         """Gradients at the output of every node that uses one of these parameters, direction by direction."""

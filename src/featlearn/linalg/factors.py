@@ -153,6 +153,14 @@ def as_dense(gradients: Gradients) -> Dense:
     return Dense(whole if gradients.order is None else whole[..., gradients.order])
 
 
+def matrix_view(parameter: Tensor, factors: Factors) -> Tensor:
+    """The entries of a parameter in the view of its factors: (blocks, first, second)."""
+    own = parameter.flatten()
+    if factors.order is not None:
+        own = torch.empty_like(own).index_copy_(0, factors.order, own)
+    return own.reshape(factors.blocks, factors.first, factors.second)
+
+
 def concatenate(pieces: Sequence[Gradients]) -> Gradients:
     """The same parameter for several groups of samples, one after the other."""
     if len(pieces) == 1:

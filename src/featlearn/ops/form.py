@@ -77,6 +77,12 @@ class Outer:
     blocks: int = 1
     indexed: bool = False
     """Whether the rows are integers."""
+    weight: Callable[[], Tensor | None] = lambda: None
+    """Gives the operand's value where the op has kept it; ops keep it only if their other input needs a gradient."""
+    row_taps: int = 1
+    """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
+    grad_taps: int = 1
+    """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
 
 
 @dataclass(frozen=True)

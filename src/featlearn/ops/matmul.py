@@ -1,13 +1,12 @@
 """Matrix products: linear layers, einsum, weights on either side, bilinear forms."""
 
-import torch
 from torch import Tensor
 
 from featlearn.ops.form import Direct, Form, Outer, Use, broadcast_gradient
 from featlearn.ops.registry import register_rule
 
 
-def _product(use: Use, rows: Tensor | None, weight_right: bool, scale: float = 1.0) -> Form | None:
+def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, scale: float = 1.0) -> Form | None:
     """rows @ z for a weight on the right, z @ rows for one on the left; z may carry a leading batch of blocks."""
     if rows is None:
         return None
@@ -30,7 +29,7 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, scale: float = 1
 
     return Outer(
         lambda: by_sample(rows, row_size), grads, rows_first=weight_right, positions=outer * inner, row_size=row_size,
-        grad_size=grad_size, blocks=blocks,
+        grad_size=grad_size, blocks=blocks, weight=lambda: use.saved(weight),
     )  # fmt: skip
 
 
@@ -52,30 +51,32 @@ def _row_split(use: Use, weight_right: bool, blocks: int) -> tuple[int, int] | N
 def product(use: Use) -> Form | None:
     """self @ mat2, one matrix or a batch of them."""
     if use.operand == 1:
-        return _product(use, use.saved("self"), True)
-    return _product(use, use.saved("mat2"), False)
+        return _product(use, use.saved("self"), True, "mat2")
+    return _product(use, use.saved("mat2"), False, "self")
 
 
 @register_rule("AddmmBackward0")
 def biased_product(use: Use) -> Form | None:
     """beta * self + alpha * mat1 @ mat2."""
-    return _biased(use, use.saved("mat1"), use.saved("mat2"))
+    return _biased(use, "mat1", "mat2")
 
 
 @register_rule("BaddbmmBackward0")
 def biased_batch_product(use: Use) -> Form | None:
     """beta * self + alpha * batch1 @ batch2."""
-    return _biased(use, use.saved("batch1"), use.saved("batch2"))
+    return _biased(use, "batch1", "batch2")
 
 
-def _biased(use: Use, left: Tensor | None, right: Tensor | None) -> Form | None:
+def _biased(use: Use, left: str, right: str) -> Form | None:
     alpha, beta = use.saved("alpha"), use.saved("beta")
     if isinstance(alpha, complex) or isinstance(beta, complex):
         return None
     if use.operand == 0:
         return _scaled_broadcast(use, 1.0 if beta is None else float(beta))
     scale = 1.0 if alpha is None else float(alpha)
-    return _product(use, left, True, scale) if use.operand == 2 else _product(use, right, False, scale)
+    if use.operand == 2:
+        return _product(use, use.saved(left), True, right, scale)
+    return _product(use, use.saved(right), False, left, scale)
 
 
 def _scaled_broadcast(use: Use, scale: float) -> Direct | None:
@@ -91,12 +92,11 @@ def matrix_vector(use: Use) -> Form | None:
     rows = use.saved("self")
     if use.operand != 1 or rows is None:
         return None
-
-    def gradient(grad: Tensor) -> Tensor:
-        by_sample = use.layout.samples_first(rows, rows.shape[1])
-        return torch.einsum("pt,ptn->pn", use.layout.samples_first(grad), by_sample)
-
-    return Direct(gradient)
+    return Outer(
+        lambda: use.layout.samples_first(rows, 1, rows.shape[1]), lambda grad: use.layout.samples_first(grad, 1, 1),
+        rows_first=True, positions=use.layout.positions(1), row_size=rows.shape[1], grad_size=1,
+        weight=lambda: use.saved("vec"),
+    )  # fmt: skip
 
 
 @register_rule("LinearBackward0")
@@ -111,4 +111,5 @@ def linear(use: Use) -> Form | None:
     return Outer(
         lambda: use.layout.samples_first(rows, 1, row_size), lambda grad: use.layout.samples_first(grad, 1, grad_size),
         rows_first=False, positions=use.layout.positions(grad_size), row_size=row_size, grad_size=grad_size,
+        weight=lambda: use.saved("weight"),
     )  # fmt: skip

@@ -1,0 +1,66 @@
+"""An estimate with its error."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A number, or a tensor of numbers, estimated from independent samples; `str()` reads value ± standard error.
+
+    `float()` gives the value of a single number.
+    """
+
+    value: Tensor | float
+    """The estimate."""
+    stderr: Tensor | float
+    """Its standard error, of the shape of `value`; nan where one sample cannot tell."""
+    samples: int
+    """How many independent samples it rests on."""
+
+    def __post_init__(self) -> None:
+        shapes = [tuple(part.shape) if isinstance(part, Tensor) else () for part in (self.value, self.stderr)]
+        if shapes[0] != shapes[1]:
+            raise InputValueError(
+                f"value has shape {shapes[0]} and stderr {shapes[1]}, expected equal shapes: an error for every number"
+            )
+        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
+            raise InputValueError(f"samples={self.samples!r}, expected the number of samples, an integer >= 1")
+
+    @classmethod
+    def from_samples(cls, values: Any) -> "Estimate":
+        """The mean of independent samples `values` (S, ...) over its first axis, and its standard error.
+
+        The error is the standard deviation, with S - 1, divided by sqrt(S); nan for S = 1, which shows no spread.
+        Samples (S,) of one number give plain floats.
+        """
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            raise InputTypeError(f"values are {type(values).__name__}, expected a tensor of real numbers")
+        if values.dim() == 0 or len(values) == 0:
+            raise InputValueError(f"values have shape {tuple(values.shape)}, expected (S, ...) with S >= 1 samples")
+        mean, count = values.mean(0), len(values)
+        error = values.std(0) / count**0.5 if count > 1 else torch.full_like(mean, torch.nan)
+        return cls(float(mean), float(error), count) if mean.dim() == 0 else cls(mean, error, count)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __str__(self) -> str:
+        ending = f"({self.samples} sample{'s' if self.samples > 1 else ''})"
+        if not isinstance(self.value, Tensor) or not isinstance(self.stderr, Tensor):
+            return f"{_pair(float(self.value), float(self.stderr))} {ending}"
+        if self.value.numel() > 8:
+            largest = float(self.stderr.max())
+            return f"tensor of shape {tuple(self.value.shape)}, standard errors up to {largest:.2g} {ending}"
+        pairs = zip(self.value.flatten().tolist(), self.stderr.flatten().tolist(), strict=True)
+        listed = ", ".join(_pair(value, error) for value, error in pairs)
+        return f"{listed if self.value.dim() == 0 else f'[{listed}]'} {ending}"
+
+
+def _pair(value: float, error: float) -> str:
+    return f"{value:.6g} ± {error:.2g}"

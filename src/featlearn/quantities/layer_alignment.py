@@ -1,0 +1,89 @@
+"""How far consecutive layers are aligned, beside what random weights would show."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from featlearn.capture.pairs import Pair, consecutive
+from featlearn.capture.precision import checked_dtype
+from featlearn.capture.probe import Inputs, Readout
+from featlearn.errors import InputValueError
+from featlearn.quantities.arriving import measured_layers
+
+Norm = Literal["fro", "spectral"]
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """The alignment of two weights that follow each other."""
+
+    value: float
+    """zeta = |U W| / (|U| |W|); nan with a `reason`."""
+    random: float
+    """What independent random weights of this shape have: 1 / sqrt(k) in the Frobenius norm."""
+    width: int
+    """k, the channels they share."""
+    reason: str = ""
+    """Why the value is undefined."""
+
+
+def layer_alignment(
+    model: nn.Module, x: Inputs, *, norm: Norm = "fro", readout: Readout | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[tuple[str, str], LayerPair]:  # fmt: skip
+    """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass (004 Sec. 3.2).
+
+    Pairs are read off the computation: through activations, norms, pooling, residual sums and from the values of
+    attention to what comes after it, until the next weight. In a residual network a layer follows every branch that
+    its input is the sum of.
+
+    Args:
+        model, x, readout, dtype: as for `fl.ntk`; a few samples of x are run, to see what follows what.
+        norm: `"fro"`, which for random weights vanishes with the width and for vectors is |cos|; or `"spectral"`.
+
+    Returns:
+        (layer, next layer) -> `LayerPair`. For convolutions W is (channels, inputs * kernel area) and U
+        (outputs * kernel area, channels), the channels being those between the two.
+    """
+    if norm not in ("fro", "spectral"):
+        raise InputValueError(f"norm={norm!r}, expected 'fro' or 'spectral'")
+    checked_dtype(dtype)
+    with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
+        return {names: _aligned(pair, norm) for names, pair in consecutive(measurement.pilots[0]).items()}
+
+
+def _aligned(pair: Pair, norm: Norm) -> LayerPair:
+    before, after = pair.before, pair.after
+    width = len(before)
+    if after is None:
+        return LayerPair(torch.nan, torch.nan, width, pair.reason)
+    kind = "fro" if norm == "fro" else 2
+    expected = width**-0.5 if norm == "fro" else random_spectral_alignment(len(after), width, before.shape[1])
+    sizes = float(torch.linalg.norm(after, kind)) * float(torch.linalg.norm(before, kind))
+    if sizes == 0.0:
+        return LayerPair(torch.nan, expected, width, "a weight is zero")
+    return LayerPair(float(torch.linalg.norm(after @ before, kind)) / sizes, expected, width)
+
+
+def random_spectral_alignment(m: int, k: int, n: int) -> float:
+    """Spectral |U W| / (|U| |W|) of large independent random matrices U (m, k) and W (k, n).
+
+    The largest singular value of the product is sqrt(m n x*) with x* = min over psi > 0 of
+    (1 + psi)(1 + psi k / m)(1 + psi k / n) / psi; square matrices give 3 sqrt(3) / 8.
+    """
+    # The derivative of log x*: psi/(1+psi) + r psi/(1+r psi) + s psi/(1+s psi) = 1, rising in psi.
+    r, s = k / m, k / n
+    low, high = 0.0, 1.0
+    while high / (1 + high) + r * high / (1 + r * high) + s * high / (1 + s * high) < 1:
+        high *= 2
+    for _ in range(200):
+        psi = (low + high) / 2
+        rising = psi / (1 + psi) + r * psi / (1 + r * psi) + s * psi / (1 + s * psi) < 1
+        low, high = (psi, high) if rising else (low, psi)
+    psi = (low + high) / 2
+    largest = (1 + psi) * (1 + r * psi) * (1 + s * psi) / psi
+    return math.sqrt(m * n * largest) / ((math.sqrt(m) + math.sqrt(k)) * (math.sqrt(k) + math.sqrt(n)))

@@ -1,0 +1,190 @@
+"""Neural features of any network by capture: what arrives at every layer, streamed over the samples."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.admission import unwrapped
+from featlearn.capture.measurement import Measurement
+from featlearn.capture.precision import checked_dtype, copied
+from featlearn.capture.probe import Inputs, Readout
+from featlearn.capture.projections import Projection, projections
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
+from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
+from featlearn.quantities.budget import byte_budget, readable_bytes
+from featlearn.quantities.directions import Directions, Probes, output_directions
+from featlearn.quantities.layer_features import LayerFeatures, NeuralFeatures
+from featlearn.quantities.progress import Progress
+
+
+def neural_features(
+    model: nn.Module, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
+    layers: str | Sequence[str] | None = None, readout: Readout | None = None, outputs: int | Probes | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> NeuralFeatures:  # fmt: skip
+    """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (paper 003).
+
+    Every trainable weight that multiplies rows counts: linear layers with or without tokens, convolutions (over
+    patches), attention projections. A fused query-key-value projection is taken apart into `layer.q`, `layer.k` and
+    `layer.v`, found from the computation and not from names. Embedding tables are no linear maps of their input and
+    are left out, tied output layers with them; `.left_out` names them and everything else that is not in the result.
+
+    Args:
+        model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
+        x: probe inputs, as for `fl.ntk`. They are streamed: memory does not grow with their number.
+        initial: the `state_dict()` at initialisation, cloned then, for everything that compares with it. Both networks
+            see the same samples and the same random directions.
+        layers: globs of layer names; by default all.
+        readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
+        outputs: by default all C outputs, summed, one backward pass each; an int for one of them; `fl.Probes(k)` for an
+            unbiased estimate of the sum from k random directions, drawn anew for every sample.
+        dtype: `torch.float64` measures a copy of the network in double.
+        memory: a byte budget such as `"2GiB"`; by default half of what is free.
+
+    Returns:
+        Layer name -> `LayerFeatures`, in the order of the model's parameters.
+    """
+    checked_dtype(dtype)
+    if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
+        raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
+    with ExitStack() as stack:
+        now = stack.enter_context(measured_layers(model, [x], readout, dtype))
+        start = None
+        if initial is not None:
+            start = stack.enter_context(measured_layers(_begun(model, initial), [x], readout, dtype))
+        found = projections(now.pilots[0])
+        directions = _Directions(outputs, now.classes)
+        budget = byte_budget(memory, now.device)
+        chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
+        _refuse_large(chosen, budget, start is not None)
+        totals = {name: _Totals(one, now.device, start is not None) for name, one in chosen.items()}
+        _stream(now, start, directions, totals, 0.2 * budget)
+        features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
+    return NeuralFeatures(features, found.left_out)
+
+
+def _begun(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the model as it was at initialisation."""
+    if not isinstance(initial, Mapping):
+        raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
+    twin = copied(unwrapped(model), None)
+    state = dict(initial)
+    for prefix in ("_orig_mod.", "module."):  # of compiled and of parallel modules
+        if state and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    try:
+        twin.load_state_dict(state)
+    except Exception as error:
+        raise InputValueError(
+            f"initial does not fit the model: {error}; expected its state_dict(), cloned before training"
+        ) from error
+    return twin
+
+
+def _refuse_large(chosen: Mapping[str, Projection], budget: int, compared: bool) -> None:
+    """The matrices of all layers are held in double, twice where there is an initial state."""
+    copies = 2 if compared else 1
+    sizes = {name: 8 * copies * (len(one.weight) ** 2 + one.weight.numel()) for name, one in chosen.items()}
+    needed = sum(sizes.values())
+    if needed > 0.8 * budget:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise MemoryBudgetError(
+            f"the matrices of {len(sizes)} layers take {readable_bytes(needed)}, {readable_bytes(sizes[largest])} of "
+            f"them for {largest} with {len(chosen[largest].weight)} units, expected at most "
+            f"{readable_bytes(0.8 * budget)}; choose layers=, or raise memory="
+        )
+
+
+class _Directions:
+    """The output directions of every chunk of samples, and what a readout would see of them."""
+
+    def __init__(self, outputs: int | Probes | None, classes: int) -> None:
+        self.single: Directions = output_directions("sum" if outputs is None else outputs, classes)
+        self.probes = outputs if isinstance(outputs, Probes) else None
+        self.divisor = 1 if self.probes is None else self.probes.k
+        given = None if self.probes is None else self.probes.generator
+        self._generator = torch.Generator("cpu").manual_seed(0) if given is None else given
+        self.covariance = torch.zeros(classes, classes, dtype=torch.float64) if classes <= 4096 else None
+        """Sum of v v^T over all directions of all samples, for C that a layer can have as its width."""
+
+    def of(self, samples: int) -> Iterator[Tensor]:
+        """(C,), or (samples, C) where every sample has its own; samples first, so that chunks do not matter."""
+        for direction in self._drawn(samples):
+            if self.covariance is not None:
+                each = direction.expand(samples, -1)
+                self.covariance += each.mT @ each
+            yield direction
+
+    def _drawn(self, samples: int) -> Iterator[Tensor]:
+        if self.probes is not None:
+            shape = (samples, self.probes.k, self.single.classes)
+            signs = torch.randint(2, shape, generator=self._generator, device=self._generator.device)
+            yield from (2.0 * signs.double().cpu() - 1.0).unbind(1)
+        else:
+            for number in range(self.single.count):
+                yield self.single.rows(slice(number, number + 1))[0]
+
+
+class _Totals:
+    """Sums over all rows that arrive at one layer."""
+
+    def __init__(self, one: Projection, device: torch.device, compared: bool) -> None:
+        self.one, self.rows = one, 0
+        self.covariance = torch.zeros(len(one.weight), len(one.weight), dtype=torch.float64, device=device)
+        self.change = torch.zeros_like(self.covariance) if compared else None
+        self.initial_weight: Tensor | None = None
+
+    def add(self, now: Tensor, start: Tensor | None) -> None:
+        """What arrives for one direction: (samples, positions, units), and the same at initialisation."""
+        rows = now.flatten(0, 1)
+        self.covariance += rows.mT @ rows
+        if start is not None and self.change is not None:
+            moved = rows.double() - start.flatten(0, 1).double()
+            self.change += moved.mT @ moved
+
+    def features(self, directions: _Directions, precision: torch.dtype) -> LayerFeatures:
+        """Averages, with the matrices they belong to."""
+        count = self.rows * directions.divisor
+        covariance = self.covariance / count
+        change = None if self.change is None else self.change / count
+        readout = _proportional(covariance, directions.covariance, torch.finfo(precision).eps ** 0.5)
+        return LayerFeatures(
+            self.one.weight, covariance, self.initial_weight, change, readout, self.one.role, self.rows
+        )
+
+
+def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
+    """Whether a is a positive multiple of b."""
+    if b is None or a.shape != b.shape:
+        return False
+    b = b.to(a.device)
+    factor = float((a * b).sum() / b.square().sum())
+    return factor > 0 and float((a - factor * b).norm()) <= slack * float(a.norm())
+
+
+def _stream(
+    now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals], room: float
+) -> None:
+    """Add up what arrives, chunk by chunk."""
+    (probe,) = now.probes
+    chunk = sample_chunk(now, room if start is None else room / 2)
+    progress = Progress("neural features", -(-probe.samples // chunk))
+    names = list(totals)
+    try:
+        for begin in range(0, probe.samples, chunk):
+            end = min(begin + chunk, probe.samples)
+            here = Arriving(now, probe, begin, end)
+            there = None if start is None else Arriving(start, start.probes[0], begin, end)
+            for direction in directions.of(end - begin):
+                found = here.at(names, direction)
+                before = None if there is None else there.at(names, direction)
+                for name, total in totals.items():
+                    total.add(found[name], None if before is None else before[name])
+            for name, total in totals.items():
+                total.rows += (end - begin) * here.projection(name).positions
+                total.initial_weight = None if there is None else there.projection(name).weight
+            progress.advance()
+    finally:
+        progress.close()

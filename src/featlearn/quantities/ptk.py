@@ -1,0 +1,78 @@
+"""The pre-activation tangent kernel of one layer: inner products of df/dh, the rows' part of the tangent kernel."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.measurement import Measurement
+from featlearn.capture.precision import checked_dtype
+from featlearn.capture.probe import Inputs, Probe, Readout
+from featlearn.capture.projections import projections
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
+from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
+from featlearn.quantities.budget import byte_budget, readable_bytes
+
+
+def ptk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, layer: str, outputs: int | Literal["sum", "full"] = "sum",
+    positions: bool = False, readout: Readout | None = None, dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+) -> Tensor:  # fmt: skip
+    """The pre-activation tangent kernel J_h J_h^T of one layer, J_h the rows df/dh of h = W x (003 Sec. 2).
+
+    By Prop. 4 the tangent kernel of W is sum_{p,q} ptk[a, p, b, q] (x_p . z_q) over pairs of positions: with one
+    position the product of the PTK and the layer's input kernel, with several the double sum, which does not factorise.
+
+    Args:
+        model, x, x2, readout, dtype, memory: as for `fl.ntk`.
+        layer: the name of a layer as `fl.neural_features` gives it; a part of a fused one is `"attn.q"`.
+        outputs: `"sum"` adds up the outputs' own kernels; `"full"` keeps every pair, (..., C, C); an int for one.
+        positions: keep the positions (tokens, places) apart; by default a sample's gradient is that of all of them, and
+            equal positions are summed.
+
+    Returns:
+        (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
+    """
+    checked_dtype(dtype)
+    if not isinstance(layer, str):
+        raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")
+    if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
+        raise InputValueError(f"outputs={outputs!r}, expected 'sum', 'full' or the number of an output")
+    with measured_layers(model, [x] if x2 is None else [x, x2], readout, dtype) as measurement:
+        names = chosen_layers(projections(measurement.pilots[0]), [layer])
+        if len(names) != 1:
+            raise InputValueError(f"layer={layer!r} is {', '.join(names)}; expected one of them")
+        classes = range(measurement.classes) if isinstance(outputs, str) else [outputs]
+        if isinstance(outputs, int) and not 0 <= outputs < measurement.classes:
+            raise InputValueError(f"outputs={outputs}, expected an output between 0 and {measurement.classes - 1}")
+        budget = byte_budget(memory, measurement.device)
+        rows = [_rows(measurement, probe, names[0], classes, budget) for probe in measurement.probes]
+        first, second = rows[0], rows[-1]
+        places = ("ptk", "qsk") if positions else ("ptk", "qtk")
+        kept = "ptqs" if positions else "pq"
+        if outputs == "full":
+            return torch.einsum(f"c{places[0]},d{places[1]}->{kept}cd", first, second)
+        return torch.einsum(f"c{places[0]},c{places[1]}->{kept}", first, second)
+
+
+def _rows(measurement: Measurement, probe: Probe, name: str, classes: Sequence[int], budget: int) -> Tensor:
+    """df/dh of every sample: (C, P, T, k)."""
+    pieces = []
+    chunk = sample_chunk(measurement, 0.2 * budget)
+    for begin in range(0, probe.samples, chunk):
+        end = min(begin + chunk, probe.samples)
+        here = Arriving(measurement, probe, begin, end)
+        one = here.projection(name)
+        needed = len(classes) * probe.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
+        if needed > 0.4 * budget:
+            raise MemoryBudgetError(
+                f"the gradients at {name or 'the model'} take {readable_bytes(needed)}, expected at most "
+                f"{readable_bytes(0.4 * budget)}; take fewer samples or one output, or raise memory="
+            )
+        identity = torch.eye(measurement.classes, dtype=torch.float64)
+        pieces.append(torch.stack([here.at([name], identity[c])[name] for c in classes]))
+    if len({piece.shape[2] for piece in pieces}) > 1:
+        raise InputValueError(f"{name or 'the model'} has different numbers of positions for different samples")
+    return torch.cat(pieces, 1)

@@ -1,0 +1,93 @@
+"""What a theory predicts along training, under the names a measured run has, so that one can be laid over the other."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+
+NAMES: Mapping[str, str] = {
+    "loss": "squared error $|f - y|^2$",
+    "output": "output $f$",
+    "ntk/alignment": "kernel-task alignment",
+    "ntk/hidden/mean": "part of the hidden weights, $Tr K_W / P$",
+    "ntk/hidden/task": "part of the hidden weights, $y^T K_W y / |y|^2$",
+    "ntk/norm": "kernel norm $|K|$",
+    "ntk/readout/mean": "part of the readout, $Tr K_V / P$",
+    "ntk/readout/task": "part of the readout, $y^T K_V y / |y|^2$",
+    "ntk/task": "kernel along the task $y^T K y / |y|^2$",
+    "ntk/trace": "trace of the kernel",
+    "ntk/value": "kernel on the data $K(x, x)$",
+    "layers/alignment": "layer alignment $\\zeta$",
+    "layers/first_norm": "norm of the first layer",
+    "layers/second_norm": "norm of the second layer",
+    "strength": "strength of the mode",
+}
+"""The quantities that predictions and runs share, with what their axes say."""
+
+
+class Prediction(ABC):
+    """Curves over time. Subclasses say which; everything else is shared."""
+
+    times: Tensor
+    """(T,): time of gradient flow, in the units of the theory's own docstring."""
+
+    @abstractmethod
+    def curves(self) -> dict[str, Tensor]:
+        """Name -> (T,) values at `times`; names are those of `NAMES`."""
+
+    def overlay(
+        self, measured: Any = None, *, names: Sequence[str] | None = None, axes: Any = None, time_scale: float = 1.0
+    ) -> Any:
+        """Draw the predicted curves as lines and, over them, measured ones as points; returns the matplotlib axes.
+
+        Args:
+            measured: name -> (times, values), or anything with such a mapping as its `curves()`: another prediction or
+                a run.
+            names: which curves; by default all that both have, or all predicted ones if nothing was measured.
+            axes: one matplotlib axes for each name; by default a new figure.
+            time_scale: what the measured times are multiplied by to be those of the theory, a learning rate for steps.
+        """
+        predicted = self.curves()
+        points = _points(measured)
+        chosen = list(names) if names is not None else [n for n in predicted if not points or n in points]
+        unknown = [name for name in chosen if name not in predicted]
+        if unknown or not chosen:
+            given = ", ".join(unknown) or f"measured curves {', '.join(points)}"
+            raise InputValueError(f"no prediction for {given}, expected some of {', '.join(predicted)}")
+        axes = _axes(len(chosen)) if axes is None else list(axes) if isinstance(axes, Sequence) else [axes]
+        if len(axes) != len(chosen):
+            raise InputValueError(f"got {len(axes)} axes for {len(chosen)} curves, expected one for each")
+        for name, ax in zip(chosen, axes, strict=True):
+            ax.plot(self.times.tolist(), predicted[name].tolist(), color="#0072B2", label="theory")
+            if name in points:
+                times, values = points[name]
+                ax.plot([time_scale * t for t in times], values, "o", color="#D55E00", markersize=3, label="measured")
+            ax.set_xlabel("time")
+            ax.set_ylabel(NAMES.get(name, name))
+            ax.legend()
+        return axes
+
+
+def _points(measured: Any) -> dict[str, tuple[list[float], list[float]]]:
+    if measured is None:
+        return {}
+    if isinstance(measured, Prediction):
+        times = measured.times.tolist()
+        return {name: (times, values.tolist()) for name, values in measured.curves().items()}
+    found = measured if isinstance(measured, Mapping) else getattr(measured, "curves", lambda: None)()
+    if not isinstance(found, Mapping):
+        raise InputTypeError(
+            f"measured is {type(measured).__name__}, expected name -> (times, values), or something with curves()"
+        )
+    return {name: ([float(t) for t in times], [float(v) for v in values]) for name, (times, values) in found.items()}
+
+
+def _axes(count: int) -> list[Any]:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, count, figsize=(3.25 * count, 2.5), squeeze=False, layout="constrained")
+    del figure
+    return list(axes[0])
