@@ -14,10 +14,11 @@ ROOT = Path(featlearn.__file__).parent
 FOUNDATION = {"errors", "shapes", "linalg"}
 MEASURING = FOUNDATION | {"ops", "capture", "quantities", "readouts"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "report"}
-LIBRARY = MEASURING | READING | {"data", "steer", "watch", "integrations"}
+LIBRARY = MEASURING | READING | {"citations", "data", "steer", "watch", "integrations"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "citations": {"errors"},
     "shapes": {"errors"},
     "linalg": {"errors", "shapes"},
     "readouts": {"errors", "shapes"},
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # they load inside the functions that need them, for `import featlearn.x` to stay quick
-LATE = {"cyclopts", "matplotlib", "rich", "scipy.integrate", "sklearn", "transformers"}
+LATE = {"cyclopts", "matplotlib", "rich", "scipy.integrate", "sklearn", "transformers", "xarray"}
 
 
 class Import(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from featlearn import readouts as readouts
     from featlearn import steer as steer
     from featlearn import theory as theory
+    from featlearn.citations import citation as citation
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.ops.registry import register_rule as register_rule
@@ -44,6 +45,7 @@ _HOME = {
     "Plan": "featlearn.quantities.plan",
     "Probes": "featlearn.quantities.directions",
     "SLO": "featlearn.steer.slo",
+    "citation": "featlearn.citations",
     "corrupted_agop": "featlearn.quantities.gradient_products",
     "egop": "featlearn.quantities.gradient_products",
     "feature_speed": "featlearn.quantities.velocity",

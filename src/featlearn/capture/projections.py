@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from featlearn.capture.graph import Node, backward
 from featlearn.capture.snapshot import Snapshot
-from featlearn.capture.succession import attentions, sources
+from featlearn.capture.succession import attentions, nearest
 from featlearn.capture.uses import Reading
 from featlearn.linalg.factors import Factors, matrix_view
 from featlearn.ops import Outer
@@ -31,10 +31,13 @@ class Projection:
     weight: Tensor
     """(outputs, inputs), float64; the blocks of a grouped layer stand on the diagonal."""
     readings: tuple[Reading, ...]
+    blocks: int = 1
     row_taps: int = 1
     """How many neighbouring inputs belong to one channel (the kernel's area of a convolution)."""
     grad_taps: int = 1
     """The same for outputs (transposed convolutions)."""
+    plain: bool = True
+    """Whether the weight is the parameter itself, perhaps rearranged, and not made from it."""
     role: str | None = None
     """`"q"`, `"k"` or `"v"` for what enters attention as queries, keys or values."""
     units: Tensor | None = None
@@ -48,103 +51,69 @@ class Projection:
 
 @dataclass(frozen=True)
 class Projections:
-    """All projections of a network by name, and the weights that are none, with the reason."""
+    """All projections of a network by name, and the weights that are none: parameter -> reason."""
 
     found: Mapping[str, Projection]
     left_out: Mapping[str, str]
+    roles: Mapping[tuple[str, ...], Sequence["Parts"]]
 
 
-def projections(snapshot: Snapshot) -> Projections:
-    """Every weight that multiplies rows in the forward pass of this chunk."""
+Parts = Mapping[str, Tensor]
+"""Role in attention -> which of an op's units have it; empty where they have none."""
+
+
+def projections(snapshot: Snapshot, like: Projections | None = None) -> Projections:
+    """Every weight that multiplies rows in the forward pass of this chunk.
+
+    `like`: what another chunk of the same network has, whose roles in attention are taken over.
+    """
+    whole, left_out = _whole(snapshot)
+    roles = _roles(snapshot, whole) if like is None else like.roles
+    layers: dict[str, list[Projection]] = defaultdict(list)
+    for parameters in sorted(whole, key=lambda names: [*snapshot.parameters].index(names[0])):
+        known = roles.get(parameters, ())
+        for number, one in enumerate(whole[parameters]):
+            layers[one.layer] += _taken_apart(one, known[number] if number < len(known) else {})
+    named: dict[str, Projection] = {}
+    for layer, same in layers.items():
+        named |= _named(layer, same, named)
+    return Projections(named, left_out, roles)
+
+
+Whole = dict[tuple[str, ...], list[Projection]]
+"""Parameters -> the weights that are made from them."""
+
+
+def _whole(snapshot: Snapshot) -> tuple[Whole, dict[str, str]]:
+    """Projections before fused ones are taken apart, and parameters that are left out."""
     owners: dict[int, list[str]] = defaultdict(list)
     readings: dict[int, Reading] = {}
     left_out: dict[str, str] = {}
     for name, access in snapshot.access.items():
-        if access.refusal is not None:
-            if snapshot.parameters[name].dim() > 1:
-                left_out[_layer(name)] = access.refusal
-            continue
-        for reading in access.uses.readings:
+        if access.refusal is not None and _is_matrix(snapshot.parameters[name]):
+            left_out[name] = access.refusal
+        for reading in access.uses.readings if access.refusal is None else ():
             owners[id(reading)].append(name)
             readings[id(reading)] = reading
-    found: dict[str, list[Projection]] = defaultdict(list)
-    for key, reading in readings.items():
-        names = tuple(sorted(owners[key]))
-        layers = {_layer(name) for name in names}
-        layer = min(layers)
-        if isinstance(reading.form, Outer) and reading.form.indexed:
-            left_out[layer] = "its weight is an embedding table"
-        elif isinstance(reading.form, Outer):
-            single = _projection(snapshot, names, reading, reading.form)
-            if len(layers) > 1:
-                left_out[layer] = f"its weight is made of the parameters of several layers: {', '.join(sorted(layers))}"
-            elif isinstance(single, str):
-                left_out[layer] = single
-            else:
-                _place(found[layer], single)
-    order = {name: place for place, name in enumerate(snapshot.parameters)}
-    kept = {layer: same for layer, same in found.items() if layer not in left_out}
-    roles = _roles(snapshot, [one for same in kept.values() for one in same])
-    named: dict[str, Projection] = {}
-    for layer in sorted(kept, key=lambda layer: order[kept[layer][0].parameters[0]]):
-        named |= _named(layer, [part for one in kept[layer] for part in _parts(one, roles)])
-    return Projections(named, left_out)
+    whole: Whole = defaultdict(list)
+    keys: dict[tuple[str, ...], list[object]] = defaultdict(list)
+    for number, reading in readings.items():
+        names = tuple(sorted(owners[number], key=[*snapshot.parameters].index))
+        single = _projection(snapshot, names, reading)
+        if isinstance(single, str):
+            left_out |= {name: single for name in names if _is_matrix(snapshot.parameters[name])}
+        elif single is not None:
+            _place(whole[names], keys[names], single, _key(snapshot, names, reading))
+    for name, access in snapshot.access.items():
+        used = any(name in names for names in whole)
+        if access.refusal is None and not used and name not in left_out and _is_matrix(snapshot.parameters[name]):
+            left_out[name] = "it is added or multiplied entry by entry, or read as a table"
+    kept = {names: same for names, same in whole.items() if not left_out.keys() & set(names)}
+    return kept, left_out
 
 
-def _named(layer: str, same: Sequence[Projection]) -> dict[str, Projection]:
-    """One projection has the name of its layer, several are told apart by their roles or else by their numbers."""
-    if len(same) == 1:
-        return {layer: same[0]}
-    roles = [one.role for one in same]
-    if None in roles or len(set(roles)) < len(roles):
-        return {f"{layer}.{number}".lstrip("."): one for number, one in enumerate(same)}
-    ordered = sorted(same, key=lambda one: "qkv".index(str(one.role)))
-    return {f"{layer}.{one.role}".lstrip("."): one for one in ordered}
-
-
-Roles = Mapping[Node, Mapping[str, Tensor]]
-"""Op -> role in attention -> which of the op's units have it."""
-
-
-def _roles(snapshot: Snapshot, found: Sequence[Projection]) -> Roles:
-    """What the ops that feed attention give to it: gradients of queries, keys and values reach the units they use."""
-    graph = snapshot.graph
-    assert graph is not None
-    readings = {reading.use.node: reading for one in found for reading in one.readings}
-    masks: dict[Node, dict[str, Tensor]] = defaultdict(dict)
-    generator = torch.Generator("cpu").manual_seed(0)
-    for attention in attentions(graph):
-        for role, value in (("q", attention.q), ("k", attention.k), ("v", attention.v)):
-            nodes = sources([value], readings.keys())
-            if not nodes:
-                continue
-            shape, dtype = graph.output_shape(value), graph.output_dtype(value)
-            cotangent = torch.randn(shape, generator=generator).to(snapshot.outputs.device, dtype)
-            edges = [GradientEdge(node, 0) for node in nodes]
-            for node, gradient in zip(nodes, backward([GradientEdge(*value)], edges, [cotangent]), strict=True):
-                form = readings[node].form
-                assert isinstance(form, Outer)
-                if gradient is not None:
-                    used = (form.grads(gradient.detach()).flatten(2) != 0).flatten(0, 1).any(0)
-                    masks[node][role] = masks[node][role] | used if role in masks[node] else used
-    # A unit that enters twice has no role.
-    return {node: by for node, by in masks.items() if int(torch.stack([*by.values()]).sum(0).max()) == 1}
-
-
-def _parts(one: Projection, roles: Roles) -> list[Projection]:
-    """A projection with its role, or a fused one taken apart."""
-    masks = [roles.get(reading.use.node, {}) for reading in one.readings]
-    if not masks[0] or any(mask.keys() != masks[0].keys() for mask in masks):
-        return [one]
-    if not bool(torch.stack([*masks[0].values()]).any(0).all()):
-        return [one]  # some units go elsewhere
-    if len(masks[0]) == 1:
-        return [replace(one, role=next(iter(masks[0])))]
-    parts = []
-    for role, mask in masks[0].items():
-        units = mask.nonzero().flatten()
-        parts.append(replace(one, weight=one.weight[units], role=role, units=units))
-    return parts
+def _is_matrix(parameter: Tensor) -> bool:
+    return sum(size > 1 for size in parameter.shape) > 1
 
 
 def _layer(parameter: str) -> str:
@@ -152,25 +121,54 @@ def _layer(parameter: str) -> str:
     return re.sub(r"(^|\.)parametrizations\.\w+$", "", parameter.rpartition(".")[0])
 
 
-def _place(same: list[Projection], new: Projection) -> None:
+def _key(snapshot: Snapshot, names: tuple[str, ...], reading: Reading) -> object:
+    """Equal for two uses of one weight: their orientation, and for a weight that is made from parameters how it is."""
+    form = reading.form
+    assert isinstance(form, Outer)
+    where = snapshot.access[names[0]].coordinates
+    if where is not None:
+        return form.rows_first != where.flipped[reading.value]
+    # The gradient of one fixed combination of its entries: other entries, or other functions of them, have another.
+    graph = snapshot.graph
+    assert graph is not None
+    shape, dtype = graph.output_shape(reading.value), graph.output_dtype(reading.value)
+    generator = torch.Generator("cpu").manual_seed(0)
+    mixture = torch.randn(shape, generator=generator).to(snapshot.outputs.device, dtype)
+    edge = GradientEdge(*reading.value)
+    gradients = backward([edge], [snapshot.parameters[name] for name in names], [mixture])
+    bits = [b"" if g is None else g.detach().double().cpu().numpy().tobytes() for g in gradients]
+    return (form.rows_first, *bits)
+
+
+def _place(same: list[Projection], keys: list[object], new: Projection, key: object) -> None:
     """A weight applied several times is one projection."""
-    for number, old in enumerate(same):
-        if old.weight.shape == new.weight.shape and torch.equal(old.weight, new.weight):
-            same[number] = replace(old, readings=(*old.readings, *new.readings))
-            return
-    same.append(new)
+    if key in keys:
+        number = keys.index(key)
+        same[number] = replace(same[number], readings=(*same[number].readings, *new.readings))
+    else:
+        same.append(new)
+        keys.append(key)
 
 
-def _projection(snapshot: Snapshot, names: tuple[str, ...], reading: Reading, form: Outer) -> Projection | str:
-    operand = form.weight()
+def _projection(snapshot: Snapshot, names: tuple[str, ...], reading: Reading) -> Projection | str | None:
+    """One use as a linear map; a reason if it cannot be one, None for what is no matrix product at all."""
+    form = reading.form
+    if not isinstance(form, Outer):
+        return None
+    if form.indexed:
+        return "rows of it are looked up, as in an embedding table"
+    layers = sorted({_layer(name) for name in names})
+    if len(layers) > 1:
+        return f"the weight is made from parameters of several layers: {', '.join(layers)}"
+    operand, plain = form.weight(), snapshot.access[names[0]].coordinates is not None
     if operand is None:
         operand = _rearranged(snapshot, names, reading)
     if operand is None:
-        return "its weight is computed from its parameters, and the op has not kept it"
+        return "the weight is computed from its parameters, and the op has not kept it"
     sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
     blocks = operand.detach().double().reshape(form.blocks, *sizes)
     matrix = torch.block_diag(*(blocks.mT if form.rows_first else blocks))
-    return Projection(_layer(names[0]), names, matrix, (reading,), form.row_taps, form.grad_taps)
+    return Projection(layers[0], names, matrix, (reading,), form.blocks, form.row_taps, form.grad_taps, plain)
 
 
 def _rearranged(snapshot: Snapshot, names: tuple[str, ...], reading: Reading) -> Tensor | None:
@@ -182,3 +180,88 @@ def _rearranged(snapshot: Snapshot, names: tuple[str, ...], reading: Reading) ->
         snapshot.parameters[names[0]].detach(), Factors((), where.blocks, where.first, where.second, order=where.order)
     )
     return view.mT if where.flipped[reading.value] else view
+
+
+def _roles(snapshot: Snapshot, whole: Whole) -> dict[tuple[str, ...], list[Parts]]:
+    """What the ops that feed attention give to it: gradients of queries, keys and values reach the units they use."""
+    graph = snapshot.graph
+    assert graph is not None
+    readings = {reading.use.node: reading for same in whole.values() for one in same for reading in one.readings}
+    masks: dict[Node, dict[str, Tensor]] = defaultdict(dict)
+    generator = torch.Generator("cpu").manual_seed(0)
+    for attention in attentions(graph, readings.keys()):
+        for role, value in (("q", attention.q), ("k", attention.k), ("v", attention.v)):
+            nodes = nearest(value, readings.keys())
+            if not nodes:
+                continue
+            shape, dtype = graph.output_shape(value), graph.output_dtype(value)
+            cotangent = torch.randn(shape, generator=generator).to(snapshot.outputs.device, dtype)
+            edges = [GradientEdge(node, 0) for node in nodes]
+            for node, gradient in zip(nodes, backward([GradientEdge(*value)], edges, [cotangent]), strict=True):
+                form = readings[node].form
+                assert isinstance(form, Outer)
+                if gradient is not None:
+                    used = (form.grads(gradient.detach()).flatten(2) != 0).flatten(0, 1).any(0)
+                    masks[node][role] = masks[node][role] | used if role in masks[node] else used
+    return {names: [_parts(one, masks) for one in same] for names, same in whole.items()}
+
+
+def _parts(one: Projection, masks: Mapping[Node, Parts]) -> Parts:
+    """The roles of a projection's units, if it has the same ones wherever it is applied and every unit has just one."""
+    found = [masks.get(reading.use.node, {}) for reading in one.readings]
+    if not found[0] or any(mask.keys() != found[0].keys() for mask in found):
+        return {}
+    count = torch.stack([*found[0].values()]).sum(0)
+    if bool((count > 1).any()):
+        return {}
+    return found[0] if bool((count == 1).all()) else _completed(found[0])
+
+
+def _completed(parts: Parts) -> Parts:
+    """Units without a role (dead ones) get that of the regular order of heads and roles which fits all others."""
+    roles, units = list(parts), len(next(iter(parts.values())))
+    if units % len(roles):
+        return {}
+    place = torch.arange(units, device=next(iter(parts.values())).device)
+    for size in (d for d in range(units // len(roles), 0, -1) if units // len(roles) % d == 0):
+        turn = place // size % len(roles)  # (heads, roles, size)
+        owners = [{role for role in roles if bool(parts[role][turn == number].any())} for number in range(len(roles))]
+        if all(len(owner) == 1 for owner in owners) and len(set.union(*owners)) == len(roles):
+            return {owner.pop(): turn == number for number, owner in enumerate(owners)}
+    return {}
+
+
+def _taken_apart(one: Projection, parts: Parts) -> list[Projection]:
+    """A projection with its role, or the parts of a fused one."""
+    if len(parts) <= 1:
+        return [replace(one, role=next(iter(parts), None))]
+    places = {role: mask.nonzero().flatten() for role, mask in parts.items()}
+    return [
+        replace(one, weight=one.weight[places[role]], role=role, units=places[role]) for role in "qkv" if role in places
+    ]
+
+
+def _named(layer: str, same: Sequence[Projection], taken: Mapping[str, Projection]) -> dict[str, Projection]:
+    """One projection has its layer's name; several are told apart by role, by parameter, or else by number."""
+    if len(same) == 1:
+        return {layer: same[0]}
+    roles = [one.role for one in same]
+    if None not in roles and len(set(roles)) == len(roles):
+        ordered = sorted(same, key=lambda one: "qkv".index(str(one.role)))
+        return _numbered([(f"{layer}.{one.role}".lstrip("."), one) for one in ordered], taken)
+    return _numbered([(one.parameters[0], one) for one in same], taken)
+
+
+def _numbered(named: Sequence[tuple[str, Projection]], taken: Mapping[str, Projection]) -> dict[str, Projection]:
+    """Equal names get a number each."""
+    names = [name for name, _ in named]
+    found: dict[str, Projection] = {}
+    for name, one in named:
+        number, unique = 0, name
+        while names.count(name) > 1 or unique in taken:
+            unique = f"{name}[{number}]"
+            if unique not in found and unique not in taken:
+                break
+            number += 1
+        found[unique] = one
+    return found

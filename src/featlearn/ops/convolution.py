@@ -67,6 +67,7 @@ def _plain(use: Use, image: Tensor) -> Outer:
         rows, lambda grad: _samples_first(use, _pixels(grad, groups)), rows_first=False,
         positions=use.layout.positions(use.output[1]), row_size=use.shape[1:].numel(),
         grad_size=use.shape[0] // groups, blocks=groups, weight=lambda: use.saved("weight"), row_taps=kernel.numel(),
+        image=True,
     )  # fmt: skip
 
 
@@ -84,5 +85,5 @@ def _transposed(use: Use, image: Tensor) -> Outer:
         lambda: _samples_first(use, _pixels(image, groups)), grads, rows_first=True,
         positions=image.shape[0] // use.layout.samples * image.shape[2:].numel(),
         row_size=use.shape[0] // groups, grad_size=use.shape[1:].numel(), blocks=groups,
-        weight=lambda: use.saved("weight"), grad_taps=kernel.numel(),
+        weight=lambda: use.saved("weight"), grad_taps=kernel.numel(), image=True,
     )  # fmt: skip

@@ -83,6 +83,8 @@ class Outer:
     """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
     grad_taps: int = 1
     """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
+    image: bool = False
+    """Whether channels lie in the second axis of the op's input and output; otherwise in the last."""
 
 
 @dataclass(frozen=True)

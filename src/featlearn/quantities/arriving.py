@@ -1,7 +1,7 @@
 """Gradients of the outputs as they arrive at layers: df/dh for h = W x, some samples at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,15 @@ from featlearn.capture.admission import matching
 from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.probe import Inputs, Probe, Readout, map_tensors
 from featlearn.capture.projections import Projection, Projections, projections
-from featlearn.errors import InputValueError, UnsupportedModelError
+from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 
 
 class Arriving:
     """The samples [begin, end) of a probe, captured."""
 
-    def __init__(self, measurement: Measurement, probe: Probe, begin: int, end: int) -> None:
+    def __init__(self, measurement: Measurement, probe: Probe, begin: int, end: int, like: Projections) -> None:
         self._snapshot = measurement.snapshot(probe, begin, end)
-        self._projections = projections(self._snapshot)
+        self._projections = projections(self._snapshot, like)
 
     def projection(self, name: str) -> Projection:
         """The weight of this name and where these samples met it."""
@@ -49,12 +49,20 @@ class Arriving:
 def measured_layers(
     model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, dtype: torch.dtype | None
 ) -> Iterator[Measurement]:
-    """A measurement whose ops keep the weights they meet: its inputs need gradients."""
+    """A measurement whose ops keep the weights they meet: its inputs need gradients, where the model bears it."""
 
     def change(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+        # No leaf: a model may write to its input.
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        return tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
 
-    with measuring(model, [map_tensors(x, change) for x in inputs], readout=readout, dtype=dtype) as measurement:
+    with ExitStack() as stack:
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                needing = [map_tensors(x, change) for x in inputs]
+            measurement = stack.enter_context(measuring(model, needing, readout=readout, dtype=dtype))
+        except FeatlearnError:
+            measurement = stack.enter_context(measuring(model, inputs, readout=readout, dtype=dtype))
         if measurement.pilots[0].graph is None:
             raise InputValueError("the outputs carry no gradient, expected some that depend on trainable parameters")
         yield measurement
@@ -64,15 +72,18 @@ def chosen_layers(found: Projections, layers: str | Sequence[str] | None) -> lis
     """Names of the projections that the globs match, by their own names or by those of their layers."""
     if layers is None:
         if not found.found:
-            reasons = "; ".join(f"{name or 'the model'}: {reason}" for name, reason in found.left_out.items())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
             raise UnsupportedModelError(f"the model has no trainable weights that multiply their inputs. {reasons}")
         return list(found.found)
+    unread = {name.rpartition(".")[0]: name for name in found.left_out} | {name: name for name in found.left_out}
     owners = {one.layer for one in found.found.values()}
-    names = list(dict.fromkeys([*found.found, *sorted(owners), *found.left_out]))
+    names = list(dict.fromkeys([*found.found, *sorted(owners), *unread]))
     matched = set(matching(names, layers, "layers", "layer"))
-    for name in matched & found.left_out.keys():
-        raise UnsupportedModelError(f"{name or 'the model'} is not read as a linear map: {found.left_out[name]}")
-    return [name for name, one in found.found.items() if name in matched or one.layer in matched]
+    chosen = [name for name, one in found.found.items() if name in matched or one.layer in matched]
+    if not chosen:
+        name = unread[next(name for name in names if name in matched)]
+        raise UnsupportedModelError(f"{name} is not read as a linear map: {found.left_out[name]}")
+    return chosen
 
 
 def sample_chunk(measurement: Measurement, room: float) -> int:

@@ -1,8 +1,9 @@
 """How far consecutive layers are aligned, beside what random weights would show."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -31,10 +32,22 @@ class LayerPair:
     """Why the value is undefined."""
 
 
+T = TypeVar("T")
+
+
+class LayerPairs(dict[tuple[str, str], T]):
+    """(layer, next layer) -> what was asked of the two."""
+
+    def __init__(self, pairs: Mapping[tuple[str, str], T], left_out: Mapping[str, str]) -> None:
+        super().__init__(pairs)
+        self.left_out = dict(left_out)
+        """Trainable matrices that are in no pair because they cannot be read as linear maps: parameter -> reason."""
+
+
 def layer_alignment(
     model: nn.Module, x: Inputs, *, norm: Norm = "fro", readout: Readout | None = None,
     dtype: torch.dtype | None = None,
-) -> dict[tuple[str, str], LayerPair]:  # fmt: skip
+) -> LayerPairs[LayerPair]:  # fmt: skip
     """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass (004 Sec. 3.2).
 
     Pairs are read off the computation: through activations, norms, pooling, residual sums and from the values of
@@ -46,14 +59,15 @@ def layer_alignment(
         norm: `"fro"`, which for random weights vanishes with the width and for vectors is |cos|; or `"spectral"`.
 
     Returns:
-        (layer, next layer) -> `LayerPair`. For convolutions W is (channels, inputs * kernel area) and U
-        (outputs * kernel area, channels), the channels being those between the two.
+        (layer, next layer) -> `LayerPair`, with `.left_out`. For convolutions W is (channels, inputs * kernel area)
+        and U (outputs * kernel area, channels), the channels being those between the two.
     """
     if norm not in ("fro", "spectral"):
         raise InputValueError(f"norm={norm!r}, expected 'fro' or 'spectral'")
     checked_dtype(dtype)
     with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
-        return {names: _aligned(pair, norm) for names, pair in consecutive(measurement.pilots[0]).items()}
+        pairs, known = consecutive(measurement.pilots[0])
+        return LayerPairs({names: _aligned(pair, norm) for names, pair in pairs.items()}, known.left_out)
 
 
 def _aligned(pair: Pair, norm: Norm) -> LayerPair:

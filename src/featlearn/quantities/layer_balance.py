@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,11 @@ from featlearn.capture.measurement import Measurement
 from featlearn.capture.pairs import Pair, consecutive
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Readout
-from featlearn.capture.projections import Projection
 from featlearn.capture.uses import REARRANGEMENTS
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.ops import Direct
+from featlearn.ops import Direct, Use
 from featlearn.quantities.arriving import measured_layers
+from featlearn.quantities.layer_alignment import LayerPairs
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class LayerBalance:
 
 _LINEAR = REARRANGEMENTS | {
     "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "AvgPool1DBackward0", "AvgPool2DBackward0",
-    "AvgPool3DBackward0", "AdaptiveAvgPool2DBackward0", "ConstantPadNdBackward0", "NegBackward0",
+    "AvgPool3DBackward0", "AdaptiveAvgPool2DBackward0", "ConstantPadNdBackward0", "NegBackward0", "SelectBackward0",
+    "SliceBackward0", "IndexBackward0",
 }  # fmt: skip
 _HOMOGENEOUS = _LINEAR | {
     "ReluBackward0", "LeakyReluBackward0", "ThresholdBackward0", "AbsBackward0", "MaxPool2DWithIndicesBackward0",
@@ -45,12 +47,13 @@ _HOMOGENEOUS = _LINEAR | {
 def layer_balance(
     model: nn.Module, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None, *,
     readout: Readout | None = None, dtype: torch.dtype | None = None,
-) -> dict[tuple[str, str], LayerBalance]:  # fmt: skip
+) -> LayerPairs[LayerBalance]:  # fmt: skip
     """What gradient flow conserves between consecutive layers: W W^T / eta - U^T U / eta' (002 App. B, 004 Sec. 3).
 
     All of it for linear networks; its diagonal where activations are positively homogeneous (ReLU, leaky ReLU, max
-    pooling). A bias of the first layer counts as one more column of W. Not conserved, and said so: layers with other
-    activations, norms, residual sums or attention between them, weights used twice.
+    pooling) and for grouped layers. A bias of the first layer counts as one more column of W. Not conserved, and said
+    so: layers with other activations, norms, residual sums or attention between them, weights that are used twice,
+    rescaled or otherwise computed, biases that do not train, and training by anything but plain SGD.
 
     Args:
         model, x, readout, dtype: as for `fl.ntk`; a few samples of x are run, to see what follows what.
@@ -59,80 +62,113 @@ def layer_balance(
     """
     checked_dtype(dtype)
     with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
-        eta = _Rates(rates, measurement)
-        return {
-            (first, second): _balance(pair, eta.of(first, pair.first), eta.of(second, pair.second), measurement)
-            for (first, second), pair in consecutive(measurement.pilots[0]).items()
-        }
+        pairs, known = consecutive(measurement.pilots[0])
+        eta = _Rates(rates, measurement, list(known.found))
+        balances = {names: _balance(pair, names, eta, measurement) for names, pair in pairs.items()}
+        return LayerPairs(balances, known.left_out)
 
 
 class _Rates:
-    """Learning rates of layers."""
+    """Learning rates of layers and of their parameters."""
 
-    def __init__(self, rates: Mapping[str, float] | Optimizer | None, measurement: Measurement) -> None:
-        self._globs: Mapping[str, float] = {}
+    def __init__(self, rates: Mapping[str, float] | Optimizer | None, measurement: Measurement, layers: list[str]):
+        self.reason = ""
+        """Why the optimiser does not follow the gradient."""
+        self._given = rates
         self._of_parameter: dict[str, float] = {}
         if isinstance(rates, Optimizer):
             groups = [(p, float(group["lr"])) for group in rates.param_groups for p in group["params"]]
             by_parameter = {id(parameter): lr for parameter, lr in groups}
-            self._of_parameter = {
-                name: by_parameter.get(id(parameter), 0.0) for name, parameter in measurement.originals.items()
-            }
+            names = measurement.originals.items()
+            self._of_parameter = {name: by_parameter.get(id(parameter), 0.0) for name, parameter in names}
+            plain = isinstance(rates, torch.optim.SGD)
+            if not plain or any(group["momentum"] or group["weight_decay"] for group in rates.param_groups):
+                self.reason = f"{type(rates).__name__} with these settings does not follow the gradient"
         elif isinstance(rates, Mapping):
-            self._globs = rates
+            for glob in rates:
+                if not any(fnmatch.fnmatchcase(name, glob) for name in layers):
+                    raise InputValueError(f"rates has {glob!r}, which matches no layer of {', '.join(layers)}")
+            if not rates:
+                raise InputValueError("rates is empty, expected a learning rate for every layer, {'*': 1.0} say")
         elif rates is not None:
             raise InputTypeError(f"rates is {type(rates).__name__}, expected a mapping of layer names or an optimiser")
 
-    def of(self, name: str, one: Projection) -> float:
+    def of(self, layer: str, parameter: str) -> float:
+        """The rate of one parameter of a layer; 0 if the optimiser does not have it."""
         if self._of_parameter:
-            rate = self._of_parameter[one.parameters[0]]
-        elif self._globs:
-            matched = [rate for glob, rate in self._globs.items() if fnmatch.fnmatchcase(name, glob)]
-            if not matched:
-                raise InputValueError(f"rates have no entry for {name!r}, expected one for every layer; add '*'")
-            rate = matched[0]
-        else:
+            return self._of_parameter[parameter]
+        if not isinstance(self._given, Mapping):
             return 1.0
-        if not rate > 0:
-            raise InputValueError(f"the learning rate of {name!r} is {rate}, expected one above zero")
-        return rate
+        matched = [rate for glob, rate in self._given.items() if fnmatch.fnmatchcase(layer, glob)]
+        if not matched:
+            raise InputValueError(f"rates have no entry for {layer!r}, expected one for every layer; add '*'")
+        return matched[0]
 
 
-def _balance(pair: Pair, rate: float, next_rate: float, measurement: Measurement) -> LayerBalance:
+def _balance(pair: Pair, names: tuple[str, str], eta: _Rates, measurement: Measurement) -> LayerBalance:
     if pair.after is None:
         return LayerBalance(pair.before.new_full((len(pair.before),), torch.nan), False, pair.reason)
-    names = {node.name() for node in pair.between}
-    scaled = {node.name() for node in pair.between if _constant_scale(node)}
-    strange = names - scaled - _HOMOGENEOUS
-    linear = not strange and names - scaled <= _LINEAR
-    bias = _bias(pair, measurement)
-    columns = pair.before if bias is None else torch.cat([pair.before, bias[:, None]], 1)
-    if linear:
-        value = columns @ columns.mT / rate - pair.after.mT @ pair.after / next_rate
+    rate, next_rate = (eta.of(n, one.parameters[0]) for n, one in zip(names, (pair.first, pair.second), strict=True))
+    for name, found in zip(names, (rate, next_rate), strict=True):
+        if not found > 0:
+            raise InputValueError(f"the learning rate of {name!r} is {found}, expected one above zero")
+    bias, bias_name = _bias(pair, measurement)
+    bias_rate = rate if bias_name is None else eta.of(names[0], bias_name)
+    columns = pair.before / rate**0.5
+    if bias is not None and bias_rate:
+        columns = torch.cat([columns, bias[:, None] / bias_rate**0.5], 1)
+    scaled = {node for node in pair.between if _constant_scale(node)}
+    kinds = {node.name() for node in pair.between - scaled}
+    if kinds <= _LINEAR and pair.first.blocks == pair.second.blocks == 1:
+        value = columns @ columns.mT - pair.after.mT @ pair.after / next_rate
     else:
-        value = columns.square().sum(1) / rate - pair.after.square().sum(0) / next_rate
-    if strange:
-        return LayerBalance(value, False, f"{', '.join(sorted(strange))} between them")
+        value = columns.square().sum(1) - pair.after.square().sum(0) / next_rate
+    reason = eta.reason or _broken(pair, kinds, bias_name, bias_rate, measurement)
+    return LayerBalance(value, not reason, reason)
+
+
+def _broken(pair: Pair, kinds: set[str], bias: str | None, bias_rate: float, measurement: Measurement) -> str:
+    """Why gradient flow does not conserve the balance of a pair; empty if it does."""
+    access = measurement.pilots[0].access
+    names = [*pair.first.parameters, *pair.second.parameters, *([] if bias is None else [bias])]
+    if kinds - _HOMOGENEOUS:
+        return f"{', '.join(sorted(kinds - _HOMOGENEOUS))} between them"
     if not pair.alone:
-        return LayerBalance(value, False, "other layers feed the second, are fed by the first, or one is used twice")
-    return LayerBalance(value, True)
+        return "other layers feed the second, are fed by the first, or one is used twice"
+    if not pair.first.plain or not pair.second.plain:
+        return "a weight is computed from its parameters"
+    if any(len(access[name].uses.readings) != 1 for name in names):
+        return "a weight or a bias is used elsewhere, too"
+    if (bias is None and _adds_constant(pair.first.readings[0].use)) or bias_rate == 0.0:
+        return "the first layer has a bias that is not trained"
+    return ""
 
 
-def _constant_scale(node: object) -> bool:
+def _adds_constant(use: Use) -> bool:
+    """Whether the op adds a bias, asked where none that trains was found."""
+    name = use.node.name()
+    if name.startswith(("Addmm", "Baddbmm")):
+        return True
+    return name.startswith("Convolution") and use.saved("bias_sym_sizes_opt") is not None
+
+
+def _constant_scale(node: Any) -> bool:
     """Whether a node multiplies or divides by a number."""
-    name = node.name()  # type: ignore[attr-defined]
-    other = getattr(node, "_saved_other", None)
-    constant = len([child for child, _ in node.next_functions if child is not None]) == 1  # type: ignore[attr-defined]
-    return name in ("MulBackward0", "DivBackward0") and constant and (other is None or other.numel() == 1)
+    if node.name() not in ("MulBackward0", "DivBackward0"):
+        return False
+    factors = [getattr(node, f"_saved_{side}", None) for side in ("self", "other")]
+    sizes = [factor.numel() if isinstance(factor, Tensor) else 1 for factor in factors if factor is not None]
+    constant = sum(child is not None for child, _ in node.next_functions) == 1
+    return constant and sizes == [1]
 
 
-def _bias(pair: Pair, measurement: Measurement) -> Tensor | None:
-    """What the first op adds to its product."""
+def _bias(pair: Pair, measurement: Measurement) -> tuple[Tensor | None, str | None]:
+    """What the first op adds to its product, and the parameter it is."""
     node = pair.first.readings[0].use.node
     for name, access in measurement.pilots[0].access.items():
         for reading in access.uses.readings:
             if reading.use.node is node and isinstance(reading.form, Direct):
                 bias = measurement.parameters[name].detach().double().flatten()
                 bias = bias if pair.first.units is None else bias[pair.first.units]
-                return bias if len(bias) == len(pair.before) else None
-    return None
+                return (bias if len(bias) == len(pair.before) else None), name
+    return None, None

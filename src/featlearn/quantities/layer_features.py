@@ -11,6 +11,11 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 
 Kind = Literal["cosine", "pearson"]
+QUANTITIES = (
+    "uncentered", "centered", "double_centered", "ptk_centered", "centered_share", "double_centered_share",
+    "weight_change",
+)  # fmt: skip
+"""The numbers of a layer."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,14 @@ class LayerFeatures:
     ptk_change: Tensor | None = None
     """Kb = (J - J0)^T (J - J0) / (samples * positions), (k, k)."""
     is_readout: bool = False
-    """Whether h is the output itself, up to a constant: then K is a multiple of the identity and UC-NFC is 1."""
+    """Whether h is the output itself, up to a constant: over all outputs K is then a multiple of the identity, and
+    UC-NFC is 1 whatever was learned."""
     role: str | None = None
     """`"q"`, `"k"`, `"v"` where h enters attention as queries, keys or values."""
     rows: int = 0
     """Samples times positions."""
+    parameters: tuple[str, ...] = ()
+    """Names of the parameters that the weight is, or is made from."""
 
     @property
     def nfm(self) -> Tensor:
@@ -141,9 +149,7 @@ class LayerFeatures:
     @property
     def undefined(self) -> Mapping[str, str]:
         """Quantity -> why it is nan."""
-        names = ("uncentered", "centered", "double_centered", "ptk_centered", "centered_share",
-                 "double_centered_share", "weight_change")  # fmt: skip
-        return {name: self._reason(name) for name in names if getattr(self, name) != getattr(self, name)}
+        return {name: self._reason(name) for name in QUANTITIES if getattr(self, name) != getattr(self, name)}
 
     def _reason(self, name: str) -> str:
         if name != "uncentered" and self.initial_weight is None:
@@ -167,27 +173,36 @@ class LayerFeatures:
         return self.correlations()
 
 
+def _root(covariance: Tensor) -> Tensor:
+    """The symmetric square root: traces of products are then sums of squares, and nothing cancels."""
+    values, vectors = torch.linalg.eigh(covariance)
+    # What is zero but for rounding would come out of the root with half of its digits.
+    rounding = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
+    root: Tensor = (vectors * torch.where(values > rounding, values, 0.0).sqrt()) @ vectors.mT
+    return root
+
+
 def _overlap(weight: Tensor, covariance: Tensor) -> float:
-    """tr(W^T W W^T K W) = <M^2, K> with M = W W^T: k x k matrices, whatever the number of inputs."""
-    gram = weight @ weight.mT
-    return float(((gram @ gram) * covariance).sum())
+    """tr(W^T W W^T K W) = |M S|^2 with M = W W^T and S^2 = K: k x k matrices, whatever the number of inputs."""
+    return float((weight @ weight.mT @ _root(covariance)).square().sum()) if _finite(weight, covariance) else torch.nan
+
+
+def _finite(*matrices: Tensor) -> bool:
+    return all(bool(torch.isfinite(matrix).all()) for matrix in matrices)
 
 
 def _correlation(weight: Tensor | None, covariance: Tensor | None, kind: Kind) -> float:
-    """rho(W^T W, W^T K W) from k x k matrices."""
-    if weight is None or covariance is None:
+    """rho(W^T W, W^T K W)."""
+    if weight is None or covariance is None or not _finite(weight, covariance):
         return torch.nan
     # Scales drop out; without this fourth powers of small weights and gradients would underflow.
     weight, covariance = (m / m.abs().max() if bool(m.any()) else m for m in (weight, covariance))
-    gram = weight @ weight.mT
-    product = covariance @ gram
-    cross, first, second = (gram * product.mT).sum(), gram.square().sum(), (product * product.mT).sum()
     if kind == "pearson":
-        total, entries = weight.sum(1), weight.shape[1] ** 2
-        sums = total.square().sum(), total @ covariance @ total
-        cross = cross - sums[0] * sums[1] / entries
-        first, second = first - sums[0].square() / entries, second - sums[1].square() / entries
-    return _ratio(float(cross), float(first.clamp(min=0.0).sqrt() * second.clamp(min=0.0).sqrt()))
+        first, second = (m - m.mean() for m in (weight.mT @ weight, weight.mT @ covariance @ weight))
+        return _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
+    gram, root = weight @ weight.mT, _root(covariance)
+    mixed = gram @ root
+    return _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -200,10 +215,12 @@ class NeuralFeatures(dict[str, LayerFeatures]):
     def __init__(self, layers: Mapping[str, LayerFeatures], left_out: Mapping[str, str]) -> None:
         super().__init__(layers)
         self.left_out = dict(left_out)
-        """Weights that are no linear map of their input, or cannot be read as one, with the reason."""
+        """Trainable matrices that are no linear map of their input, or cannot be read as one: parameter -> reason."""
 
     def mean(self, quantity: str = "uncentered") -> float:
         """The average of a quantity over layers, readouts (always 1) and undefined values left out."""
+        if quantity not in QUANTITIES:
+            raise InputValueError(f"quantity={quantity!r}, expected one of {', '.join(QUANTITIES)}")
         values = [getattr(layer, quantity) for layer in self.values() if not layer.is_readout]
         defined = [value for value in values if value == value]
         return sum(defined) / len(defined) if defined else torch.nan
@@ -216,5 +233,5 @@ class NeuralFeatures(dict[str, LayerFeatures]):
             numbers = f"{layer.uncentered:7.3f}  {layer.centered:7.3f}  {layer.centered_share:7.3f}"
             note = "  readout" if layer.is_readout else ""
             lines.append(f"{name or '(root)':{width}}  {shape:>13}  {numbers}  {layer.weight_change:10.3f}{note}")
-        lines += [f"left out: {name or '(root)'}: {reason}" for name, reason in self.left_out.items()]
+        lines += [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)

@@ -1,7 +1,9 @@
 """Neural features of any network by capture: what arrives at every layer, streamed over the samples."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,8 @@ from featlearn.capture.admission import unwrapped
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.precision import checked_dtype, copied
 from featlearn.capture.probe import Inputs, Readout
-from featlearn.capture.projections import Projection, projections
-from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
+from featlearn.capture.projections import Projection, Projections, projections
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Probes, output_directions
@@ -54,33 +56,72 @@ def neural_features(
         start = None
         if initial is not None:
             start = stack.enter_context(measured_layers(_begun(model, initial), [x], readout, dtype))
-        found = projections(now.pilots[0])
-        directions = _Directions(outputs, now.classes)
-        budget = byte_budget(memory, now.device)
-        chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
-        _refuse_large(chosen, budget, start is not None)
-        totals = {name: _Totals(one, now.device, start is not None) for name, one in chosen.items()}
-        _stream(now, start, directions, totals, 0.2 * budget)
-        features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
+            _refuse_shared(start, model)
+        return measured_features(now, start, layers, outputs, memory)
+
+
+def measured_features(
+    now: Measurement, start: Measurement | None, layers: str | Sequence[str] | None = None,
+    outputs: int | Probes | None = None, memory: str | int | None = None,
+) -> NeuralFeatures:  # fmt: skip
+    """The features of a measurement that is under way, compared with one of the network at initialisation."""
+    found = projections(now.pilots[0])
+    budget = byte_budget(memory, now.device)
+    chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
+    _refuse_large(chosen, budget, start is not None)
+    directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
+    totals = {name: _Totals(one, now.device, start is not None) for name, one in chosen.items()}
+    _stream(now, start, directions, totals, found, 0.2 * budget)
+    features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
     return NeuralFeatures(features, found.left_out)
+
+
+class _Holder(nn.Module):
+    """A copy of a wrapped model under the names it has in its wrapper."""
+
+    def __init__(self, name: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.add_module(name, inner)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        (inner,) = self.children()
+        return inner(*args, **kwargs)
 
 
 def _begun(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     """A copy of the model as it was at initialisation."""
     if not isinstance(initial, Mapping):
         raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
-    twin = copied(unwrapped(model), None)
+    inner = unwrapped(model)
+    twin = copied(inner, None)
+    expected = set(inner.state_dict())
     state = dict(initial)
-    for prefix in ("_orig_mod.", "module."):  # of compiled and of parallel modules
-        if state and all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    while state and set(state) != expected:  # names from inside a wrapper: module., _orig_mod.
+        (prefix, *more) = {name.partition(".")[0] for name in state}
+        if more or prefix not in ("module", "_orig_mod"):
+            break
+        state = {name.partition(".")[2]: value for name, value in state.items()}
     try:
         twin.load_state_dict(state)
     except Exception as error:
         raise InputValueError(
             f"initial does not fit the model: {error}; expected its state_dict(), cloned before training"
         ) from error
+    prefix = next((name for name, part in model.named_modules() if part is inner), "")
+    for name in reversed(prefix.split(".") if prefix else []):
+        twin = _Holder(name, twin)
     return twin
+
+
+def _refuse_shared(start: Measurement, model: nn.Module) -> None:
+    """A copy that still reaches the trained weights (through a closure or a hook) is not what it was at the start."""
+    graph = start.pilots[0].graph
+    if graph is not None and graph.variables & {id(parameter) for parameter in model.parameters()}:
+        raise UnsupportedModelError(
+            "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
+            "be put back to where it began; keep the weights in modules, or leave initial= out"
+        )
 
 
 def _refuse_large(chosen: Mapping[str, Projection], budget: int, compared: bool) -> None:
@@ -100,14 +141,14 @@ def _refuse_large(chosen: Mapping[str, Projection], budget: int, compared: bool)
 class _Directions:
     """The output directions of every chunk of samples, and what a readout would see of them."""
 
-    def __init__(self, outputs: int | Probes | None, classes: int) -> None:
+    def __init__(self, outputs: int | Probes | None, classes: int, compared: bool) -> None:
         self.single: Directions = output_directions("sum" if outputs is None else outputs, classes)
         self.probes = outputs if isinstance(outputs, Probes) else None
         self.divisor = 1 if self.probes is None else self.probes.k
         given = None if self.probes is None else self.probes.generator
         self._generator = torch.Generator("cpu").manual_seed(0) if given is None else given
-        self.covariance = torch.zeros(classes, classes, dtype=torch.float64) if classes <= 4096 else None
-        """Sum of v v^T over all directions of all samples, for C that a layer can have as its width."""
+        self.covariance = torch.zeros(classes, classes, dtype=torch.float64) if compared else None
+        """Sum of v v^T over all directions of all samples, where a layer has as many units as there are outputs."""
 
     def of(self, samples: int) -> Iterator[Tensor]:
         """(C,), or (samples, C) where every sample has its own; samples first, so that chunks do not matter."""
@@ -135,14 +176,18 @@ class _Totals:
         self.covariance = torch.zeros(len(one.weight), len(one.weight), dtype=torch.float64, device=device)
         self.change = torch.zeros_like(self.covariance) if compared else None
         self.initial_weight: Tensor | None = None
+        self.smallest, self.largest = math.inf, 0.0
+        """Of the gradients that arrive and are not zero."""
 
     def add(self, now: Tensor, start: Tensor | None) -> None:
         """What arrives for one direction: (samples, positions, units), and the same at initialisation."""
         rows = now.flatten(0, 1)
-        self.covariance += rows.mT @ rows
+        self.covariance += _gram(rows)
+        if rows.shape[1] == 1 and bool(rows.any()):
+            sizes = rows[rows != 0].abs()
+            self.smallest, self.largest = min(self.smallest, float(sizes.min())), max(self.largest, float(sizes.max()))
         if start is not None and self.change is not None:
-            moved = rows.double() - start.flatten(0, 1).double()
-            self.change += moved.mT @ moved
+            self.change += _gram(rows.double() - start.flatten(0, 1).double())
 
     def features(self, directions: _Directions, precision: torch.dtype) -> LayerFeatures:
         """Averages, with the matrices they belong to."""
@@ -150,9 +195,21 @@ class _Totals:
         covariance = self.covariance / count
         change = None if self.change is None else self.change / count
         readout = _proportional(covariance, directions.covariance, torch.finfo(precision).eps ** 0.5)
+        # One unit always has a multiple of the identity; at the end of the network all samples have the same one.
+        readout = readout and (len(covariance) > 1 or self.largest <= self.smallest * (1 + 1e-3))
         return LayerFeatures(
-            self.one.weight, covariance, self.initial_weight, change, readout, self.one.role, self.rows
+            self.one.weight, covariance, self.initial_weight, change, readout, self.one.role, self.rows,
+            self.one.parameters,
         )
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """rows^T rows in double; scaled first, since squares of small gradients underflow in single precision."""
+    size = float(rows.abs().max()) if rows.numel() else 0.0
+    if size == 0.0:
+        return rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    scaled = rows / size
+    return (scaled.mT @ scaled).double() * size**2
 
 
 def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
@@ -165,8 +222,9 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 
 def _stream(
-    now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals], room: float
-) -> None:
+    now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals],
+    like: Projections, room: float,
+) -> None:  # fmt: skip
     """Add up what arrives, chunk by chunk."""
     (probe,) = now.probes
     chunk = sample_chunk(now, room if start is None else room / 2)
@@ -175,8 +233,8 @@ def _stream(
     try:
         for begin in range(0, probe.samples, chunk):
             end = min(begin + chunk, probe.samples)
-            here = Arriving(now, probe, begin, end)
-            there = None if start is None else Arriving(start, start.probes[0], begin, end)
+            here = Arriving(now, probe, begin, end, like)
+            there = None if start is None else Arriving(start, start.probes[0], begin, end, like)
             for direction in directions.of(end - begin):
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)

@@ -72,39 +72,48 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    with _planned(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, memory, verify) as work:
-        measurement, directions, rates, plan = work
-        keys = {name: _key(name, by) for name in measurement.parameters}
-        kernels = {
-            key: torch.zeros(plan.kernel_shape, dtype=measurement.dtype, device=measurement.device)
-            for key in dict.fromkeys(keys.values())
-        }
-        checks = Checks(measurement, directions, rates, plan) if verify else None
-        progress = Progress("tangent kernel", plan.passes)
-        try:
-            for group in plan.groups:
-                for chosen in _direction_blocks(directions, group):
-
-                    def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
-                        return _captured(
-                            measurement, probe, block, directions.rows(chosen), rates, plan, group, progress
-                        )
-
-                    add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
-                                capture, checks.add if checks else None)  # fmt: skip
-        finally:
-            progress.close()
-        _refuse_no_gradient(any(measurement.graphs))
-        if checks is not None:
-            checks.conclude()
-        for key, kernel in kernels.items():
-            kernel /= directions.divisor
-            if not _finite(kernel):
-                raise InputValueError(
-                    f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
-                    "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
-                )
+    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype) as (measurement, rates):
+        kernels = measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify)
     return kernels[""] if by == "network" else kernels
+
+
+def measured_kernels(
+    measurement: Measurement, outputs: Outputs, by: str, *, rates: Mapping[str, Rate] | None = None,
+    memory: str | int | None = None, verify: bool = False,
+) -> Kernels:  # fmt: skip
+    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
+    rates = {} if rates is None else rates
+    directions = output_directions(outputs, measurement.classes)
+    plan = _plan(measurement, directions, rates, by, memory, verify)
+    keys = {name: _key(name, by) for name in measurement.parameters}
+    kernels = {
+        key: torch.zeros(plan.kernel_shape, dtype=measurement.dtype, device=measurement.device)
+        for key in dict.fromkeys(keys.values())
+    }
+    checks = Checks(measurement, directions, rates, plan) if verify else None
+    progress = Progress("tangent kernel", plan.passes)
+    try:
+        for group in plan.groups:
+            for chosen in _direction_blocks(directions, group):
+
+                def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
+                    return _captured(measurement, probe, block, directions.rows(chosen), rates, plan, group, progress)
+
+                add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
+                            capture, checks.add if checks else None)  # fmt: skip
+    finally:
+        progress.close()
+    _refuse_no_gradient(any(measurement.graphs))
+    if checks is not None:
+        checks.conclude()
+    for key, kernel in kernels.items():
+        kernel /= directions.divisor
+        if not _finite(kernel):
+            raise InputValueError(
+                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
+                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
+            )
+    return kernels
 
 
 def _refuse_no_gradient(seen: bool) -> None:
@@ -130,8 +139,8 @@ def plan(
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
-    with _planned(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, memory, verify) as work:
-        measurement, _, _, found = work
+    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype) as (measurement, rates):
+        found = _plan(measurement, output_directions(outputs, measurement.classes), rates, by, memory, verify)
         _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
         return found
 
@@ -141,11 +150,10 @@ def _key(name: str, by: str) -> str:
 
 
 @contextmanager
-def _planned(
+def _prepared(
     model: nn.Module, x: Inputs, x2: Inputs | None, outputs: Outputs, readout: Readout | None, by: str,
     parameters: str | Sequence[str] | None, optimizer: Optimizer | None, dtype: torch.dtype | None,
-    memory: str | int | None, verify: bool,
-) -> Iterator[tuple[Measurement, Directions, dict[str, Rate], Plan]]:  # fmt: skip
+) -> Iterator[tuple[Measurement, dict[str, Rate]]]:  # fmt: skip
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     checked_dtype(dtype)
@@ -153,11 +161,9 @@ def _planned(
     output_directions(outputs if not isinstance(outputs, int) else "mean", 1)  # complain before anything runs
     # Before the measurement, which puts .grad aside.
     rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
-    with measuring(
-        model, [x] if x2 is None else [x, x2], readout=readout, parameters=parameters, dtype=dtype
-    ) as measurement:
-        directions = output_directions(outputs, measurement.classes)
-        yield measurement, directions, rates, _plan(measurement, directions, rates, by, memory, verify)
+    inputs = [x] if x2 is None else [x, x2]
+    with measuring(model, inputs, readout=readout, parameters=parameters, dtype=dtype) as measurement:
+        yield measurement, rates
 
 
 def _plan(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
-from featlearn.capture.projections import projections
+from featlearn.capture.projections import Projections, projections
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
 from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
 from featlearn.quantities.budget import byte_budget, readable_bytes
@@ -41,15 +41,17 @@ def ptk(
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
         raise InputValueError(f"outputs={outputs!r}, expected 'sum', 'full' or the number of an output")
     with measured_layers(model, [x] if x2 is None else [x, x2], readout, dtype) as measurement:
-        names = chosen_layers(projections(measurement.pilots[0]), [layer])
+        found = projections(measurement.pilots[0])
+        names = chosen_layers(found, [layer])
         if len(names) != 1:
             raise InputValueError(f"layer={layer!r} is {', '.join(names)}; expected one of them")
         classes = range(measurement.classes) if isinstance(outputs, str) else [outputs]
         if isinstance(outputs, int) and not 0 <= outputs < measurement.classes:
             raise InputValueError(f"outputs={outputs}, expected an output between 0 and {measurement.classes - 1}")
         budget = byte_budget(memory, measurement.device)
-        rows = [_rows(measurement, probe, names[0], classes, budget) for probe in measurement.probes]
+        rows = [_rows(measurement, probe, names[0], classes, budget, found) for probe in measurement.probes]
         first, second = rows[0], rows[-1]
+        _refuse_shapes(first, second, outputs, positions, budget)
         places = ("ptk", "qsk") if positions else ("ptk", "qtk")
         kept = "ptqs" if positions else "pq"
         if outputs == "full":
@@ -57,13 +59,30 @@ def ptk(
         return torch.einsum(f"c{places[0]},c{places[1]}->{kept}", first, second)
 
 
-def _rows(measurement: Measurement, probe: Probe, name: str, classes: Sequence[int], budget: int) -> Tensor:
+def _refuse_shapes(first: Tensor, second: Tensor, outputs: int | str, positions: bool, budget: int) -> None:
+    """Positions that do not match, and kernels that do not fit."""
+    if not positions and first.shape[2] != second.shape[2]:
+        raise InputValueError(
+            f"x has {first.shape[2]} positions and x2 {second.shape[2]}, expected as many; or pass positions=True"
+        )
+    size = first.shape[1] * second.shape[1] * (first.shape[2] * second.shape[2] if positions else 1)
+    needed = size * (len(first) * len(second) if outputs == "full" else 1) * first.element_size()
+    if needed > 0.5 * budget:
+        raise MemoryBudgetError(
+            f"the kernel takes {readable_bytes(needed)}, expected at most {readable_bytes(0.5 * budget)}; take fewer "
+            "samples, outputs='sum' or positions=False, or raise memory="
+        )
+
+
+def _rows(
+    measurement: Measurement, probe: Probe, name: str, classes: Sequence[int], budget: int, like: Projections
+) -> Tensor:
     """df/dh of every sample: (C, P, T, k)."""
     pieces = []
     chunk = sample_chunk(measurement, 0.2 * budget)
     for begin in range(0, probe.samples, chunk):
         end = min(begin + chunk, probe.samples)
-        here = Arriving(measurement, probe, begin, end)
+        here = Arriving(measurement, probe, begin, end, like)
         one = here.projection(name)
         needed = len(classes) * probe.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
         if needed > 0.4 * budget:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from featlearn.capture.measurement import measuring
 from featlearn.capture.probe import Inputs, Readout, read_output
-from featlearn.dynamics.rate import rate
+from featlearn.dynamics.rate import NEEDS, rate
 from featlearn.errors import InputValueError
 from featlearn.linalg.elementary import ElementaryOps
 from featlearn.quantities.ntk import ntk
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
 
@@ -54,12 +54,16 @@ def feature_speed(
     model: nn.Module, x: Inputs, y: Tensor, *, readout: Readout | None = None,
     parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
 ) -> float:  # fmt: skip
-    """How much faster the features grad f move than the loss, relative to their sizes (002 Eq. 88, after Chizat).
+    """How much faster the features grad f move than the error |f - y|, relative to their sizes (002 Eq. 88).
 
-    |d(grad f)/dt| / |grad f| divided by |dL/dt| / L, for L = |f - y|^2 / 2 and gradient flow from here, norms over all
-    samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate enters. Small: the network is
-    lazy. For an L-homogeneous network with outputs near zero it grows as sigma^-L with the scale of its initialisation,
-    and in proportion to a divisor of the output. nan where the loss has no gradient.
+    |dJ/dt| / |J| divided by the rate -d log |f - y| / dt at which the error falls, under the gradient flow of
+    |f - y|^2 / 2, norms over all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate
+    enters. Small: the network is lazy (after Chizat). For an L-homogeneous network with outputs near zero it grows as
+    sigma^-L with the scale of its initialisation, and in proportion to a divisor of the output. nan where the loss has
+    no gradient.
+
+    Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
+    not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.
     """
     velocity, residual = _weight_velocity(model, x, y, "sum-half", readout, parameters)
     moving = _Moving(model, readout, velocity)
@@ -77,7 +81,10 @@ def _weight_velocity(
     model: nn.Module, x: Inputs, y: Any, loss: str, readout: Readout | None, parameters: str | Sequence[str] | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """dtheta/dt = -grad loss for every parameter, and the residual f - y (softmax(f) - y for cross-entropy)."""
-    targets = checked_tensor(y, "y")
+    losses = (*NEEDS, "cross-entropy")
+    if loss not in losses:
+        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))}")
+    targets, crossed = checked_finite(y, "y"), loss == "cross-entropy"
     with measuring(model, [x], readout=readout, parameters=parameters) as measurement:
         (probe,) = measurement.probes
         outputs = measurement.outputs(probe)
@@ -87,8 +94,10 @@ def _weight_velocity(
                 f"y has shape {tuple(targets.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have; "
                 "pass one-hot targets for classes"
             )
+        refuse_labels(y, "y")
+        if crossed:
+            checked_probabilities(y, wanted)
         wanted = wanted.to(outputs)
-        crossed = loss == "cross-entropy"
         residual = outputs.softmax(1) - wanted if crossed else outputs - wanted
         step = rate(1.0, "mean-half" if crossed else loss, *outputs.shape)  # type: ignore[arg-type]
         return measurement.pulled_back(probe, -step * residual), residual

@@ -1,0 +1,100 @@
+"""The chain monomial: a low-rank polynomial whose relevant directions are known exactly (003 Eq. 2)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.data.regression import Regression
+from featlearn.data.sampling import checked_count, checked_generator, standard_normal
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_tensor
+
+__all__ = ["ChainMonomial", "chain_monomial"]
+
+
+@dataclass(frozen=True)
+class ChainMonomial:
+    """x -> sum over k of x_k x_{k+1} / deviation, k from 0 to degree - 1 and k + 1 taken modulo degree.
+
+    Attributes:
+        degree: r, the number of coordinates in the ring.
+        deviation: what the sum is divided by.
+    """
+
+    degree: int
+    deviation: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """From (..., d) to (...), differentiable."""
+        ring = x[..., : self.degree]
+        return (ring * ring.roll(-1, dims=-1)).sum(-1) / self.deviation
+
+
+def chain_monomial(
+    samples: int,
+    dimension: int,
+    degree: int = 5,
+    *,
+    spectrum: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Regression:
+    """Gaussian inputs and y = sum_k x_k x_{k+1} over a ring of `degree` coordinates, in units of its deviation.
+
+    003 Eq. 2, r = `degree`; the other coordinates do not matter. y is divided by its standard deviation over the
+    distribution of the inputs (sqrt(r) for r >= 3 and isotropic inputs, sqrt(2) and 2 for r = 1 and 2), not by that of
+    the sample, and is not centred: its mean is zero except for r = 1. So `target` and `egop` do not depend on the draw.
+
+    With S the adjacency matrix of the ring (gradient S x: x_{i-1} + x_{i+1}) the EGOP is S Lambda S / Var y, Lambda the
+    covariance of the inputs. Isotropic, before the division: 2 on the diagonal, 1 at ring distance 2; eigenvalues
+    4 cos^2(2 pi m / r). Errata of 003 Sec. 2: the rank is r - 2, not r, where 4 divides r; the entries at distance 2
+    are 2 for r = 4, and all off-diagonal ones are 1 for r = 3.
+
+    Args:
+        samples: P.
+        dimension: d, at least `degree`.
+        degree: r.
+        spectrum: variances of the coordinates, (d,), for inputs N(0, diag(spectrum)); ones by default.
+            `power_law_spectrum` gives those of 003 Fig. 7 to 10.
+        generator: of the samples; a new one with seed 0 by default.
+        dtype: of x and y.
+
+    Returns:
+        `x` (P, d), `y` (P,), and the exact `target`, `egop` and `covariance`.
+    """
+    rows, columns, ring = (
+        checked_count(value, name)
+        for value, name in ((samples, "samples"), (dimension, "dimension"), (degree, "degree"))
+    )
+    if ring > columns:
+        raise InputValueError(f"degree is {ring} and dimension {columns}, expected degree <= dimension")
+    generator = checked_generator(generator)
+    variances = _variances(spectrum, columns).to(generator.device)
+    neighbours = torch.zeros(columns, columns, dtype=torch.float64, device=generator.device)
+    for k in range(ring):  # the two ends of every edge; for r = 1 and 2 the same pair more than once
+        neighbours[k, (k + 1) % ring] += 1
+        neighbours[(k + 1) % ring, k] += 1
+    gradient_outer = neighbours @ (variances[:, None] * neighbours)
+    # Var of x^T (S / 2) x for x ~ N(0, Lambda) is Tr(S Lambda S Lambda) / 2
+    variance = float((gradient_outer.diagonal() * variances).sum()) / 2
+    if variance == 0:
+        raise InputValueError(
+            "the target is constant: spectrum vanishes on the first coordinates; expected it positive"
+        )
+    target = ChainMonomial(ring, math.sqrt(variance))
+    x = standard_normal(rows, columns, generator=generator) * variances.sqrt()
+    return Regression(x.to(dtype), target(x).to(dtype), target, gradient_outer / variance, torch.diag(variances))
+
+
+def _variances(spectrum: Tensor | None, dimension: int) -> Tensor:
+    if spectrum is None:
+        return torch.ones(dimension, dtype=torch.float64)
+    variances = checked_tensor(spectrum, "spectrum")
+    if variances.shape != (dimension,) or not (variances >= 0).all():
+        raise InputValueError(
+            f"spectrum has shape {tuple(variances.shape)} and minimum {float(variances.amin()):.3g}, expected "
+            f"variances >= 0 of shape (d,) = ({dimension},)"
+        )
+    return variances

@@ -1,0 +1,39 @@
+"""Samples with one real target each, and what is known about the task."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+
+__all__ = ["Regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """Samples and their targets; ``x, y = task`` unpacks the two.
+
+    Attributes:
+        x: inputs, shape (P, d).
+        y: targets, shape (P,).
+        target: the function behind the targets, from inputs (P, d) to (P,), differentiable; None where there is none.
+        egop: expected gradient outer product E[grad target grad target^T] over the distribution of the inputs, exact,
+            shape (d, d), float64; None where it is not known.
+        covariance: of the distribution of the inputs, exact, shape (d, d), float64; None where it is not known.
+    """
+
+    x: Tensor
+    y: Tensor
+    target: Callable[[Tensor], Tensor] | None = None
+    egop: Tensor | None = None
+    covariance: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.y.shape != self.x.shape[:1]:
+            raise InputValueError(
+                f"y has shape {tuple(self.y.shape)}, expected (P,) = ({len(self.x)},); pass one number per sample"
+            )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.x, self.y))

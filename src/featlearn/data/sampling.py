@@ -1,0 +1,34 @@
+"""The boundary of synthetic tasks: how many samples, and where the random numbers come from."""
+
+from typing import Any
+
+import torch
+
+from featlearn.errors import InputTypeError, InputValueError
+
+
+def checked_count(value: Any, name: str) -> int:
+    """A whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputTypeError(f"{name} is {value!r}, expected a whole number >= 1")
+    if value < 1:
+        raise InputValueError(f"{name} is {value}, expected a whole number >= 1")
+    return value
+
+
+def checked_generator(generator: Any) -> torch.Generator:
+    """The generator given, or a new one with seed 0: the global random numbers are not touched."""
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise InputTypeError(
+            f"generator is {generator!r}, expected a torch.Generator; pass torch.Generator().manual_seed({generator!r})"
+            if isinstance(generator, int)
+            else f"generator is {type(generator).__name__}, expected a torch.Generator"
+        )
+    return generator
+
+
+def standard_normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    """N(0, 1) in double, on the generator's device."""
+    return torch.randn(*shape, dtype=torch.float64, generator=generator, device=generator.device)

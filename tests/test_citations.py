@@ -1,0 +1,160 @@
+"""What to cite: every public name leads to papers that exist, or to the library."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import featlearn as fl
+from featlearn.citations import FIVE, PAPERS, SOURCES, _public_names, citation, papers
+
+TOP = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("theory.latent.solve", ("004",)),
+        ("theory.phases", ("004",)),
+        ("theory.early.free_probability", ("003",)),
+        ("metrics.alignment", ("000", "001")),
+        ("metrics.correlation", ("003",)),
+        ("featlearn.SLO", ("003",)),
+        ("fl.neural_features", ("003", "radhakrishnan2024")),
+        ("dynamics.linearize", ("lee2019",)),
+        ("ntk", ("jacot2018",)),
+        ("data.digits", ()),
+        ("002", ("002",)),
+    ],
+)
+def test_names(name: str, expected: tuple[str, ...]):
+    assert papers(name) == expected
+    entries = citation(name)
+    assert [PAPERS[paper].key in entries for paper in expected] == [True] * len(expected)
+    assert entries.count("@") == max(1, len(expected))
+
+
+def test_things_themselves():
+    path = fl.theory.latent.solve(torch.ones(2), torch.ones(2, 1), torch.ones(1), 1.0, times=[0.0])
+    things = {
+        path: ("004",),
+        fl.theory.latent.solve: ("004",),
+        fl.theory.phases.Phase.KERNEL: ("004",),
+        fl.theory.latent: ("004",),
+        fl.theory.infinite_width.ntk: ("jacot2018", "lee2019"),
+        fl.theory: FIVE,
+        fl.ntk: ("jacot2018",),
+        fl.layer_alignment: ("004",),
+        fl.metrics.correlation: ("003",),
+        fl.metrics.Interference: ("000", "001"),
+        fl.SLO: ("003",),
+        fl.FeatlearnError: (),
+        fl: (),
+    }
+    for thing, expected in things.items():
+        assert papers(thing) == expected, thing
+    optimizer = fl.SLO([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert citation(optimizer) == citation("SLO") == citation("003")
+
+
+def test_a_result_has_the_papers_of_the_function_that_returned_it():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    features = next(iter(fl.neural_features(model, x).values()))
+    assert papers(features) == papers("neural_features")
+    pair = next(iter(fl.layer_alignment(model, x).values()))
+    assert papers(pair) == papers("layer_alignment")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("theory.latent.slove", "did you mean 'theory.latent.solve'"),
+        ("metrcs.alignment", "did you mean 'metrics.alignment'"),
+        ("classify", "did you mean 'theory.phases.classify'"),
+        ("05", "expected a name such as 'theory.ofe' or one of 000, 001, 002, 003, 004|did you mean"),
+        ("slo", "did you mean 'steer.SLO'|did you mean 'SLO'"),
+        ("__version__", "is no public name"),
+        ("theory..ofe", "is no public name"),
+        ("", "is no public name"),
+    ],
+)
+def test_an_unknown_name_is_corrected(wrong: str, message: str):
+    with pytest.raises(fl.FeatlearnError, match=message):
+        citation(wrong)
+
+
+@pytest.mark.parametrize("thing", [3, torch.ones(1), torch.nn.Linear, TOP, [].append])
+def test_what_is_not_ours_is_refused(thing: object):
+    with pytest.raises(fl.FeatlearnError, match="expected a name, or a function, class, module or result of featlearn"):
+        citation(thing)
+
+
+def test_every_public_name_can_be_cited():
+    names = list(_public_names())
+    assert {"ntk", "metrics.alignment", "theory.latent.solve", "theory.phases.TABLE_1"} <= set(names)
+    for name in names:
+        assert citation(name).startswith("@")
+        thing = fl
+        for part in name.split("."):
+            thing = getattr(thing, part)
+        # constants and aliases do not say where they come from
+        module = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
+        if isinstance(thing, ModuleType) or inspect.isfunction(thing) or inspect.isclass(thing):
+            assert papers(thing) == papers(name), name
+            assert module.startswith("featlearn")
+
+
+def test_every_entry_of_the_table_is_a_public_name():
+    listed = set(_public_names())
+    assert set(SOURCES) - listed == set()
+    assert {paper for sources in SOURCES.values() for paper in sources} <= set(PAPERS)
+    assert set(PAPERS) - {paper for sources in SOURCES.values() for paper in sources} == set()
+
+
+def test_bibtex_is_well_formed():
+    everything = "\n\n".join(citation(paper) for paper in PAPERS) + "\n\n" + citation()
+    for entry in everything.split("\n\n"):
+        assert re.fullmatch(r"@(misc|article|inproceedings|software)\{\w+,\n(  \w+ = \{.*\},\n)+\}", entry), entry
+        assert entry.count("{") == entry.count("}")
+        assert entry.isascii()
+    keys = [paper.key for paper in PAPERS.values()]
+    assert len(set(keys)) == len(keys)
+    assert r"Hongler, Cl{\'e}ment" in citation("jacot2018")
+    assert "pages = {795--828}" in citation("cortes2012")
+
+
+def test_text_is_one_line_each():
+    lines = citation(style="text").splitlines()
+    assert lines[0].startswith("The featlearn authors. featlearn:")
+    assert len(lines) == 6
+    assert lines[3] == (
+        "A. Atanasov, B. Bordelon, C. Pehlevan. Neural Networks as Kernel Learners: The Silent Alignment Effect. "
+        "International Conference on Learning Representations, arXiv:2111.00034, 2022."
+    )
+    assert citation("cortes2012", style="text").endswith("Journal of Machine Learning Research 13, 795-828, 2012.")
+    with pytest.raises(fl.FeatlearnError, match="style='html', expected 'bibtex' or 'text'"):
+        citation(style="html")
+
+
+@pytest.mark.parametrize("listing", ["CITATION.cff", "README.md"])
+def test_the_five_papers_are_those_that_the_project_lists(listing: str):
+    text = (TOP / listing).read_text()
+    places = []
+    for key in FIVE:
+        paper = PAPERS[key]
+        places.append(text.index(paper.title))
+        assert all(family in text for family, _ in paper.authors)
+    assert places == sorted(places)
+
+
+def test_papers_need_no_torch():
+    code = "import sys; from featlearn.citations import citation; citation('004'); citation(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "featlearn.citations" in done.stdout.split()
+    assert "torch" not in done.stdout.split()
