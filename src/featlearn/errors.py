@@ -9,6 +9,7 @@ __all__ = [
     "InputTypeError",
     "InputValueError",
     "MemoryBudgetError",
+    "RunError",
     "UnsupportedModelError",
     "VerificationError",
 ]
@@ -32,6 +33,10 @@ class CoupledSamplesError(InputValueError):
 
 class MemoryBudgetError(InputValueError):
     """The computation does not fit into the memory it was given."""
+
+
+class RunError(InputValueError):
+    """A recorded run cannot be written or read."""
 
 
 class UnsupportedModelError(InputValueError):

@@ -1,0 +1,113 @@
+"""Gradient flow of a linear network, integrated: any data, any weights, any depth."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from featlearn.errors import FeatlearnError, InputValueError
+from featlearn.theory.deep_linear.arguments import (
+    checked_line,
+    checked_outputs,
+    checked_positive,
+    checked_rows,
+    checked_weights,
+)
+from featlearn.theory.deep_linear.path import LinearPath, Task
+
+
+def flow(
+    weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: float | Sequence[float] = 1.0
+) -> LinearPath:  # fmt: skip
+    """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2 (002 Eq. 9), by numerical integration.
+
+    The truth that the closed forms approach for small weights, and the way where there is none: inputs that are not
+    whitened, weights that are not small, unequal learning rates. DOP853 with relative tolerance 1e-12.
+
+    Args:
+        weights: [W^1 (N1, D), ..., W^L (C, N)], first layer first, as in nn.Linear; a last one (N,) is (1, N).
+        X, y: inputs (P, D) and targets (P,) or (P, C).
+        times: (T,), increasing, with df/dt = -rate K (f - y).
+        rate: learning rate, one or one for each layer; 1/P is that of 002. With unequal rates the kernel of the path
+            stays the plain one, sum_l K_l.
+    """
+    layers = checked_weights(weights)
+    rows = checked_rows(X, columns=layers[0].shape[1]).to(layers[0].device)
+    targets = checked_outputs(y, rows)
+    if layers[-1].shape[0] != targets.reshape(len(rows), -1).shape[1]:
+        raise InputValueError(
+            f"the last layer has {layers[-1].shape[0]} outputs and y the shape {tuple(targets.shape)}, expected as "
+            "many columns as outputs"
+        )
+    moments = checked_line(times).to(rows.device)
+    if bool((moments.diff() < 0).any()):
+        raise InputValueError("times go back, expected them in increasing order")
+    task = Task.of(rows, targets)
+    found = _integrated(layers, task, moments, _rates(rate, len(layers)))
+    products = found[0]
+    for layer in found[1:]:
+        products = layer @ products
+    return task.path(moments, products, lambda i: _traced_metric([part[i] for part in found]), layers=tuple(found))
+
+
+def _rates(rate: Any, depth: int) -> list[float]:
+    given = list(rate) if isinstance(rate, Sequence) else [rate] * depth
+    if len(given) != depth:
+        raise InputValueError(f"rate has {len(given)} numbers, expected one or one for each of the {depth} layers")
+    return [float(checked_positive(each, "rate", zero=True)) for each in given]
+
+
+def _integrated(layers: list[Tensor], task: Task, times: Tensor, rates: list[float]) -> list[Tensor]:
+    from scipy.integrate import solve_ivp
+
+    shapes = [tuple(layer.shape) for layer in layers]
+    ends = numpy.cumsum([0, *(layer.numel() for layer in layers)])
+    second, moment = task.second.cpu().numpy(), task.moment.cpu().numpy()
+
+    def unpacked(state: Any) -> list[Any]:
+        return [state[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)]
+
+    def velocity(_: float, state: Any) -> Any:
+        parts = unpacked(state)
+        before = [numpy.eye(shapes[0][1])]
+        for part in parts:
+            before.append(part @ before[-1])
+        back = moment.T - before.pop() @ second  # (Y - F)^T X, (C, D)
+        moves = []
+        for part, arriving, eta in zip(reversed(parts), reversed(before), reversed(rates), strict=True):
+            moves.append(eta * (back @ arriving.T).ravel())
+            back = part.T @ back
+        return numpy.concatenate(moves[::-1])
+
+    start = numpy.concatenate([layer.cpu().numpy().ravel() for layer in layers])
+    moments = times.cpu().numpy()
+    scale = max(float(numpy.abs(start).max()), 1e-300)
+    solution = solve_ivp(
+        velocity, (0.0, max(float(moments[-1]), 1e-300)), start, method="DOP853", t_eval=moments, rtol=1e-12,
+        atol=1e-12 * scale,
+    )  # fmt: skip
+    if not solution.success:
+        raise FeatlearnError(f"gradient flow could not be integrated: {solution.message}")
+    states = torch.as_tensor(solution.y.T.copy(), device=times.device)
+    return [
+        states[:, a:b].reshape(-1, *shape)
+        for a, b, shape in zip(ends.tolist(), ends[1:].tolist(), shapes, strict=False)
+    ]
+
+
+def _traced_metric(layers: list[Tensor]) -> Tensor:
+    """1/C sum_c M^cc: the sum over layers of |W^L ... W^(l+1)|^2 / C times the Gram matrix of W^(l-1) ... W^1."""
+    outputs = len(layers[-1])
+    back = torch.eye(outputs, dtype=layers[0].dtype, device=layers[0].device)
+    sizes = []
+    for layer in reversed(layers):
+        sizes.append(back.square().sum() / outputs)
+        back = back @ layer
+    forward = torch.eye(layers[0].shape[1], dtype=layers[0].dtype, device=layers[0].device)
+    metric = torch.zeros_like(forward)
+    for layer, size in zip(layers, reversed(sizes), strict=True):
+        metric = metric + size * forward.T @ forward
+        forward = layer @ forward
+    return metric

@@ -1,0 +1,48 @@
+"""The two parts of the tangent kernel, from the weights."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_tensor
+
+
+class SplitKernel(NamedTuple):
+    """The two parts of the NTK."""
+
+    readout: Tensor
+    """K_V (P, P2), the same for every output."""
+    hidden: Tensor
+    """K_W (P, P2), or (C, P, P2) of each output with itself."""
+
+
+def split_kernel(
+    X: Tensor, W: Tensor, V: Tensor, X2: Tensor | None = None, *, hidden_scale: float = 1.0, readout_scale: float = 1.0
+) -> SplitKernel:
+    """K_V and K_W of f = b V relu(a W x) from its weights (000 Eq. 17-19 corrected, 001 Eq. 14).
+
+        K_V = b^2 phi . phi',        K_W^cc = a^2 b^2 (x . x') (D V_c) . (D' V_c)
+
+    X (P, D), W (M, D), V (M,) or (C, M); a = `hidden_scale`, b = `readout_scale`, both N^(-1/2) in 000.
+    `fl.ntk(by="layer")` measures the same for any model.
+
+    Errata: 000 Eq. 18 has a factor |V_c|^2; D in Eq. 19 is the derivative of relu alone, N^(-1/2) being pulled out.
+    """
+    left, first, readout = checked_tensor(X, "X"), checked_tensor(W, "W"), checked_tensor(V, "V")
+    right = left if X2 is None else checked_tensor(X2, "X2").to(left.device)
+    shapes = [tuple(each.shape) for each in (left, first, readout, right)]
+    fits = left.dim() == first.dim() == right.dim() == 2 and left.shape[1] == first.shape[1] == right.shape[1]
+    if not fits or readout.dim() not in (1, 2) or readout.shape[-1] != len(first):
+        raise InputValueError(
+            f"X, W, V and X2 have shapes {', '.join(map(str, shapes))}, expected (P, D), (M, D), (M,) or "
+            "(C, M), and (P2, D)"
+        )
+    first, readout = first.to(left.device), readout.to(left.device)
+    arriving = [hidden_scale * each @ first.T for each in (left, right)]
+    features, other = (torch.relu(each) for each in arriving)
+    gates, beyond = ((each > 0).double() for each in arriving)
+    weighted = (gates * readout.square()[..., None, :]) @ beyond.T
+    scale = readout_scale**2
+    return SplitKernel(scale * features @ other.T, scale * hidden_scale**2 * (left @ right.T) * weighted)
