@@ -165,25 +165,23 @@ def test_an_evolving_kernel_is_time_ordered():
     cross = share * gram(6, 2)[:2, :4] + (1 - share) * gram(6, 3)[:2, :4]
     y, f0 = drawn(4), drawn(4, seed=1)
     path = dynamics.evolving_kernel_descent(kernels, times, y, rate=2.0, f0=f0, kernels_test=cross)
-    f, test = f0.clone(), torch.zeros(2, dtype=torch.float64)
+    f, test, target = f0.numpy(), np.zeros(2), y.numpy()
+    first = torch.cat([A, gram(6, 2)[:2, :4]]).numpy()
+    last = torch.cat([B, gram(6, 3)[:2, :4]]).numpy()
     step = 3 / 60_000
     for i in range(60_000):
         s = np.exp(-(i + 0.5) * step)
-        middle = f - step * (s * A + (1 - s) * B) @ (f - y)
-        moved = (f + middle) / 2 - y
-        test = test - 2 * step * (s * gram6(2) + (1 - s) * gram6(3)) @ moved
-        f = f - 2 * step * (s * A + (1 - s) * B) @ moved
+        rows = s * first + (1 - s) * last
+        middle = f - step * rows[:4] @ (f - target)
+        moved = rows @ ((f + middle) / 2 - target)
+        f, test = f - 2 * step * moved[:4], test - 2 * step * moved[4:]
     # the kernel is linear between the given times, an error of (1/40)^2 / 8 of its curvature
     np.testing.assert_allclose(path.outputs[-1], f, atol=2e-4)
     assert path.test_outputs is not None
     np.testing.assert_allclose(path.test_outputs[-1], test, atol=2e-4)
     integral = torch.trapezoid(kernels, times, dim=0)
     unordered = y + torch.linalg.matrix_exp(-2 * integral) @ (f0 - y)
-    assert float((unordered - f).norm()) > 20 * float((path.outputs[-1] - f).norm())
-
-
-def gram6(seed: int) -> Tensor:
-    return gram(6, seed)[:2, :4]
+    assert np.linalg.norm(unordered.numpy() - f) > 20 * np.linalg.norm(path.outputs[-1].numpy() - f)
 
 
 def test_a_constant_kernel_evolves_as_a_frozen_one():
@@ -264,10 +262,100 @@ BAD = {
     "a negative ridge": lambda: dynamics.kernel_regression(K, Y, K, ridge=-1.0),
     "one kernel that evolves": lambda: dynamics.evolving_kernel_descent(K, torch.ones(1), Y),
     "an unknown convention": lambda: dynamics.rate(0.1, "half", 5),
+    "a list of conventions": lambda: dynamics.rate(0.1, ["mean"], 5),
+    "a mean without P": lambda: dynamics.rate(0.1, "mean"),
+    "half a mean without P": lambda: dynamics.rate(0.1, "mean-half", C=3),
+    "a mean over outputs without C": lambda: dynamics.rate(0.1, "mean-over-outputs", 5),
+    "half a sample": lambda: dynamics.rate(0.1, "mean", 0.5),
+    "a negative learning rate": lambda: dynamics.rate(-0.1, "sum-half"),
+    "a kernel of nan": lambda: dynamics.kernel_descent(K * np.nan, Y, times=[1.0]),
+    "a kernel of nan to regress with": lambda: dynamics.kernel_regression(K * np.nan, Y, K),
+    "a test kernel of nan": lambda: dynamics.kernel_regression(K, Y, K * np.nan),
+    "a target of nan": lambda: dynamics.kernel_descent(K, Y * np.nan, times=[1.0]),
+    "a start of nan": lambda: dynamics.kernel_descent(K, HOT, times=[1.0], f0=HOT * np.nan, loss="cross-entropy"),
+    "no samples": lambda: dynamics.kernel_descent(torch.zeros(0, 0), torch.zeros(0), times=[1.0]),
+    "one asymmetric kernel of two": lambda: dynamics.kernel_descent(
+        torch.stack([1e5 * torch.eye(3), K.triu()]), torch.ones(3, 2), times=[1.0]
+    ),
+    "an asymmetric kernel for classes": lambda: dynamics.kernel_descent(
+        K.triu(), HOT, times=[1.0], loss="cross-entropy"
+    ),
+    "labels": lambda: dynamics.kernel_descent(K, torch.tensor([0, 1, 2]), times=[1.0]),
+    "labels in a column": lambda: dynamics.kernel_regression(K, torch.tensor([[0], [1], [2]]), K),
+    "negative probabilities": lambda: dynamics.kernel_descent(K, 1 - 2 * HOT, times=[1.0], loss="cross-entropy"),
+    "rows that do not sum to 1": lambda: dynamics.kernel_descent(K, 0.999 * HOT, times=[1.0], loss="cross-entropy"),
+    "one class": lambda: dynamics.kernel_descent(K, torch.ones(3, 1), times=[1.0], loss="cross-entropy"),
+    "an endless flow of classes": lambda: dynamics.kernel_descent(K, HOT, times=[np.inf], loss="cross-entropy"),
+    "endless steps for classes": lambda: dynamics.kernel_descent(
+        K, HOT, times=[np.inf], loss="cross-entropy", discrete=True
+    ),
+    "a rate in words": lambda: dynamics.kernel_descent(K, Y, times=[1.0], rate="1"),
+    "an infinite rate": lambda: dynamics.kernel_descent(K, Y, times=[1.0], rate=np.inf),
+    "two rates": lambda: dynamics.kernel_descent(K, Y, times=[1.0], rate=torch.ones(2)),
+    "times in words": lambda: dynamics.kernel_descent(K, Y, times="soon"),
+    "times of nan": lambda: dynamics.kernel_descent(K, Y, times=[np.nan]),
+    "a kernel that is not positive": lambda: dynamics.kernel_descent(-K, Y, times=[1e4]),
+    "a kernel that is not positive, for ever": lambda: dynamics.kernel_descent(-K, Y, times=[np.inf]),
+    "a ridge in words": lambda: dynamics.kernel_regression(K, Y, K, ridge="1"),
+    "a test start without kernels": lambda: evolving(f0_test=Y),
+    "a negative rate of evolving kernels": lambda: evolving(rate=-1.0),
+    "evolving kernels that are not symmetric": lambda: evolving(kernels=torch.stack([1e5 * K, K.triu()])),
+    "evolving kernels of nan": lambda: evolving(kernels=torch.stack([K, K * np.nan])),
+    "evolving kernels for ever": lambda: evolving(times=torch.tensor([0.0, np.inf])),
+    "an evolving start with a column more": lambda: evolving(f0=Y[:, None]),
+    "evolving labels": lambda: evolving(y=torch.tensor([0, 2, 1])),
+    "an evolving target of nan": lambda: evolving(y=Y * np.nan),
+    "evolving kernels that are not positive": lambda: evolving(kernels=torch.stack([-K, -K]), rate=1e3),
 }
+HOT = torch.eye(2, dtype=torch.float64)[[0, 1, 1]]
+
+
+def evolving(**changes: object) -> dynamics.Trajectory:
+    given = {"kernels": torch.stack([K, K]), "times": torch.arange(2.0), "y": Y, **changes}
+    return dynamics.evolving_kernel_descent(**given)
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_bad_input_is_refused(name: str):
     with pytest.raises(fl.FeatlearnError, match="expected"):
         BAD[name]()
+
+
+def test_a_start_has_the_shape_of_the_targets_in_both_forms():
+    """(P,) with (P,), (P, 1) with (P, 1), and the error names the shape of y itself."""
+    for call in (lambda **given: dynamics.kernel_descent(K, times=[1.0], **given), evolving):
+        assert call(y=Y, f0=Y).outputs.shape[1:] == (3,)
+        assert call(y=Y[:, None], f0=Y[:, None]).outputs.shape[1:] == (3, 1)
+        with pytest.raises(fl.FeatlearnError, match=r"f0 has shape \(3, 1\), expected \(3,\), as y has"):
+            call(y=Y, f0=Y[:, None])
+
+
+def test_rates_and_times_come_as_they_are_at_hand():
+    one = dynamics.kernel_descent(K, Y, times=[0.0, 2.0], rate=0.1)
+    for rate in (torch.tensor(0.1, dtype=torch.float64), np.float64(0.1), torch.tensor(0.1).double().requires_grad_()):
+        times = (torch.tensor([0, 2]), np.array([0, 2]), (0, 2), [torch.tensor(0), torch.tensor(2.0)])
+        for moments in times:
+            path = dynamics.kernel_descent(K, Y, times=moments, rate=rate)
+            assert not path.outputs.requires_grad
+            np.testing.assert_allclose(path.outputs, one.outputs, rtol=1e-6)
+    assert dynamics.rate(np.float32(0.5), "mean", torch.tensor(4)) == 0.25
+    assert dynamics.rate(0.6, "mean-over-outputs", np.int64(4), 3) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+@pytest.mark.parametrize("discrete", [False, True])
+def test_times_may_repeat(loss: str, discrete: bool):
+    """As rounded, logarithmically spaced steps do."""
+    path = dynamics.kernel_descent(K, HOT, times=[0, 0, 1, 1, 3], rate=0.2, loss=loss, discrete=discrete)
+    once = dynamics.kernel_descent(K, HOT, times=[0, 1, 3], rate=0.2, loss=loss, discrete=discrete)
+    np.testing.assert_allclose(path.outputs, once.outputs[[0, 0, 1, 1, 2]], atol=1e-12)
+    assert float(path.outputs[2].abs().max()) > 0.01
+
+
+def test_probabilities_may_carry_the_rounding_of_their_format():
+    y = drawn(3, 50).float().softmax(1).half().float()
+    with pytest.raises(fl.FeatlearnError, match="miss the sum 1"):
+        dynamics.kernel_descent(K, y, times=[1.0], loss="cross-entropy")
+    for rows in (y.half(), drawn(3, 50).float().softmax(1)):
+        dynamics.kernel_descent(K, rows, times=[1.0], loss="cross-entropy")

@@ -151,7 +151,7 @@ def test_power_laws_are_found_with_their_error():
     noisy = metrics.power_law(k**-1.2 * (0.1 * drawn(400)).exp(), 1, 400)
     assert abs(noisy.exponent - 1.2) < 4 * noisy.stderr < 0.1
     slope, cov = np.polyfit(np.log(k[9:50]), np.log((k**-1.2 * (0.1 * drawn(400)).exp())[9:50]), 1, cov=True)
-    window = metrics.power_law(k**-1.2 * (0.1 * drawn(400)).exp(), 10, 50)
+    window = metrics.power_law(k**-1.2 * (0.1 * drawn(400)).exp(), np.int64(10), torch.tensor(50))
     assert window.exponent == pytest.approx(-slope[0], rel=1e-9)
     assert window.stderr == pytest.approx(math.sqrt(cov[0, 0]), rel=1e-9)
 
@@ -208,8 +208,47 @@ def test_feature_rates_are_recovered(matrix: Tensor, gamma: float, seed: int):
 
 def test_feature_rates_of_classes_are_averaged():
     each, targets = torch.stack([kernel(5, 7, c) for c in range(3)]), drawn(5, 3)
-    grown = each + torch.tensor([0.5, 1.0, 3.0])[:, None, None] * torch.einsum("pc,qc->cpq", targets, targets)
+    task = torch.einsum("pc,qc->cpq", targets, targets)
+    grown = each + torch.tensor([0.5, 1.0, 3.0])[:, None, None] * task
     assert float(metrics.feature_rate(each, grown, targets)) == pytest.approx(1.5, rel=1e-9)
+    stack = each + torch.tensor([1.0, 2.0])[:, None, None, None] * task
+    np.testing.assert_allclose(metrics.feature_rate(each, stack, targets), [1.0, 2.0], rtol=1e-9)
+    back = [float(metrics.feature_rate(one, each, targets)) for one in stack]
+    np.testing.assert_allclose(metrics.feature_rate(stack, each, targets), back, rtol=1e-12)
+
+
+def test_feature_rates_of_stacks_beside_one_kernel():
+    later = torch.stack([K + gamma * torch.outer(Y, Y) for gamma in (0.2, 1.0, -0.1)])
+    np.testing.assert_allclose(metrics.feature_rate(K, later, Y), [0.2, 1.0, -0.1], rtol=1e-12)
+    for normalized in (False, True):
+        back = [float(metrics.feature_rate(one, K, Y, normalized=normalized)) for one in later]
+        np.testing.assert_allclose(metrics.feature_rate(later, K, Y, normalized=normalized), back, rtol=1e-12)
+    assert metrics.feature_rate(later[:, None], later, Y).shape == (3, 3)
+
+
+@pytest.mark.parametrize("gamma", [1e3, 1e6, 1e9])
+def test_large_feature_rates_keep_their_digits(gamma: float):
+    """Alignments within 1e-7 to 1e-19 of 1; what is lost is the rounding of K0 beside gamma y y^T."""
+    for seed in range(5):
+        matrix, y = kernel(6, 8, seed), drawn(6, seed=seed + 50)
+        found = metrics.feature_rate(matrix, matrix + gamma * torch.outer(y, y), y)
+        assert float(found) == pytest.approx(gamma, rel=1e-12 + 1e-15 * gamma)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_feature_rates_are_undefined_exactly_where_an_alignment_is_one(precision: torch.dtype):
+    for seed in range(30):
+        y, matrix = drawn(6, seed=seed).to(precision), kernel(6, 8, seed).to(precision)
+        task = torch.outer(y, y)
+        assert metrics.feature_rate(matrix, task, y).isnan()
+        assert metrics.feature_rate(task, matrix, y).isnan()
+        assert metrics.feature_rate(0 * matrix, matrix, y).isnan()
+        assert metrics.feature_rate(matrix, matrix, 0 * y).isnan()
+        near = task + 30 * torch.finfo(precision).eps ** 0.9 * matrix
+        assert metrics.feature_rate(matrix, near, y).isfinite()
+        assert metrics.feature_rate(near, matrix, y).isfinite()
+    both = metrics.feature_rate(matrix, torch.stack([task, matrix]), y)
+    np.testing.assert_allclose(both, [math.nan, 0.0], atol=1e-5)
 
 
 def test_correlations():
@@ -220,6 +259,20 @@ def test_correlations():
     assert metrics.correlation(a, 0 * b).isnan()
 
 
+@pytest.mark.parametrize("count", [3, 6, 7, 13])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -math.pi, 1e9])
+def test_constant_arrays_have_no_correlation(count: int, value: float):
+    constant = torch.full((count,), value, dtype=torch.float64)
+    for other in (drawn(count), constant + 1):
+        assert metrics.correlation(constant, other, "pearson").isnan()
+        assert metrics.correlation(other, constant, "pearson").isnan()
+        assert metrics.agreement(constant, other).correlation.isnan()
+        assert metrics.agreement(other, constant).correlation.isnan()
+    assert metrics.centered_alignment(constant.expand(count, count), drawn(count)).isnan()
+    moved = 1e3 + 1e-6 * drawn(count)
+    assert float(metrics.correlation(moved, drawn(count), "pearson")) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_event_times():
     times = torch.tensor([0.0, 1.0, 3.0, 7.0])
     assert metrics.time_to(times, torch.tensor([0.0, 0.5, 0.9, 1.0]), 0.9) == pytest.approx(3.0)
@@ -227,6 +280,13 @@ def test_event_times():
     assert metrics.time_to(times, torch.tensor([4.0, 3.0, 1.0, 0.0]), 0.5, of="initial") == pytest.approx(2.0)
     assert math.isnan(metrics.time_to(times, torch.tensor([4.0, 3.0, 3.0, 3.0]), 0.5, of="initial"))
     assert metrics.time_to(times, torch.tensor([2.0, 3.0, 1.0, 2.0]), 1.0) == 0.0
+
+
+def test_a_rising_curve_that_starts_above_the_level_has_no_event():
+    """The kernel norm of a lazy run: never a tenth of what it is at the end; unless it falls back to it."""
+    times = torch.tensor([0.0, 1.0, 3.0, 7.0])
+    assert math.isnan(metrics.time_to(times, torch.tensor([5.0, 5.1, 5.2, 5.3]), 0.1))
+    assert metrics.time_to(times, torch.tensor([1.0, 0.5, 0.7, 1.0]), 0.75) == pytest.approx(0.5)
 
 
 def test_log_slopes():
@@ -251,6 +311,29 @@ BAD = {
     "an array": lambda: metrics.alignment(K.numpy(), Y),
     "one kernel for classes": lambda: metrics.specialization(K, torch.ones(3, 2)),
     "labels for classes": lambda: metrics.specialization(torch.stack([K, K]), Y),
+    "labels": lambda: metrics.alignment(K, torch.tensor([0, 2, 1])),
+    "labels in a column": lambda: metrics.centered_alignment(K, torch.tensor([[0], [2], [1]])),
+    "labels of a spectrum": lambda: metrics.spectrum(K, torch.tensor([3, 0, 3])),
+    "labels for a rate": lambda: metrics.feature_rate(K, K, torch.tensor([0, 1, 2])),
+    "no targets": lambda: metrics.alignment(K, torch.ones(3, 0)),
+    "an empty stack": lambda: metrics.alignment(K[None][:0], Y),
+    "an empty stack of a spectrum": lambda: metrics.spectrum(K[None][:0]),
+    "a spectrum of nan": lambda: metrics.spectrum(K * math.nan),
+    "a rank of nan": lambda: metrics.effective_rank(torch.stack([K, K * math.nan])),
+    "a rank that is not symmetric": lambda: metrics.effective_rank(K.triu()),
+    "a participation that is not symmetric": lambda: metrics.effective_rank(K.triu(), "participation"),
+    "one of a stack that is not symmetric": lambda: metrics.spectrum(torch.stack([1e5 * K, K.triu()])),
+    "one small rank that is not symmetric": lambda: metrics.effective_rank(torch.stack([1e5 * K, K.triu()])),
+    "stacks of other length": lambda: metrics.kernel_distance(torch.stack([K] * 3), torch.stack([K] * 2)),
+    "stacks of other length, rate": lambda: metrics.feature_rate(torch.stack([K] * 3), torch.stack([K] * 2), Y),
+    "empty kernels": lambda: metrics.kernel_distance(K[:0], K[:0]),
+    "empty arrays": lambda: metrics.correlation(K[:0], K[:0]),
+    "empty predictions": lambda: metrics.agreement(K[:0], K[:0]),
+    "no outputs": lambda: metrics.interference(torch.ones(3, 3, 0, 0)),
+    "infinite values": lambda: metrics.power_law(torch.tensor([math.inf, 2.0, 1.0, 0.5]), 1, 4),
+    "half a window": lambda: metrics.power_law(torch.ones(9), 1.5, 9),
+    "no fraction": lambda: metrics.time_to(torch.arange(2.0), torch.ones(2), "half"),
+    "a fraction of nan": lambda: metrics.time_to(torch.arange(2.0), torch.ones(2), math.nan),
     "not symmetric": lambda: metrics.spectrum(torch.tensor([[1.0, 2.0], [0.0, 1.0]])),
     "a window too small": lambda: metrics.power_law(torch.ones(9), 3, 4),
     "a window too large": lambda: metrics.power_law(torch.ones(9), 1, 10),
@@ -268,3 +351,15 @@ BAD = {
 def test_bad_input_is_refused(name: str):
     with pytest.raises(fl.FeatlearnError, match=r"expected|choose"):
         BAD[name]()
+
+
+def test_whole_numbers_that_are_no_labels_are_targets():
+    """Two classes as 0 and 1, signs, and whatever the caller says are numbers."""
+    for y in (torch.tensor([0, 1, 1]), torch.tensor([1, -1, 2]), torch.tensor([True, False, True])):
+        assert float(metrics.alignment(K, y)) == pytest.approx(float(metrics.alignment(K, y.double())), rel=1e-14)
+    assert metrics.alignment(K, torch.tensor([0, 1, 2]).double()).isfinite()
+    assert metrics.alignment(K, torch.nn.functional.one_hot(torch.tensor([0, 1, 2]))).isfinite()
+    with pytest.raises(
+        fl.FeatlearnError, match=r"integers from 0 to 2.*one_hot\(y\).*y\.double\(\) if they are numbers"
+    ):
+        metrics.alignment(K, torch.tensor([0, 1, 2]))

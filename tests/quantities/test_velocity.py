@@ -225,7 +225,7 @@ def test_wrong_targets_are_refused():
         fl.ntk_velocity(model, x, torch.ones(5, 3), outputs="total")
     with pytest.raises(fl.FeatlearnError, match=r"y of shape \(5, 3\) has 15 entries that are nan"):
         fl.ntk_velocity(model, x, torch.full((5, 3), math.nan))
-    with pytest.raises(fl.FeatlearnError, match="loss='hinge', expected 'sum-half', .*'cross-entropy'"):
+    with pytest.raises(fl.FeatlearnError, match=r"loss='hinge', expected 'sum-half', .*'cross-entropy'"):
         fl.ntk_velocity(model, x, torch.ones(5, 3), loss="hinge")
     with pytest.raises(fl.FeatlearnError, match="miss the sum 1 by up to 2, expected one-hot"):
         fl.ntk_velocity(model, x, torch.ones(5, 3), loss="cross-entropy")

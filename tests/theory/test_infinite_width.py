@@ -1,7 +1,9 @@
 """Infinite-width kernels against reference values, Gaussian quadrature, wide networks and extreme inputs."""
 
+import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,65 @@ def test_zero_inputs_and_opposite_inputs():
     assert float(kernel[1, 2]) > -1e-12
 
 
+def test_opposite_inputs_keep_their_digits():
+    """One relu layer: exactly 0 at the angle pi, then (sin s - s cos s) / pi in the supplement s, which cancels."""
+    for seed in range(20):
+        x = drawn(1, 7, seed=seed)
+        assert abs(float(infinite_width.ntk(x, -x, hidden_layers=1))) < 1e-15
+        assert float(infinite_width.nngp(x, -3 * x, hidden_layers=1)) < 1e-30
+    for s in (1e-8, 1e-5, 1e-2, 0.04, 0.06, 0.5):
+        x = torch.tensor([[1.0, 0.0], [-math.cos(s), math.sin(s)]], dtype=torch.float64)
+        with mpmath.workdps(40):
+            turned = mpmath.atan2(float(x[1, 1]), -float(x[1, 0]))
+            covariance = (mpmath.sin(turned) - turned * mpmath.cos(turned)) / mpmath.pi
+            tangent = covariance - turned / mpmath.pi * mpmath.cos(turned)
+        size = float(x[1].norm())
+        found = infinite_width.nngp(x, hidden_layers=1), infinite_width.ntk(x, hidden_layers=1)
+        assert float(found[0][0, 1]) == pytest.approx(size * float(covariance), rel=1e-13, abs=0)
+        assert float(found[1][0, 1]) == pytest.approx(size * float(tangent), rel=1e-13, abs=0)
+
+
+@pytest.mark.parametrize("hidden_layers", [1, 2, 4])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e7, 1e12])
+def test_erf_kernels_of_inputs_of_any_size(size: float, hidden_layers: int):
+    """Against the formulas as they are printed, with 60 digits: equal, nearly equal, unequal and opposite inputs."""
+    x = size * torch.tensor([[1.0, 2.0], [1.0, 2.0 + 1e-6], [3.0, -0.5], [-1.0, -2.0]], dtype=torch.float64)
+    found = infinite_width.ntk(x, hidden_layers=hidden_layers, activation="erf", weight_variance=1.3)
+    for i, j in itertools.product(range(4), range(4)):
+        with mpmath.workdps(60):
+            v, rows = mpmath.mpf(1.3), [[mpmath.mpf(float(e)) for e in x[k]] for k in (i, j)]
+            a, b, c = (v * mpmath.fdot(p, q) / 2 for p, q in ((rows[0],) * 2, (rows[1],) * 2, rows))
+            t = c
+            for _ in range(hidden_layers):
+                root = mpmath.sqrt((1 + 2 * a) * (1 + 2 * b) - 4 * c**2)
+                c, t = v * 2 / mpmath.pi * mpmath.asin(2 * c / mpmath.sqrt((1 + 2 * a) * (1 + 2 * b))), t * 4 / root
+                t = c + v * t / mpmath.pi
+                a, b = (v * 2 / mpmath.pi * mpmath.asin(2 * own / (1 + 2 * own)) for own in (a, b))
+        assert float(found[i, j]) == pytest.approx(float(t), rel=1e-9)
+
+
+def test_angles_by_products_are_angles_by_differences():
+    """Inputs with a large shared part, equal ones and nearly equal ones among them."""
+    x = 5 + drawn(40, 30)
+    x[7], x[8] = 3 * x[2], x[2] * (1 + 1e-9 * drawn(30))
+    unit = x / x.norm(dim=1, keepdim=True)
+    expected = (unit[:, None] - unit).square().sum(-1) / 2
+    found = infinite_width._half_squares(unit, unit)
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-31)
+    assert float(found[2, 8]) > 1e-20
+    other = infinite_width._half_squares(unit, -unit[:9])
+    np.testing.assert_allclose(other, (unit[:, None] + unit[:9]).square().sum(-1) / 2, rtol=1e-13)
+
+
+def test_many_inputs_come_in_blocks(monkeypatch: pytest.MonkeyPatch):
+    x, x2 = drawn(23, 3), drawn(5, 3, seed=1)
+    whole = infinite_width.ntk(x, x2, hidden_layers=2)
+    monkeypatch.setattr(infinite_width, "BLOCK", 16)
+    monkeypatch.setattr(infinite_width, "HELD", 7)
+    np.testing.assert_allclose(infinite_width.ntk(x, x2, hidden_layers=2), whole, rtol=1e-14)
+    assert infinite_width.ntk(x, x2[:0], hidden_layers=2).shape == (23, 0)
+
+
 def test_no_hidden_layer_is_linear_regression():
     x = drawn(3, 5)
     np.testing.assert_allclose(infinite_width.ntk(x, hidden_layers=0, weight_variance=1.0), x @ x.T / 5, rtol=1e-12)
@@ -125,6 +186,10 @@ BAD = {
     "other widths": lambda: infinite_width.ntk(torch.ones(2, 3), torch.ones(2, 4), hidden_layers=1),
     "half a layer": lambda: infinite_width.ntk(torch.ones(2, 3), hidden_layers=0.5),
     "no variance": lambda: infinite_width.ntk(torch.ones(2, 3), hidden_layers=1, weight_variance=0.0),
+    "no features": lambda: infinite_width.ntk(torch.ones(2, 0), hidden_layers=1),
+    "no inputs": lambda: infinite_width.ntk(torch.ones(0, 2), hidden_layers=1),
+    "inputs of nan": lambda: infinite_width.ntk(torch.full((1, 2), math.nan), hidden_layers=1),
+    "a variance in words": lambda: infinite_width.ntk(torch.ones(2, 3), hidden_layers=1, weight_variance="2"),
     "another activation": lambda: infinite_width.ntk(torch.ones(2, 3), hidden_layers=1, activation="gelu"),
 }
 

@@ -14,7 +14,7 @@ from featlearn.capture.admission import (
     unwrapped,
 )
 from featlearn.capture.coupling import draws, refuse_difference
-from featlearn.capture.coverage import audited, disputed
+from featlearn.capture.coverage import Audit, audited, disputed
 from featlearn.capture.graph import backward, build_graph
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
@@ -48,6 +48,9 @@ class Measurement:
     """How large the terms are that the outputs are made of."""
     graphs: list[bool] = field(default_factory=list)
     """Whether the outputs carried a gradient, for every capture so far."""
+    last: dict[tuple[int, int, int], Snapshot] = field(default_factory=dict)
+    """The last capture, if `remembering`: several quantities of the same samples then share it."""
+    remembering: bool = False
 
     @property
     def classes(self) -> int:
@@ -66,6 +69,10 @@ class Measurement:
 
     def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
         """Samples [begin, end) of a probe, captured, and checked for coupling."""
+        key = (id(probe), begin, end)
+        if key in self.last:
+            return self.last[key]
+        self.last.clear()
         generator = _generator()
         indices = torch.arange(begin, end, device="cpu")
         # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones an eighth.
@@ -80,6 +87,8 @@ class Measurement:
             reasons = disputed(found, unchecked, generator)
             self.distrusted.update(reasons)
             found.distrust(reasons)
+        if self.remembering:
+            self.last[key] = found
         return found
 
     def _unchecked(self, snapshot: Snapshot) -> list[str]:
@@ -123,8 +132,12 @@ def _generator() -> torch.Generator:
 def measuring(
     model: nn.Module, inputs: Sequence[Inputs], *, readout: Readout | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
+    audited_before: Measurement | None = None, remembering: bool = False,
 ) -> Iterator[Measurement]:  # fmt: skip
-    """Admit, isolate and pilot; everything measured inside leaves no trace on the user's model."""
+    """Admit, isolate and pilot; everything measured inside leaves no trace on the user's model.
+
+    `audited_before`: an earlier measurement of the same model and probes, whose audit is not made again.
+    """
     given, model = model, unwrapped(model)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
@@ -138,10 +151,14 @@ def measuring(
     with undisturbed(model) as isolation:
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         if twin is model:
-            yield _piloted(model, model, originals, inputs, sizes, readout, dtype, isolation)
+            yield _piloted(
+                model, model, originals, inputs, sizes, readout, dtype, isolation, audited_before, remembering
+            )
         else:
             with undisturbed(twin) as inner:
-                yield _piloted(twin, model, originals, inputs, sizes, readout, dtype, inner)
+                yield _piloted(
+                    twin, model, originals, inputs, sizes, readout, dtype, inner, audited_before, remembering
+                )
 
 
 def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -154,6 +171,7 @@ def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str,
 def _piloted(
     model: nn.Module, original: nn.Module, originals: Mapping[str, Tensor], inputs: Sequence[Inputs],
     sizes: Sequence[int], readout: Readout | None, dtype: torch.dtype | None, isolation: Isolation,
+    audited_before: Measurement | None, remembering: bool,
 ) -> Measurement:  # fmt: skip
     parameters = dict(zip(originals, _counterparts(original, model, originals), strict=True))
     probes = tuple(
@@ -171,22 +189,36 @@ def _piloted(
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         if model is not original:
             _refuse_lost(original, originals, pilot)
-        try:
-            audit = audited(pilot, generator)
-        except CoupledSamplesError:
-            if not _independent_in_double(model, probe, pilot, originals, original):
-                raise
-            audit = audited(pilot, generator, coupling=False)
-        distrusted |= audit.distrusted
-        rounding = max(rounding, audit.rounding)
-        _refuse_underflow(audit.largest, pilot.accumulate)
+        audit = _audit(model, probe, pilot, originals, original, generator) if audited_before is None else None
+        if audit is not None:
+            distrusted |= audit.distrusted
+            rounding = max(rounding, audit.rounding)
+            _refuse_underflow(audit.largest, pilot.accumulate)
         pilots.append(pilot)
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
         raise InputValueError(
             f"the model gives {pilots[0].outputs.shape[1]} outputs on x and {pilots[1].outputs.shape[1]} on x2, "
             "expected the same number; pass a readout= that makes them equal"
         )
-    return Measurement(model, parameters, originals, probes, tuple(pilots), distrusted, rounding)
+    if audited_before is not None:
+        distrusted, rounding = dict(audited_before.distrusted), audited_before.rounding
+        for pilot in pilots:
+            pilot.distrust(distrusted)
+    return Measurement(
+        model, parameters, originals, probes, tuple(pilots), distrusted, rounding, remembering=remembering
+    )
+
+
+def _audit(
+    model: nn.Module, probe: Probe, pilot: Snapshot, originals: Mapping[str, Tensor], original: nn.Module,
+    generator: torch.Generator,
+) -> Audit:  # fmt: skip
+    try:
+        return audited(pilot, generator)
+    except CoupledSamplesError:
+        if not _independent_in_double(model, probe, pilot, originals, original):
+            raise
+        return audited(pilot, generator, coupling=False)
 
 
 def _independent_in_double(

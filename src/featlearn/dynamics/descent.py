@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy
 import torch
 from torch import Tensor
 
-from featlearn.dynamics.form import Problem, eigenbasis, problem
+from featlearn.dynamics.flow import Velocity, integrated, largest_rate, method
+from featlearn.dynamics.form import Problem, as_times, eigenbasis, problem
+from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_probabilities
 
 
 @dataclass(frozen=True)
@@ -34,51 +35,83 @@ def kernel_descent(
 ) -> Trajectory:  # fmt: skip
     """Kernel gradient descent: df/dt = -rate K (f - y) from f0 (000 Eq. 3 with f0, which the print leaves out).
 
+    Directions that K does not see are not learned. Which these are depends on the format in which K comes: eigenvalues
+    below 1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was
+    measured; converted to double, the rounding of a float32 kernel would count as real.
+
     Args:
         K: one kernel for all outputs (P, P), one for each (C, P, P), or all pairs (P, P, C, C).
         y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C).
-        times: times of the flow; numbers of steps for `discrete=True`.
+        times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
+            ends: `kernel_regression` for the test points.
         rate: see `fl.dynamics.rate`. The rescaled kernel of 000 (aKGD) is `rate * K1.norm() / K0.norm()`, with the
             final or with the largest kernel norm.
         f0: outputs at time 0, zero by default.
         discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
         loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically.
-        K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C).
+        K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). Where it sees what K
+            does not, test points go on moving at a constant speed, as long as rate * time is below the inverse of the
+            smallest eigenvalue that K can show: beyond, nothing is known of these directions, and they count as not
+            learned.
         f0_test: outputs of the test points at time 0.
     """
     if loss not in ("mse", "cross-entropy"):
         raise InputValueError(f"loss={loss!r}, expected 'mse' or 'cross-entropy'")
     given = problem(K, y, f0, K_test, f0_test)
-    moments = _checked_times(times, discrete).to(given.kernel.device)
-    if not rate >= 0:
-        raise InputValueError(f"rate={rate!r}, expected a number >= 0")
+    moments, speed = _checked_times(times, discrete).to(given.kernel.device), checked_rate(rate)
     if loss == "cross-entropy":
-        return _cross_entropy(given, moments, rate, discrete)
-    values, vectors = eigenbasis(given.kernel)
+        if given.single:
+            raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
+        checked_probabilities(y, given.back(given.targets))
+        return _cross_entropy(given, moments, speed, discrete)
+    return _squared_error(given, moments, speed, discrete)
+
+
+def _squared_error(given: Problem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
+    values, vectors, cutoff = eigenbasis(given)
     if discrete:
         _refuse_unstable(rate, float(values.max()))
     distance = vectors.mT @ (given.targets - given.start)  # what is left to learn, in the eigenbasis
-    learned = _learned(values, rate, moments, discrete)  # (T, B, N): the share learned, divided by the eigenvalue
-    coefficients = learned[..., None] * distance
-    outputs = given.start + vectors @ (values[..., None] * coefficients)
+    share = _share(values, rate, times, discrete)  # (B, N, T)
+    outputs = given.start + _combined(vectors, share, distance)
+    if not bool(torch.isfinite(outputs).all()):
+        raise InputValueError(
+            f"the outputs overflow: K has the eigenvalue {float(values.min()):.3g}, expected a positive kernel; a "
+            "difference of kernels has none to descend with, except for a short time"
+        )
     test = None
     if given.test_kernel is not None and given.test_start is not None:
-        test = given.back(given.test_start + given.test_kernel @ (vectors @ coefficients))
+        seen = values != 0
+        rows = given.test_kernel @ vectors
+        # what a test point sees of the directions that K does not is rounding, too, if it is as small
+        rows = torch.where(seen[:, None] | (rows.abs() > cutoff[..., None]), rows, 0.0)
+        # Train outputs move by `share`, the coefficients of the kernel functions by share / eigenvalue, whose limit
+        # for a vanishing eigenvalue is rate * t.
+        unseen = torch.where(rate * times * cutoff < 1, rate * times, 0.0)[:, None]
+        coefficients = torch.where(seen[..., None], share / torch.where(seen, values, 1.0)[..., None], unseen)
+        test = given.back(given.test_start + _combined(rows, coefficients, distance))
     square = (outputs - given.targets).square().sum((1, 2, 3))
-    return Trajectory(moments, given.back(outputs), square, test)
+    return Trajectory(times, given.back(outputs), square, test)
 
 
-def _learned(values: Tensor, rate: float, times: Tensor, discrete: bool) -> Tensor:
-    """(1 - exp(-rate lambda t)) / lambda, or (1 - (1 - rate lambda)^t) / lambda; rate t where lambda vanishes."""
-    t = times[:, None, None]
+def _combined(rows: Tensor, weights: Tensor, columns: Tensor) -> Tensor:
+    """rows (B, M, N), weights (B, N, T), columns (B, N, R) -> (T, B, M, R), all times in one product."""
+    weighted = weights[..., None] * columns[:, :, None]
+    products: Tensor = rows @ weighted.flatten(2)
+    return products.reshape(*products.shape[:2], *weighted.shape[2:]).permute(2, 0, 1, 3)
+
+
+def _share(values: Tensor, rate: float, times: Tensor, discrete: bool) -> Tensor:
+    """1 - exp(-rate lambda t), or 1 - (1 - rate lambda)^t: (B, N, T). 0 for eigenvalues 0, for infinite times too."""
+    speeds = (rate * values)[..., None]
     if discrete:
-        step = 1 - rate * values
-        sign = torch.where((step < 0) & (t % 2 == 1), -1.0, 1.0)
+        step = 1 - speeds
+        sign = torch.where((step < 0) & (times % 2 == 1), -1.0, 1.0)
         # Through the logarithm, small rate * lambda keep their digits.
-        share = torch.where(step > 0.5, -torch.expm1(t * torch.log1p(-rate * values)), 1 - sign * step.abs().pow(t))
+        share = torch.where(step > 0.5, -torch.expm1(times * torch.log1p(-speeds)), 1 - sign * step.abs().pow(times))
     else:
-        share = -torch.expm1(-rate * values * t)
-    return torch.where(values == 0, rate * t.expand_as(share), share / torch.where(values == 0, 1.0, values))
+        share = -torch.expm1(-speeds * times)
+    return torch.where(speeds == 0, 0.0, share)
 
 
 def _refuse_unstable(rate: float, largest: float) -> None:
@@ -90,10 +123,9 @@ def _refuse_unstable(rate: float, largest: float) -> None:
 
 
 def _checked_times(times: Any, discrete: bool) -> Tensor:
-    given = times if isinstance(times, Tensor) else torch.as_tensor(times, dtype=torch.float64)
-    moments = checked_tensor(given, "times").reshape(-1)
-    if not len(moments) or not bool((moments >= 0).all()) or not bool((moments.diff() >= 0).all()):
-        raise InputValueError("times are empty, negative or out of order, expected increasing times >= 0")
+    moments = as_times(times)
+    if not len(moments) or not bool((moments >= 0).all()) or not bool((moments[1:] >= moments[:-1]).all()):
+        raise InputValueError("times are empty, negative, nan or out of order, expected increasing times >= 0")
     if discrete and not bool((moments == moments.round()).all()):
         raise InputValueError("times are not whole numbers, expected numbers of steps for discrete=True")
     return moments
@@ -101,53 +133,57 @@ def _checked_times(times: Any, discrete: bool) -> Tensor:
 
 def _cross_entropy(given: Problem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
     """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) (softmax(f) - y)."""
-    if given.single:
-        raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
+    if not bool(torch.isfinite(times).all()):
+        raise InputValueError(
+            "times are infinite, expected finite ones for cross-entropy, whose outputs grow without end"
+        )
     rows = torch.cat([k for k in (given.kernel, given.test_kernel) if k is not None], 1)
     start = torch.cat([f for f in (given.start, given.test_start) if f is not None], 1)
     size = given.kernel.shape[1]
     wanted = given.back(given.targets)
 
-    def velocity(state: Tensor) -> Tensor:
-        logits = given.back(state[:, :size])
-        return -rate * (rows @ _forth(given, logits.softmax(-1) - wanted))
+    def velocity(_: float, state: Tensor) -> Tensor:
+        return -rate * (rows @ given.forth(given.back(state[:, :size]).softmax(-1) - wanted))
 
-    path = _steps(velocity, start, times) if discrete else _flow(velocity, start, times)
+    def jacobian(_: float, state: Tensor) -> Tensor:
+        return -rate * _by_logits(given, rows, state)
+
+    if discrete:
+        path = _steps(velocity, start, times)
+    else:
+        # the derivative of softmax is at most 1/2
+        stiffness = rate * float(times[-1]) * float(largest_rate(given.kernel).max()) / 2
+        chosen = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
+        moments, places = torch.cat([times.new_zeros(1), times]).unique(return_inverse=True)
+        path = integrated(velocity, jacobian, start, moments, chosen)[places[1:]]
     outputs = given.back(path[:, :, :size])
     loss = -(wanted * outputs.log_softmax(-1)).sum((-2, -1))
     test = None if given.test_kernel is None else given.back(path[:, :, size:])
     return Trajectory(times, outputs, loss, test)
 
 
-def _forth(given: Problem, values: Tensor) -> Tensor:
-    """(P, C) -> (B, N, R), the inverse of `Problem.back`."""
-    if given.kind == "full":
-        return values.reshape(1, -1, 1)
-    return values.T[..., None] if given.kind == "each" else values[None]
+def _by_logits(given: Problem, rows: Tensor, state: Tensor) -> Tensor:
+    """The derivative of rows @ softmax(f) by the flat state, (n, n); nothing depends on the test points."""
+    size = given.kernel.shape[1]
+    chances = given.back(state[:, :size]).softmax(-1)
+    slopes = torch.diag_embed(chances) - chances[:, :, None] * chances[:, None, :]  # (P, C, C)
+    if given.kind == "each":
+        block = torch.einsum("cij,jcd->cidj", rows, slopes)
+    elif given.kind == "full":
+        block = torch.einsum("ijc,jcd->ijd", rows[0].unflatten(1, chances.shape), slopes)
+    else:
+        block = torch.einsum("ij,jcd->icjd", rows[0], slopes)
+    problems, _, columns = state.shape
+    matrix = state.new_zeros(*state.shape, *state.shape)
+    matrix[..., :size, :] = block.reshape(*state.shape, problems, size, columns)
+    return matrix.reshape(state.numel(), state.numel())
 
 
-def _steps(velocity: Any, state: Tensor, times: Tensor) -> Tensor:
+def _steps(velocity: Velocity, state: Tensor, times: Tensor) -> Tensor:
     path, done = [], 0
     for moment in times.long().tolist():
         for _ in range(moment - done):
-            state = state + velocity(state)
+            state = state + velocity(0.0, state)
         done = moment
         path.append(state)
     return torch.stack(path)
-
-
-def _flow(velocity: Any, start: Tensor, times: Tensor) -> Tensor:
-    from scipy.integrate import solve_ivp
-
-    def right_side(_: float, flat: Any) -> Any:
-        state = torch.from_numpy(flat).to(start.device).reshape(start.shape)
-        return velocity(state).flatten().cpu().numpy()
-
-    moments = times.cpu().numpy()
-    if moments[-1] == 0:
-        return start.expand(len(times), *start.shape)
-    begin = start.flatten().cpu().numpy().astype(numpy.float64)
-    solved = solve_ivp(right_side, (0.0, moments[-1]), begin, "DOP853", moments, rtol=1e-10, atol=1e-12)
-    if not solved.success:
-        raise InputValueError(f"the flow could not be integrated to t = {moments[-1]:.3g}: {solved.message}")
-    return torch.from_numpy(solved.y.T.copy()).to(start.device).reshape(len(times), *start.shape)

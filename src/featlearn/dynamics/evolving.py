@@ -1,11 +1,16 @@
 """Training with a kernel that is known at several times."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from featlearn.dynamics.descent import Trajectory
+from featlearn.dynamics.flow import Method, integrated, largest_rate, method
+from featlearn.dynamics.form import as_times, outputs_at_start
+from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor
+from featlearn.shapes import checked_finite, checked_kernel, checked_targets, symmetric
 
 
 def evolving_kernel_descent(
@@ -16,62 +21,73 @@ def evolving_kernel_descent(
 
     The product is time-ordered: the printed exponential of the integral is exact only where the kernels commute. `y` is
     (P,) or (P, C), the kernel shared by all outputs. `kernels_test` (T, P2, P) moves the test points along. The
-    trajectory is given at `times`, and starts at the first of them from f0.
+    trajectory is given at `times`, which are finite, and starts at the first of them from f0, which has the shape of y.
     """
-    stack, moments = checked_kernel(kernels, "kernels"), checked_tensor(times, "times").to(kernels.device)
+    stack, moments, speed = checked_kernel(kernels, "kernels"), as_times(times), checked_rate(rate)
     if stack.dim() != 3 or moments.shape != stack.shape[:1] or len(moments) < 2 or not bool((moments.diff() > 0).all()):
         raise InputValueError(
             f"kernels have shape {tuple(stack.shape)} and times {tuple(moments.shape)}, "
             "expected (T, P, P) and (T,) with T > 1 increasing times"
         )
-    targets = checked_targets(y, stack)
-    single = checked_tensor(y, "y").dim() == 1
-    samples = len(targets)
-    start = _start(f0, "f0", targets)
+    if not bool(torch.isfinite(moments).all()):
+        raise InputValueError("times are infinite, expected finite ones: where a moving kernel ends is not known")
+    stack, moments = symmetric(stack, "kernels"), moments.to(stack.device)
+    targets, single = checked_targets(y, stack), y.dim() == 1
+    checked_finite(y, "y")
+    samples, outputs = targets.shape
+    start = outputs_at_start(f0, "f0", samples, outputs, single, stack)
     rows = stack
     if kernels_test is not None:
-        cross = checked_tensor(kernels_test, "kernels_test").to(stack.device)
-        if cross.dim() != 3 or len(cross) != len(stack) or cross.shape[2] != samples:
-            raise InputValueError(
-                f"kernels_test have shape {tuple(cross.shape)}, expected (T, P2, P) = ({len(stack)}, P2, {samples})"
-            )
+        cross = _checked_cross(kernels_test, stack)
         rows = torch.cat([stack, cross], 1)
-        start = torch.cat([start, _start(f0_test, "f0_test", targets.new_zeros(cross.shape[1], targets.shape[1]))])
-    path = _ordered(rows, moments, targets, start, rate)
-    outputs, test = path[:, :samples], path[:, samples:]
-    loss = (outputs - targets).square().sum((1, 2))
-    if single:
-        outputs, test = outputs[..., 0], test[..., 0]
-    return Trajectory(moments, outputs, loss, None if kernels_test is None else test)
+        start = torch.cat([start, outputs_at_start(f0_test, "f0_test", cross.shape[1], outputs, single, stack)])
+    elif f0_test is not None:
+        raise InputValueError("f0_test is given without kernels_test, expected both or none")
+    path = _ordered(rows, moments, targets, start, speed)
+    path, targets = (path[..., 0], targets[:, 0]) if single else (path, targets)
+    found, test = path[:, :samples], path[:, samples:]
+    loss = (found - targets).square().flatten(1).sum(1)
+    return Trajectory(moments, found, loss, None if kernels_test is None else test)
 
 
-def _start(given: Tensor | None, name: str, like: Tensor) -> Tensor:
-    if given is None:
-        return torch.zeros_like(like)
-    values = checked_tensor(given, name).to(like.device)
-    values = values[:, None] if values.dim() == 1 else values
-    if values.shape != like.shape:
-        raise InputValueError(f"{name} has shape {tuple(given.shape)}, expected {tuple(like.shape)}, as y has")
-    return values
+def _checked_cross(kernels_test: Any, stack: Tensor) -> Tensor:
+    cross = checked_finite(kernels_test, "kernels_test").to(stack.device)
+    moments, samples = stack.shape[:2]
+    if cross.dim() != 3 or len(cross) != moments or cross.shape[2] != samples:
+        raise InputValueError(
+            f"kernels_test have shape {tuple(cross.shape)}, expected (T, P2, P) = ({moments}, P2, {samples})"
+        )
+    return cross
 
 
 def _ordered(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, rate: float) -> Tensor:
     """Integrate interval by interval: the kernel's slope jumps at the given times."""
-    from scipy.integrate import solve_ivp
-
-    samples, path, state = len(targets), [start], start
+    path = [start]
+    fastest = largest_rate(rows[:, : len(targets)])
+    operations = 4.0 * rows[0].numel() * targets.shape[1]
     for i in range(len(times) - 1):
-        begin, end = float(times[i]), float(times[i + 1])
-
-        def velocity(t: float, flat: object, i: int = i, begin: float = begin, end: float = end) -> object:
-            share = (t - begin) / (end - begin)
-            residual = torch.as_tensor(flat).to(start).reshape(start.shape)[:samples] - targets
-            moved = (1 - share) * (rows[i] @ residual) + share * (rows[i + 1] @ residual)
-            return (-rate * moved).flatten().cpu().numpy()
-
-        solved = solve_ivp(velocity, (begin, end), state.flatten().cpu().numpy(), "DOP853", rtol=1e-10, atol=1e-12)
-        if not solved.success:
-            raise InputValueError(f"the flow could not be integrated to t = {end:.3g}: {solved.message}")
-        state = torch.from_numpy(solved.y[:, -1].copy()).to(start).reshape(start.shape)
-        path.append(state)
+        stiffness = rate * float((times[i + 1] - times[i]) * fastest[i : i + 2].max())
+        chosen = method(stiffness, len(start), operations)
+        interval = rows[i : i + 2], times[i : i + 2]
+        # outputs do not see each other: an implicit method is given one at a time, and solves small systems
+        width = targets.shape[1] if chosen == "DOP853" else 1
+        parts = zip(targets.split(width, 1), path[-1].split(width, 1), strict=True)
+        path.append(torch.cat([_over_interval(*interval, *part, rate, chosen) for part in parts], 1))
     return torch.stack(path)
+
+
+def _over_interval(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, rate: float, chosen: Method) -> Tensor:
+    """Outputs at the second of two times, from `start` at the first, with rows (2, P + P2, P) linear in between."""
+    samples, (begin, end) = len(targets), times.tolist()
+
+    def velocity(t: float, state: Tensor) -> Tensor:
+        share, residual = (t - begin) / (end - begin), state[:samples] - targets
+        moved: Tensor = (1 - share) * (rows[0] @ residual) + share * (rows[1] @ residual)
+        return -rate * moved
+
+    def jacobian(t: float, state: Tensor) -> Tensor:
+        matrix = state.new_zeros(len(state), len(state))
+        matrix[:, :samples] = -rate * torch.lerp(rows[0], rows[1], (t - begin) / (end - begin))
+        return matrix
+
+    return integrated(velocity, jacobian, start, times, chosen)[-1]

@@ -1,13 +1,13 @@
 """Kernels and targets brought to one form: independent square problems, each with its own right-hand sides."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.shapes import checked_finite, checked_tensor, refuse_labels, rounding, symmetric
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Problem:
     single: bool
     """Whether y had no output axis."""
     outputs: int
+    precision: float
+    """Eigenvalues of the kernel below this share of the largest one are rounding; see `eigenbasis`."""
 
     def back(self, values: Tensor) -> Tensor:
         """(..., B, N, R) -> (..., P) or (..., P, C)."""
@@ -43,15 +45,20 @@ class Problem:
             values = values[..., 0, :, :]
         return values[..., 0] if self.single else values
 
+    def forth(self, values: Tensor) -> Tensor:
+        """(P, C) -> (B, N, R), the inverse of `back`."""
+        return _columns(values, self.kind)
+
 
 def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> Problem:
     """Check shapes against each other and bring them to the common form."""
-    kernel = checked_tensor(K, "K")
-    targets = checked_tensor(y, "y").to(kernel.device)
+    kernel = checked_finite(K, "K")
+    targets = checked_finite(y, "y").to(kernel.device)
+    if targets.dim() not in (1, 2) or targets.numel() == 0:
+        raise InputValueError(f"y has shape {tuple(targets.shape)}, expected (P,) or (P, C)")
+    refuse_labels(y, "y")
     single = targets.dim() == 1
     columns = targets[:, None] if single else targets
-    if targets.dim() not in (1, 2):
-        raise InputValueError(f"y has shape {tuple(targets.shape)}, expected (P,) or (P, C)")
     samples, outputs = columns.shape
     shapes = {
         (samples, samples): "shared",
@@ -65,11 +72,11 @@ def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> Problem:
             f"K has shape {tuple(kernel.shape)} and y {tuple(targets.shape)}, expected K of shape {wanted}: "
             "(P, P), (C, P, P) or (P, P, C, C)"
         )
-    start = _outputs(f0, "f0", samples, outputs, single, kernel)
+    start = outputs_at_start(f0, "f0", samples, outputs, single, kernel)
     test_kernel, test_start = _test(K_test, f0_test, kernel, kind, samples, outputs, single)
     return Problem(
-        _square(kernel, kind), _columns(columns, kind), _columns(start, kind), test_kernel, test_start, kind, single,
-        outputs,
+        symmetric(_square(kernel, kind)), _columns(columns, kind), _columns(start, kind), test_kernel, test_start, kind,
+        single, outputs, max(rounding(K), 1e-12),
     )  # fmt: skip
 
 
@@ -88,10 +95,11 @@ def _columns(values: Tensor, kind: str) -> Tensor:
     return values.T[..., None] if kind == "each" else values[None]
 
 
-def _outputs(given: Any, name: str, samples: int, outputs: int, single: bool, like: Tensor) -> Tensor:
+def outputs_at_start(given: Any, name: str, samples: int, outputs: int, single: bool, like: Tensor) -> Tensor:
+    """Outputs at time 0, of the shape that y has, as (P, C); zero where none are given."""
     if given is None:
         return like.new_zeros(samples, outputs)
-    values = checked_tensor(given, name).to(like.device)
+    values = checked_finite(given, name).to(like.device)
     wanted = (samples,) if single else (samples, outputs)
     if tuple(values.shape) != wanted:
         raise InputValueError(f"{name} has shape {tuple(values.shape)}, expected {wanted}, as y has")
@@ -105,7 +113,7 @@ def _test(
         if f0_test is not None:
             raise InputValueError("f0_test is given without K_test, expected both or none")
         return None, None
-    cross = checked_tensor(K_test, "K_test").to(kernel.device)
+    cross = checked_finite(K_test, "K_test").to(kernel.device)
     size = cross.shape[1 if kind == "each" else 0] if cross.dim() == kernel.dim() else -1
     wanted = {
         "shared": (size, samples),
@@ -117,14 +125,37 @@ def _test(
             f"K_test has shape {tuple(cross.shape)} and K {tuple(kernel.shape)}, expected the kernel of test points "
             "with training points, (P2, P), (C, P2, P) or (P2, P, C, C): fl.ntk(model, x_test, x)"
         )
-    start = _outputs(f0_test, "f0_test", size, outputs, single, kernel)
+    start = outputs_at_start(f0_test, "f0_test", size, outputs, single, kernel)
     return _square(cross, kind), _columns(start, kind)
 
 
-def eigenbasis(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of symmetric kernels (B, N, N); rounding below zero is cut off."""
-    if float((kernel - kernel.mT).abs().max()) > 1e-4 * float(kernel.abs().max()):
-        raise InputValueError(f"K of shape {tuple(kernel.shape)} is not symmetric, expected the kernel of one probe")
-    values, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
-    noise = 1e-12 * values.abs().amax(-1, keepdim=True)
-    return torch.where(values.abs() < noise, torch.zeros_like(values), values), vectors
+class Eigenbasis(NamedTuple):
+    """Eigenvalues and eigenvectors of kernels (B, N, N)."""
+
+    values: Tensor
+    """(B, N), those below the cut-off exactly 0."""
+    vectors: Tensor
+    """(B, N, N), in columns."""
+    cutoff: Tensor
+    """(B, 1)"""
+
+
+def eigenbasis(given: Problem) -> Eigenbasis:
+    """The eigenbasis of the kernels; eigenvalues that are rounding become 0.
+
+    What counts is the rounding of the kernel **as it was given**: 1.2e-7 of the largest eigenvalue for float32, 1e-12
+    for float64. A float32 kernel of a network with fewer parameters than samples has eigenvalues of either sign down
+    there, which nobody may divide by.
+    """
+    values, vectors = torch.linalg.eigh(given.kernel)
+    cutoff = given.precision * values.abs().amax(-1, keepdim=True)
+    return Eigenbasis(torch.where(values.abs() <= cutoff, 0.0, values), vectors, cutoff)
+
+
+def as_times(times: Any) -> Tensor:
+    """Times as a tensor (T,) in double, from a tensor, an array or a sequence of numbers."""
+    try:
+        given = times if isinstance(times, Tensor) else torch.as_tensor(times, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(f"times are {times!r}, expected a tensor or a sequence of numbers") from None
+    return checked_tensor(given, "times").reshape(-1)

@@ -1,12 +1,14 @@
 """How a kernel is aligned with a task, output by output and between outputs."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import centered, checked_kernel, checked_targets, checked_tensor, ratio
+from featlearn.linalg.correlation import Kind
+from featlearn.linalg.correlation import correlation as correlation_over
+from featlearn.shapes import centered, checked_kernel, checked_targets, checked_tensor, deviations, ratio, scaled
 
 
 def alignment(K: Tensor, y: Tensor) -> Tensor:
@@ -23,19 +25,13 @@ def alignment(K: Tensor, y: Tensor) -> Tensor:
 
 
 def centered_alignment(K: Tensor, y: Tensor) -> Tensor:
-    """`alignment` of H K H with H y, both centred, H = I - 1 1^T / P (Cortes et al.). nan for a constant y."""
+    """`alignment` of H K H with H y, both centred, H = I - 1 1^T / P (Cortes et al.). nan for a constant y or K."""
     kernel = checked_kernel(K)
-    return _alignment(centered(kernel), _centered_targets(checked_targets(y, kernel)))
-
-
-def _centered_targets(targets: Tensor) -> Tensor:
-    moved = targets - targets.mean(0)
-    # What is left of a constant column is rounding, not a task.
-    constant = moved.abs().amax(0) <= 1e-14 * targets.abs().amax(0)
-    return torch.where(constant, torch.zeros_like(moved), moved)
+    return _alignment(centered(kernel), deviations(checked_targets(y, kernel), (0,)))
 
 
 def _alignment(kernel: Tensor, targets: Tensor) -> Tensor:
+    kernel, targets = scaled(kernel, (-2, -1))[0], scaled(targets, (0, 1))[0]
     overlap = (targets * (kernel @ targets)).sum((-2, -1))  # trace of Y^T K Y
     task = (targets.T @ targets).norm()  # |Y Y^T|_F, from the smaller of the two Gram matrices
     return ratio(overlap, torch.linalg.matrix_norm(kernel) * task)
@@ -47,6 +43,7 @@ def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor
     `K_each` is (..., C, P, P) as `fl.ntk(outputs="each")` gives it, `Y` is (P, C). `centered` centres both.
     """
     kernels, targets = _each(K_each, Y, centered)
+    kernels, targets = scaled(kernels, (-2, -1))[0], scaled(targets, (0,))[0]
     overlap = (targets * (kernels @ targets)).sum(-2)
     return ratio(overlap, torch.linalg.matrix_norm(kernels)[..., None] * targets.square().sum(0))
 
@@ -67,7 +64,7 @@ def _each(K_each: Any, Y: Any, centre: bool) -> tuple[Tensor, Tensor]:
             f"K_each has shape {tuple(kernels.shape)}, expected (..., C, P, P); measure it with fl.ntk(outputs='each')"
         )
     targets = checked_targets(Y, kernels, "Y", columns=kernels.shape[-3])
-    return (centered(kernels), _centered_targets(targets)) if centre else (kernels, targets)
+    return (centered(kernels), deviations(targets, (0,))) if centre else (kernels, targets)
 
 
 class Interference(NamedTuple):
@@ -82,11 +79,11 @@ class Interference(NamedTuple):
 def interference(K_full: Tensor) -> Interference:
     """Interference between outputs in a full kernel (..., P, P2, C, C) as `fl.ntk(outputs="full")` gives it."""
     full = checked_tensor(K_full, "K_full")
-    if full.dim() < 4 or full.shape[-1] != full.shape[-2]:
+    if full.dim() < 4 or full.shape[-1] != full.shape[-2] or full.numel() == 0:
         raise InputValueError(
             f"K_full has shape {tuple(full.shape)}, expected (..., P, P2, C, C); measure it with fl.ntk(outputs='full')"
         )
-    squares = full.square().sum((-4, -3))
+    squares = scaled(full, (-4, -3, -2, -1))[0].square().sum((-4, -3))
     own = squares.diagonal(dim1=-2, dim2=-1)
     total = squares.sum((-2, -1))
     sizes = own.sqrt()
@@ -94,13 +91,12 @@ def interference(K_full: Tensor) -> Interference:
     return Interference(ratio(total - own.sum(-1), total), spread)
 
 
-def correlation(A: Tensor, B: Tensor, kind: Literal["cosine", "pearson"] = "cosine") -> Tensor:
-    """Cosine <A, B> / (|A| |B|) of two arrays of equal shape, or Pearson's correlation of their entries."""
+def correlation(A: Tensor, B: Tensor, kind: Kind = "cosine") -> Tensor:
+    """Cosine <A, B> / (|A| |B|) of two arrays of equal shape, or Pearson's correlation of their entries.
+
+    nan where an array vanishes, or for Pearson is constant. On the device of A.
+    """
     a, b = checked_tensor(A, "A"), checked_tensor(B, "B")
-    if a.shape != b.shape:
-        raise InputValueError(f"A has shape {tuple(a.shape)} and B {tuple(b.shape)}, expected equal shapes")
-    if kind not in ("cosine", "pearson"):
-        raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
-    if kind == "pearson":
-        a, b = a - a.mean(), b - b.mean()
-    return ratio((a * b.to(a.device)).sum(), a.norm() * b.norm())
+    if a.shape != b.shape or a.numel() == 0:
+        raise InputValueError(f"A has shape {tuple(a.shape)} and B {tuple(b.shape)}, expected equal shapes, not empty")
+    return correlation_over(a.flatten(), b.flatten(), kind, (-1,))

@@ -4,23 +4,37 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.metrics.alignment import alignment
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio
+from featlearn.shapes import REMAINDER, checked_kernel, checked_targets, checked_tensor, ratio, rounding, scaled
 
 
 def kernel_distance(K1: Tensor, K2: Tensor) -> Tensor:
     """1 - cosine of two kernels, <K1, K2> / (|K1|_F |K2|_F); stacks are compared pair by pair, or with one kernel.
 
-    Insensitive to scale: 0 where one kernel is a multiple of the other.
+    Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
-    if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:]:
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
         raise InputValueError(f"K1 has shape {tuple(a.shape)} and K2 {tuple(b.shape)}, expected kernels of equal size")
-    b = b.to(a.device)
-    sizes = torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b)
-    # 1 - cos = |a/|a| - b/|b||^2 / 2 keeps its digits where the kernels are nearly parallel.
-    difference = ratio(a, sizes[0][..., None, None].expand_as(a)) - ratio(b, sizes[1][..., None, None].expand_as(b))
-    return difference.square().sum((-2, -1)) / 2
+    _refuse_unequal_stacks(("K1", a), ("K2", b))
+    a, b = (_of_norm_one(kernel) for kernel in (a, b.to(a.device)))
+    # 1 - cos = |a - b|^2 / 2 keeps its digits where the kernels are nearly parallel.
+    return (a - b).square().sum((-2, -1)) / 2
+
+
+def _of_norm_one(kernel: Tensor) -> Tensor:
+    kernel = scaled(kernel, (-2, -1))[0]
+    return ratio(kernel, torch.linalg.matrix_norm(kernel, keepdim=True).expand_as(kernel))
+
+
+def _refuse_unequal_stacks(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> None:
+    shapes = [tuple(kernel.shape) for _, kernel in (first, second)]
+    try:
+        torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
+    except RuntimeError:
+        raise InputValueError(
+            f"{first[0]} has shape {shapes[0]} and {second[0]} {shapes[1]}, expected stacks of equal length, or one "
+            "kernel beside a stack"
+        ) from None
 
 
 def kernel_velocity(kernels: Tensor, times: Tensor) -> Tensor:
@@ -42,31 +56,46 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False)
 
     gamma = |K0|_F / |y|^2 * (A1 sqrt((1 - A0^2) / (1 - A1^2)) - A0), with A0, A1 the alignments of K0 and K1. The
     print has the numerator of the wrong kernel, and gives an alignment above 1. Unique for A1 < 1; negative where
-    alignment fell; nan where an alignment is 1. `normalized=True` measures it for K / |K0| and y / |y| (000 Sec. 7),
-    which is comparable between networks; in raw units gamma scales as |K0| / |y|^2.
+    alignment fell; nan where an alignment is 1, up to the rounding of the format in which the kernel came.
+    `normalized=True` measures it for K / |K0| and y / |y| (000 Sec. 7), which is comparable between networks; in raw
+    units gamma scales as |K0| / |y|^2.
 
-    K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes.
+    K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A
+    stack may stand beside one kernel (beside C of them, for classes), or beside a stack of its length.
     """
-    first, last = checked_kernel(K0, "K0"), checked_kernel(K1, "K1")
+    first, last = checked_kernel(K0, "K0"), checked_kernel(K1, "K1").to(K0.device)
     if first.shape[-2:] != last.shape[-2:]:
         raise InputValueError(f"K0 has shape {tuple(first.shape)} and K1 {tuple(last.shape)}, expected equal sizes")
     targets = checked_targets(y, first)
-    if targets.shape[1] == 1:
-        return _feature_rate(first, last, targets[:, 0], normalized)
-    if first.dim() < 3 or first.shape[-3] != targets.shape[1] or last.dim() < 3 or last.shape[-3] != targets.shape[1]:
+    classes = targets.shape[1]
+    if classes > 1 and any(kernel.dim() < 3 or kernel.shape[-3] != classes for kernel in (first, last)):
         raise InputValueError(
-            f"y has {targets.shape[1]} columns, K0 shape {tuple(first.shape)} and K1 {tuple(last.shape)}; expected a "
+            f"y has {classes} columns, K0 shape {tuple(first.shape)} and K1 {tuple(last.shape)}; expected a "
             "kernel for every column, (..., C, P, P): measure them with fl.ntk(outputs='each')"
         )
-    rates = [
-        _feature_rate(first[..., c, :, :], last[..., c, :, :], targets[:, c], normalized)
-        for c in range(targets.shape[1])
-    ]
-    return torch.stack(rates).mean(0)
+    _refuse_unequal_stacks(("K0", first), ("K1", last))
+    each = targets.T if classes > 1 else targets[:, 0]
+    direction, height = scaled(each, (-1,))
+    size = direction.norm(dim=-1, keepdim=True)
+    direction = ratio(direction, size.expand_as(direction))
+    first, largest = scaled(first, (-2, -1))
+    along0, across0 = _split(first, direction, rounding(K0))
+    along1, across1 = _split(scaled(last, (-2, -1))[0], direction, rounding(K1))
+    rates = across0 * along1 / across1 - along0
+    if normalized:
+        rates = rates / torch.hypot(along0, across0)
+    else:
+        rates = rates * largest[..., 0, 0] / size[..., 0].square() / height[..., 0] / height[..., 0]
+    return rates.mean(-1) if classes > 1 else rates
 
 
-def _feature_rate(first: Tensor, last: Tensor, target: Tensor, normalized: bool) -> Tensor:
-    before, after = alignment(first, target), alignment(last, target)
-    scale = torch.linalg.matrix_norm(first) / target.square().sum()
-    rate = after * ratio((1 - before.square()).expand_as(after), 1 - after.square()).sqrt() - before
-    return rate if normalized else scale * rate
+def _split(kernel: Tensor, direction: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+    """The part of kernels (..., P, P) along u u^T, for unit vectors u (..., P), and the size of what is left.
+
+    They are |K| A and |K| sqrt(1 - A^2); from the remainder itself, as 1 - A^2 cancels. The second is nan where it is
+    rounding, and A is 1.
+    """
+    along = (direction * (kernel @ direction[..., None])[..., 0]).sum(-1)
+    task = direction[..., :, None] * direction[..., None, :]
+    across = torch.linalg.matrix_norm(kernel - along[..., None, None] * task)
+    return along, torch.where(across <= max(precision, REMAINDER) * torch.hypot(along, across), torch.nan, across)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor, ratio
+from featlearn.linalg.correlation import correlation
+from featlearn.shapes import checked_number, checked_tensor, ratio, scaled
 
 
 def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -23,10 +24,14 @@ def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
 def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final", "initial"] = "final") -> float:
     """The first time at which a curve reaches `fraction` of its final (or initial) value, by linear interpolation.
 
-    `time_to(t, alignment, 0.9)` is t_90 of an alignment, `time_to(t, loss, 0.5, of="initial")` the half-loss time. nan
-    where the curve never gets there; the first time where it starts there.
+    `time_to(t, alignment, 0.9)` is t_90 of an alignment, `time_to(t, loss, 0.5, of="initial")` the half-loss time. The
+    first time where the curve starts exactly there, nan where it never gets there. A rising curve that starts above the
+    level does not get there either, unless it falls back to it: nan says that the event was over before the first
+    measurement, or that there was none. So t_10 of the kernel norm of a lazy run, which starts at nearly its final
+    value, is nan.
     """
     t, v = _curve(times, values, "values")
+    fraction = checked_number(fraction, "fraction")
     if of not in ("final", "initial"):
         raise InputValueError(f"of={of!r}, expected 'final' or 'initial'")
     above = v - fraction * v[-1 if of == "final" else 0]
@@ -64,10 +69,12 @@ class Agreement(NamedTuple):
 
 
 def agreement(f: Tensor, g: Tensor) -> Agreement:
-    """Relative error of predictions f against g, and their correlation; equal shapes."""
+    """Relative error of predictions f against g, and their correlation; equal shapes.
+
+    The error is nan where g vanishes, the correlation where one of them is constant.
+    """
     a, b = checked_tensor(f, "f"), checked_tensor(g, "g")
-    if a.shape != b.shape:
-        raise InputValueError(f"f has shape {tuple(a.shape)} and g {tuple(b.shape)}, expected equal shapes")
-    b = b.to(a.device)
-    x, y = a - a.mean(), b - b.mean()
-    return Agreement(ratio((a - b).norm(), b.norm()), ratio((x * y).sum(), x.norm() * y.norm()))
+    if a.shape != b.shape or a.numel() == 0:
+        raise InputValueError(f"f has shape {tuple(a.shape)} and g {tuple(b.shape)}, expected equal shapes, not empty")
+    (a, b), _ = scaled(torch.stack([a.flatten(), b.to(a.device).flatten()]), (0, 1))
+    return Agreement(ratio((a - b).norm(), b.norm()), correlation(a, b, "pearson", (-1,)))

@@ -1,13 +1,14 @@
 """Eigenvalues of a kernel, the task in its eigenbasis, power laws and effective rank."""
 
+import operator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputValueError
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio, scaled, symmetric
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class Spectrum:
 
 def spectrum(K: Tensor, y: Tensor | None = None) -> Spectrum:
     """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis."""
-    kernel = checked_kernel(K)
-    if float((kernel - kernel.mT).abs().max()) > 1e-4 * float(kernel.abs().max()):
-        raise InputValueError(f"K of shape {tuple(kernel.shape)} is not symmetric, expected the kernel of one probe")
+    kernel = symmetric(checked_kernel(K))
     values, vectors = torch.linalg.eigh(kernel)
     values, vectors = values.flip(-1), vectors.flip(-1)
     if y is None:
@@ -62,13 +61,16 @@ def power_law(values: Tensor, first: int, last: int) -> PowerLaw:
     given = checked_tensor(values, "values")
     if given.dim() != 1:
         raise InputValueError(f"values have shape {tuple(given.shape)}, expected one axis")
-    if not (isinstance(first, int) and isinstance(last, int) and first >= 1 and first + 2 <= last <= len(given)):
+    first, last = _index(first, "first"), _index(last, "last")
+    if not 1 <= first <= last - 2 < len(given) - 1:
         raise InputValueError(
             f"the window is {first} to {last}, expected at least three values within 1 to {len(given)}"
         )
     inside = given[first - 1 : last]
-    if not bool((inside > 0).all()):
-        raise InputValueError(f"values {first} to {last} are not all positive; choose a window in which they are")
+    if not bool(((inside > 0) & torch.isfinite(inside)).all()):
+        raise InputValueError(
+            f"values {first} to {last} are not all positive and finite; choose a window in which they are"
+        )
     k = torch.arange(first, last + 1, dtype=torch.float64, device=given.device).log()
     logs = inside.log()
     spread = (k - k.mean()).square().sum()
@@ -78,19 +80,27 @@ def power_law(values: Tensor, first: int, last: int) -> PowerLaw:
     return PowerLaw(-float(slope), float(error), float((logs.mean() - slope * k.mean()).exp()), first, last)
 
 
+def _index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputTypeError(f"{name}={value!r}, expected an integer, counted from 1") from None
+
+
 def effective_rank(K: Tensor, kind: Literal["entropy", "participation"] = "entropy") -> Tensor:
     """How many modes carry a kernel: P for the identity, 1 for a rank-one kernel.
 
     `"entropy"`: exp of the entropy of the eigenvalues divided by their sum (Roy and Vetterli). `"participation"`:
-    (Tr K)^2 / |K|_F^2. nan for a zero kernel.
+    (Tr K)^2 / |K|_F^2. nan for a zero kernel. Kernels are symmetric and positive: eigenvalues that rounding made
+    negative count as 0.
     """
-    kernel = checked_kernel(K)
+    kernel = scaled(symmetric(checked_kernel(K)), (-2, -1))[0]
     if kind == "participation":
         trace = kernel.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ratio(trace.square(), kernel.square().sum((-2, -1)))
     if kind != "entropy":
         raise InputValueError(f"kind={kind!r}, expected 'entropy' or 'participation'")
-    values = torch.linalg.eigvalsh(kernel).clamp_min(0.0)  # rounding makes zeros negative
+    values = torch.linalg.eigvalsh(kernel).clamp_min(0.0)
     total = values.sum(-1, keepdim=True)
     share = ratio(values, total.expand_as(values))
     entropy: Tensor = torch.special.entr(share).sum(-1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Arriving:
 
 @contextmanager
 def measured_layers(
-    model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, dtype: torch.dtype | None
+    model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, dtype: torch.dtype | None, **options: Any
 ) -> Iterator[Measurement]:
     """A measurement whose ops keep the weights they meet: its inputs need gradients, where the model bears it."""
 
@@ -60,9 +61,9 @@ def measured_layers(
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 needing = [map_tensors(x, change) for x in inputs]
-            measurement = stack.enter_context(measuring(model, needing, readout=readout, dtype=dtype))
+            measurement = stack.enter_context(measuring(model, needing, readout=readout, dtype=dtype, **options))
         except FeatlearnError:
-            measurement = stack.enter_context(measuring(model, inputs, readout=readout, dtype=dtype))
+            measurement = stack.enter_context(measuring(model, inputs, readout=readout, dtype=dtype, **options))
         if measurement.pilots[0].graph is None:
             raise InputValueError("the outputs carry no gradient, expected some that depend on trainable parameters")
         yield measurement

@@ -67,10 +67,11 @@ def layer_alignment(
     checked_dtype(dtype)
     with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
         pairs, known = consecutive(measurement.pilots[0])
-        return LayerPairs({names: _aligned(pair, norm) for names, pair in pairs.items()}, known.left_out)
+        return LayerPairs({names: pair_alignment(pair, norm) for names, pair in pairs.items()}, known.left_out)
 
 
-def _aligned(pair: Pair, norm: Norm) -> LayerPair:
+def pair_alignment(pair: Pair, norm: Norm) -> LayerPair:
+    """The alignment of one pair of a measurement that is under way."""
     before, after = pair.before, pair.after
     width = len(before)
     if after is None:

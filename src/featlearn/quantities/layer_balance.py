@@ -63,12 +63,12 @@ def layer_balance(
     checked_dtype(dtype)
     with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
         pairs, known = consecutive(measurement.pilots[0])
-        eta = _Rates(rates, measurement, list(known.found))
-        balances = {names: _balance(pair, names, eta, measurement) for names, pair in pairs.items()}
+        eta = Rates(rates, measurement, list(known.found))
+        balances = {names: pair_balance(pair, names, eta, measurement) for names, pair in pairs.items()}
         return LayerPairs(balances, known.left_out)
 
 
-class _Rates:
+class Rates:
     """Learning rates of layers and of their parameters."""
 
     def __init__(self, rates: Mapping[str, float] | Optimizer | None, measurement: Measurement, layers: list[str]):
@@ -105,7 +105,8 @@ class _Rates:
         return matched[0]
 
 
-def _balance(pair: Pair, names: tuple[str, str], eta: _Rates, measurement: Measurement) -> LayerBalance:
+def pair_balance(pair: Pair, names: tuple[str, str], eta: Rates, measurement: Measurement) -> LayerBalance:
+    """The balance of one pair of a measurement that is under way."""
     if pair.after is None:
         return LayerBalance(pair.before.new_full((len(pair.before),), torch.nan), False, pair.reason)
     rate, next_rate = (eta.of(n, one.parameters[0]) for n, one in zip(names, (pair.first, pair.second), strict=True))

@@ -55,8 +55,8 @@ def neural_features(
         now = stack.enter_context(measured_layers(model, [x], readout, dtype))
         start = None
         if initial is not None:
-            start = stack.enter_context(measured_layers(_begun(model, initial), [x], readout, dtype))
-            _refuse_shared(start, model)
+            start = stack.enter_context(measured_layers(network_at(model, initial), [x], readout, dtype))
+            refuse_shared(start, model)
         return measured_features(now, start, layers, outputs, memory)
 
 
@@ -89,7 +89,7 @@ class _Holder(nn.Module):
         return inner(*args, **kwargs)
 
 
-def _begun(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
+def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     """A copy of the model as it was at initialisation."""
     if not isinstance(initial, Mapping):
         raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
@@ -114,7 +114,7 @@ def _begun(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     return twin
 
 
-def _refuse_shared(start: Measurement, model: nn.Module) -> None:
+def refuse_shared(start: Measurement, model: nn.Module) -> None:
     """A copy that still reaches the trained weights (through a closure or a hook) is not what it was at the start."""
     graph = start.pilots[0].graph
     if graph is not None and graph.variables & {id(parameter) for parameter in model.parameters()}:
@@ -198,7 +198,13 @@ class _Totals:
         # One unit always has a multiple of the identity; at the end of the network all samples have the same one.
         readout = readout and (len(covariance) > 1 or self.largest <= self.smallest * (1 + 1e-3))
         return LayerFeatures(
-            self.one.weight, covariance, self.initial_weight, change, readout, self.one.role, self.rows,
+            self.one.weight,
+            covariance,
+            self.initial_weight,
+            change,
+            readout,
+            self.one.role,
+            self.rows,
             self.one.parameters,
         )
 

@@ -3,20 +3,29 @@
 Weights N(0, weight_variance / fan_in), activations phi: S <- v E[phi phi], T <- S + v E[phi' phi'] * T, from
 S = T = v x . x' / d, v the weight variance. `hidden_layers` counts nonlinear layers; the readout is one layer more.
 
-Angles are carried as 1 - cos, from the differences of the normalised inputs: nothing cancels between inputs that are
-nearly parallel, where cos itself has lost half of its digits.
+Angles are carried as 1 - cos and 1 + cos, each from the differences or sums of the normalised inputs where it is
+small: nothing cancels between inputs that are nearly parallel or nearly opposite, where cos itself has lost half of its
+digits.
 """
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_finite, checked_number
 
 Activation = Literal["relu", "linear", "erf"]
+
+# Entries that go through the layers together, few enough for a cache.
+BLOCK = 1 << 17
+# A product of matrices leaves this share of |u - u'|^2 two digits short; pairs below it are taken one by one, ...
+NEAR = 1e-2
+# ... this many numbers at once.
+HELD = 1 << 23
 
 
 def ntk(x: Tensor, x2: Tensor | None = None, *, hidden_layers: int, activation: Activation = "relu",
@@ -38,25 +47,40 @@ class _Layer(NamedTuple):
     """Covariance of one layer's preactivations."""
 
     left: Tensor
-    """(P, 1) variances"""
+    """(P, 1) standard deviations"""
     right: Tensor
-    """(1, P2) variances"""
+    """(1, P2) standard deviations"""
+    cosine: Tensor
+    """(P, P2): cos of the angle"""
     gap: Tensor
-    """(P, P2): 1 - cos of the angle"""
+    """(P, P2): 1 - cos"""
+    rest: Tensor
+    """(P, P2): 1 + cos"""
 
     def covariance(self) -> Tensor:
-        return (self.left * self.right).sqrt() * (1 - self.gap)
+        return self.left * self.right * self.cosine
+
+    def split(self) -> Iterator["_Layer"]:
+        """Some rows at a time."""
+        size = max(1, BLOCK // max(1, self.right.shape[1]))
+        for begin in range(0, len(self.left), size):
+            rows = slice(begin, begin + size)
+            yield _Layer(self.left[rows], self.right, self.cosine[rows], self.gap[rows], self.rest[rows])
+
+
+Step = Callable[[_Layer, float], tuple[_Layer, Tensor]]
 
 
 def _kernels(
     x: Tensor, x2: Tensor | None, hidden_layers: int, activation: str, variance: float
 ) -> tuple[Tensor, Tensor]:
-    first = checked_tensor(x, "x")
-    second = first if x2 is None else checked_tensor(x2, "x2").to(first.device)
-    if first.dim() != 2 or second.dim() != 2 or first.shape[1] != second.shape[1]:
+    first = checked_finite(x, "x")
+    second = first if x2 is None else checked_finite(x2, "x2").to(first.device)
+    if first.dim() != 2 or second.dim() != 2 or first.shape[1] != second.shape[1] or not first.numel():
         raise InputValueError(
             f"x has shape {tuple(first.shape)} and x2 {tuple(second.shape)}, expected (P, d), (P2, d); flatten images"
         )
+    variance = checked_number(variance, "weight_variance")
     if not isinstance(hidden_layers, int) or hidden_layers < 0 or not variance > 0:
         raise InputValueError(
             f"hidden_layers={hidden_layers!r} and weight_variance={variance!r}, expected a number of layers >= 0 and a "
@@ -66,9 +90,15 @@ def _kernels(
     if activation not in steps:
         raise InputValueError(f"activation={activation!r}, expected 'relu', 'linear' or 'erf'")
     layer = _inputs(first, second, variance)
+    parts = [_recursion(rows, hidden_layers, steps[activation], variance) for rows in layer.split()]
+    covariances, tangents = zip(*parts, strict=True)
+    return torch.cat(covariances), torch.cat(tangents)
+
+
+def _recursion(layer: _Layer, hidden_layers: int, step: Step, variance: float) -> tuple[Tensor, Tensor]:
     covariance = tangent = layer.covariance()
     for _ in range(hidden_layers):
-        layer, derivative = steps[activation](layer, variance)
+        layer, derivative = step(layer, variance)
         covariance = layer.covariance()
         tangent = covariance + derivative * tangent
     return covariance, tangent
@@ -76,37 +106,62 @@ def _kernels(
 
 def _inputs(x: Tensor, x2: Tensor, variance: float) -> _Layer:
     sizes = [part.norm(dim=1, keepdim=True) for part in (x, x2)]
+    # an input of zero has no angle, and none is needed
     left, right = (part / torch.where(size == 0, 1.0, size) for part, size in zip((x, x2), sizes, strict=True))
-    # 1 - cos = |u - u'|^2 / 2, by differences; an input of zero has no angle, and none is needed
-    gap = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
-    scale = variance / x.shape[1]
-    return _Layer(scale * sizes[0].square(), scale * sizes[1].square().T, gap.clamp(0, 2))
+    scale = math.sqrt(variance / x.shape[1])
+    gap = _half_squares(left, right)
+    return _Layer(scale * sizes[0], scale * sizes[1].T, left @ right.T, gap, _half_squares(left, -right))
+
+
+def _half_squares(left: Tensor, right: Tensor) -> Tensor:
+    """|u - u'|^2 / 2 for rows u (P, d) and u' (P2, d): (P, P2), to all digits relative to each."""
+    middle = left.mean(0)  # inputs often share a large part, which no difference needs
+    a, b = left - middle, right - middle
+    squares = a.square().sum(1)[:, None] / 2 + b.square().sum(1) / 2
+    found = squares - a @ b.T
+    pairs = (found < NEAR * squares).nonzero()
+    for few in pairs.split(max(1, HELD // left.shape[1])):
+        i, j = few.unbind(1)
+        found[i, j] = (left[i] - right[j]).square().sum(1) / 2
+    return found
+
+
+def _bend(angle: Tensor) -> Tensor:
+    """(sin t - t cos t) / pi, from 0 at t = 0 to 1 at t = pi."""
+    found = torch.sin(angle) - angle * torch.cos(angle)
+    near = angle < 0.05
+    t = angle[near]
+    found[near] = t**3 / 3 - t**5 / 30 + t**7 / 840 - t**9 / 45360
+    return found / math.pi
 
 
 def _relu(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
     """Arc-cosine: E[phi phi] = sqrt(a b) (sin t + (pi - t) cos t) / (2 pi), E[phi' phi'] = (pi - t) / (2 pi)."""
-    angle = 2 * torch.asin((layer.gap / 2).sqrt().clamp(max=1))
-    # 1 - cos of the next layer is gap - (sin t - t cos t) / pi; the bracket is t^3 / 3 - t^5 / 30 + t^7 / 840 ...
-    exact = torch.sin(angle) - angle * torch.cos(angle)
-    series = angle**3 / 3 - angle**5 / 30 + angle**7 / 840
-    lost = torch.where(angle < 0.05, series, exact) / math.pi
-    half = variance / 2
-    derivative = half * (1 - angle / math.pi)
-    return _Layer(half * layer.left, half * layer.right, layer.gap - lost), derivative
+    root, other = layer.gap.sqrt(), layer.rest.sqrt()
+    angle, supplement = 2 * torch.atan2(root, other), 2 * torch.atan2(other, root)  # t and pi - t
+    # cos of the next layer is _bend(pi - t), and 1 - cos is gap - _bend(t)
+    cosine, half = _bend(supplement), math.sqrt(variance / 2)
+    derivative = variance / 2 * supplement / math.pi
+    return _Layer(half * layer.left, half * layer.right, cosine, layer.gap - _bend(angle), 1 + cosine), derivative
 
 
 def _linear(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
-    same = _Layer(variance * layer.left, variance * layer.right, layer.gap)
+    grown = math.sqrt(variance)
+    same = layer._replace(left=grown * layer.left, right=grown * layer.right)
     return same, torch.full_like(layer.gap, variance)
 
 
 def _erf(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
-    """E[erf erf] = 2/pi asin(2 c / sqrt((1 + 2a)(1 + 2b))), E[erf' erf'] = 4/pi / sqrt((1 + 2a)(1 + 2b) - 4 c^2)."""
-    product = (1 + 2 * layer.left) * (1 + 2 * layer.right)
-    covariance = layer.covariance()
-    moment = 2 / math.pi * torch.asin((2 * covariance / product.sqrt()).clamp(-1, 1))
-    derivative = variance * 4 / math.pi / (product - 4 * covariance.square()).sqrt()
-    left, right = (2 / math.pi * torch.asin(2 * part / (1 + 2 * part)) for part in (layer.left, layer.right))
-    size = (left * right).sqrt()
-    cosine = torch.where(size == 0, torch.ones_like(size), moment / torch.where(size == 0, 1.0, size))
-    return _Layer(variance * left, variance * right, (1 - cosine).clamp(0, 2)), derivative
+    """E[erf erf] = 2/pi asin(2 c / sqrt((1 + 2a)(1 + 2b))), E[erf' erf'] = 4/pi / sqrt((1 + 2a)(1 + 2b) - 4 c^2).
+
+    The last root is that of 1 + 2a + 2b + 4 a b (1 - cos)(1 + cos), which does not cancel for large inputs, and the
+    arcsine is the arctangent of 2 c by it.
+    """
+    a, b = layer.left.square(), layer.right.square()
+    root = (1 + 2 * a + 2 * b + 4 * (a * layer.gap) * (b * layer.rest)).sqrt()
+    moment = torch.atan2(2 * layer.covariance(), root)
+    left, right = (torch.atan2(2 * own, (1 + 4 * own).sqrt()).sqrt() for own in (a, b))
+    size = left * right
+    cosine = torch.where(size == 0, 1.0, moment / torch.where(size == 0, 1.0, size)).clamp(-1, 1)
+    grown = math.sqrt(variance * 2 / math.pi)
+    return _Layer(grown * left, grown * right, cosine, 1 - cosine, 1 + cosine), variance * 4 / math.pi / root

@@ -2,15 +2,15 @@
 
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor, ratio
+from featlearn.linalg.correlation import Kind
+from featlearn.linalg.correlation import correlation as correlation
+from featlearn.shapes import checked_tensor
 from featlearn.theory.early.arguments import checked_inputs, checked_symmetric
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
-Kind = Literal["cosine", "pearson"]
 
 
 class DerivativeMatrices(NamedTuple):
@@ -139,13 +139,3 @@ def checked_ptk(ptk: Any, weighted: Tensor, outputs: int) -> Tensor:
             "between all rows, not the (k, k) covariance J^T J"
         )
     return checked_symmetric(kernel, "ptk")
-
-
-def correlation(first: Tensor, second: Tensor, kind: str = "cosine") -> Tensor:
-    """Cosine of matrices (..., d, d), or of what is left of them without the mean of their entries; nan for 0."""
-    if kind not in ("cosine", "pearson"):
-        raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
-    if kind == "pearson":
-        first, second = (part - part.mean((-2, -1), keepdim=True) for part in (first, second))
-    sizes = torch.linalg.matrix_norm(first) * torch.linalg.matrix_norm(second)
-    return ratio((first * second).sum((-2, -1)), sizes)
