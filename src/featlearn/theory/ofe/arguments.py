@@ -1,0 +1,105 @@
+"""The boundary checks shared by optimal feature evolution."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.shapes import checked_kernel, checked_targets, checked_tensor
+
+
+def checked_numbers(
+    value: Any, name: str, *, least: float | None = None, most: float | None = None, above: float | None = None
+) -> Tensor:
+    """A finite real number or an array of them, in double; a number becomes a tensor without axes."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor | Sequence) or isinstance(value, str):
+        raise InputTypeError(f"{name} is {type(value).__name__}, expected a number or a tensor of numbers")
+    given = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    numbers = checked_tensor(given, name)
+    wanted = ["finite"] if not bool(numbers.isfinite().all()) else []
+    wanted += [f">= {least:g}"] if least is not None and bool((numbers < least).any()) else []
+    wanted += [f"<= {most:g}"] if most is not None and bool((numbers > most).any()) else []
+    wanted += [f"> {above:g}"] if above is not None and bool((numbers <= above).any()) else []
+    if wanted:
+        shown = f"{name}={value!r}" if numbers.dim() == 0 else f"{name} of shape {tuple(numbers.shape)}"
+        raise InputValueError(f"{shown}, expected numbers {' and '.join(wanted)}")
+    return numbers
+
+
+def checked_number(value: Any, name: str, *, least: float | None = None, above: float | None = None) -> float:
+    """One finite real number."""
+    numbers = checked_numbers(value, name, least=least, above=above)
+    if numbers.numel() != 1:
+        raise InputValueError(f"{name} has shape {tuple(numbers.shape)}, expected one number")
+    return float(numbers)
+
+
+def checked_times(value: Any) -> Tensor:
+    """Times (T,), at least 0, in any order; one number is one time."""
+    times = checked_numbers(value, "times", least=0.0)
+    if times.dim() > 1 or times.numel() == 0:
+        raise InputValueError(f"times have shape {tuple(times.shape)}, expected (T,) with T >= 1")
+    return times.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kernel in its eigenbasis and a task."""
+
+    kernel: Tensor
+    """(P, P), symmetric."""
+    targets: Tensor
+    """(P, C)"""
+    residual: Tensor
+    """(P, C): Delta_0 = f0 - y."""
+    single: bool
+    """Whether y had no output axis."""
+    values: Tensor
+    """(P,), ascending; what rounding makes of zero is zero."""
+    vectors: Tensor
+    """(P, P), columns in the same order."""
+
+
+def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None) -> Problem:
+    """One positive semi-definite kernel (P, P) with targets, and outputs to start from, (P,) or (P, C)."""
+    kernel = checked_kernel(K0, "K0")
+    if kernel.dim() != 2:
+        raise InputValueError(f"K0 has shape {tuple(kernel.shape)}, expected one kernel (P, P); loop over a stack")
+    targets = checked_targets(y, kernel)
+    start = torch.zeros_like(targets) if f0 is None else checked_targets(f0, kernel, "f0")
+    if f0 is not None and tuple(f0.shape) != tuple(y.shape):
+        raise InputValueError(f"f0 has shape {tuple(f0.shape)}, expected {tuple(y.shape)}, as y has")
+    for name, part in (("K0", kernel), ("y", targets), ("f0", start)):
+        if not bool(part.isfinite().all()):
+            raise InputValueError(f"{name} has entries that are not finite, expected real numbers")
+    values, vectors = _eigenbasis(kernel, rank_tolerance)
+    return Problem((kernel + kernel.T) / 2, targets, start - targets, y.dim() == 1, values, vectors)
+
+
+def checked_task(K0: Any, y: Any) -> Problem:
+    """A kernel and one target (P,) that is not zero."""
+    given = checked_problem(K0, y)
+    if not given.single:
+        raise InputValueError(f"y has shape {tuple(y.shape)}, expected (P,): one column at a time")
+    if not bool((given.targets != 0).any()):
+        raise InputValueError("y is zero everywhere, expected a task")
+    return given
+
+
+def _eigenbasis(kernel: Tensor, rank_tolerance: Any) -> tuple[Tensor, Tensor]:
+    size = float(kernel.abs().max())
+    if float((kernel - kernel.T).abs().max()) > 1e-6 * size:
+        raise InputValueError(f"K0 of shape {tuple(kernel.shape)} is not symmetric, expected the kernel of one probe")
+    values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+    largest = float(values.abs().max())
+    if float(values.min()) < -1e-6 * largest:
+        raise InputValueError(
+            f"K0 has the eigenvalue {float(values.min()):.3g} beside {largest:.3g}, expected a positive semi-definite "
+            "kernel, as K0 = Psi^T Psi is"
+        )
+    default = len(kernel) * torch.finfo(torch.float64).eps
+    share = default if rank_tolerance is None else checked_number(rank_tolerance, "rank_tolerance", least=0.0)
+    return torch.where(values <= share * largest, 0.0, values), vectors
