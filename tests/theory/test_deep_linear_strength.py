@@ -277,3 +277,8 @@ def test_all_modes_align_first_only_from_very_small_weights_and_with_two_layers(
 def test_wrong_numbers_are_refused(call):
     with pytest.raises(fl.FeatlearnError, match="expected"):
         call()
+
+
+def test_one_layer_keeps_its_digits_at_the_start():
+    found = deep_linear.strength(torch.tensor([1e-173, 1e-9], dtype=torch.float64), -3.0, -3e-6, 1)
+    assert found.tolist() == pytest.approx([-3e-6, -3e-6 - 3e-9 * (1 - 1e-6)], rel=1e-12)

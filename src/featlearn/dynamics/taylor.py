@@ -15,7 +15,8 @@ def linearize(model: nn.Module, order: int = 1) -> nn.Module:
     """The Taylor model of a module at its present weights, of order 1 or 2; a module itself, trained like any other.
 
     Order 1: f0 + J (theta - theta0), whose tangent kernel never changes, and which trains exactly as its frozen kernel
-    says. Order 2 adds 1/2 (theta - theta0)^T H (theta - theta0): its kernel moves, at first as that of the network.
+    says. Order 2 adds 1/2 (theta - theta0)^T H (theta - theta0): its kernel moves, at first as that of a
+    smooth network; gates of a ReLU network switch, which the expansion around one point does not see.
 
     The module given is not touched. Its trainable parameters are parameters of the new module, under
     `network.<name>`, and start where they are; theta0 are its buffers, `start.<name>`, which move with it to another

@@ -15,8 +15,8 @@ def alignment(K: Tensor, y: Tensor) -> Tensor:
     """Kernel-task alignment A = y^T K y / (|K|_F |y|^2), raw (000 Eq. 4, 001 Eq. 3).
 
     For y of shape (P, C) the task kernel is Y Y^T: A = <K, Y Y^T> / (|K|_F |Y Y^T|_F), which the papers do not define.
-    In [0, 1] for a positive kernel; 1 exactly where K is proportional to y y^T; A(I) = 1 / sqrt(P). nan where K or y
-    vanishes.
+    In [0, 1] for a positive kernel; 1 exactly where K is proportional to y y^T; A(I) = 1 / sqrt(P) for one
+    target. nan where K or y vanishes.
 
     On one-hot targets and ReLU kernels the raw value measures mostly the constant mode; see `centered_alignment`.
     """

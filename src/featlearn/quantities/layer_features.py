@@ -113,15 +113,15 @@ class LayerFeatures:
         """tr(Wb^T Wb Wb^T K Wb) / tr(W^T W W^T K W): how much of the agreement training has made; may exceed 1."""
         if self.initial_weight is None:
             return torch.nan
-        return _ratio(_overlap(self._weight_shift, self.ptk_covariance), _overlap(self.weight, self.ptk_covariance))
+        return _ratio(_overlap(self._weight_shift, self._arriving), _overlap(self.weight, self._arriving))
 
     @cached_property
     def double_centered_share(self) -> float:
         """tr(Wb^T Wb Wb^T Kb Wb) / tr(Wb^T Wb Wb^T K Wb)."""
-        if self.initial_weight is None or self.ptk_change is None:
+        if self.initial_weight is None or self._changed is None:
             return torch.nan
         shift = self._weight_shift
-        return _ratio(_overlap(shift, self.ptk_change), _overlap(shift, self.ptk_covariance))
+        return _ratio(_overlap(shift, self._changed), _overlap(shift, self._arriving))
 
     @property
     def weight_change(self) -> float:
@@ -137,7 +137,7 @@ class LayerFeatures:
         """
         if kind not in ("cosine", "pearson"):
             raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
-        first, change, initial = self.ptk_covariance, self.ptk_change, self.initial_weight
+        first, change, initial = self._arriving, self._changed, self.initial_weight
         shift = None if initial is None else self._weight_shift
         return Correlations(
             _correlation(self.weight, first, kind),
@@ -172,6 +172,29 @@ class LayerFeatures:
     def _cosines(self) -> Correlations:
         return self.correlations()
 
+    @cached_property
+    def _arriving(self) -> "_Spread":
+        return _Spread(self.ptk_covariance)
+
+    @cached_property
+    def _changed(self) -> "_Spread | None":
+        return None if self.ptk_change is None else _Spread(self.ptk_change)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """A covariance with its root, which several correlations share and which costs more than all the rest of them."""
+
+    covariance: Tensor
+
+    @cached_property
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.covariance).all())
+
+    @cached_property
+    def root(self) -> Tensor:
+        return _root(self.covariance)
+
 
 def _root(covariance: Tensor) -> Tensor:
     """The symmetric square root: traces of products are then sums of squares, and nothing cancels."""
@@ -182,27 +205,34 @@ def _root(covariance: Tensor) -> Tensor:
     return root
 
 
-def _overlap(weight: Tensor, covariance: Tensor) -> float:
+def _overlap(weight: Tensor, spread: _Spread) -> float:
     """tr(W^T W W^T K W) = |M S|^2 with M = W W^T and S^2 = K: k x k matrices, whatever the number of inputs."""
-    return float((weight @ weight.mT @ _root(covariance)).square().sum()) if _finite(weight, covariance) else torch.nan
-
-
-def _finite(*matrices: Tensor) -> bool:
-    return all(bool(torch.isfinite(matrix).all()) for matrix in matrices)
-
-
-def _correlation(weight: Tensor | None, covariance: Tensor | None, kind: Kind) -> float:
-    """rho(W^T W, W^T K W)."""
-    if weight is None or covariance is None or not _finite(weight, covariance):
+    if not spread.finite or not _finite(weight):
         return torch.nan
-    # Scales drop out; without this fourth powers of small weights and gradients would underflow.
-    weight, covariance = (m / m.abs().max() if bool(m.any()) else m for m in (weight, covariance))
+    return float((weight @ weight.mT @ spread.root).square().sum())
+
+
+def _finite(matrix: Tensor) -> bool:
+    return bool(torch.isfinite(matrix).all())
+
+
+def _correlation(weight: Tensor | None, spread: _Spread | None, kind: Kind) -> float:
+    """rho(W^T W, W^T K W)."""
+    if weight is None or spread is None or not spread.finite or not _finite(weight):
+        return torch.nan
+    weight = _scaled(weight)
     if kind == "pearson":
-        first, second = (m - m.mean() for m in (weight.mT @ weight, weight.mT @ covariance @ weight))
+        grown = weight.mT @ _scaled(spread.covariance) @ weight
+        first, second = (m - m.mean() for m in (weight.mT @ weight, grown))
         return _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
-    gram, root = weight @ weight.mT, _root(covariance)
+    gram, root = weight @ weight.mT, _scaled(spread.root)
     mixed = gram @ root
     return _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))
+
+
+def _scaled(matrix: Tensor) -> Tensor:
+    """Scales drop out; without this fourth powers of small weights and gradients would underflow."""
+    return matrix / matrix.abs().max() if bool(matrix.any()) else matrix
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -28,6 +28,10 @@ def ntk_velocity(
 ) -> Tensor:  # fmt: skip
     """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly (000 Sec. 2.2).
 
+    The derivative at this point of weight space. Where activations have kinks (ReLU) a kernel also jumps, whenever a
+    gate switches, and no derivative knows of that: over one large step of a ReLU network the measured change can differ
+    from this by more than its size, for smooth activations the difference shrinks with the step.
+
     Args:
         model, x, readout, parameters, memory: as for `fl.ntk`.
         y: targets, (P,) or (P, C) as the outputs are; one-hot rows or probabilities for cross-entropy.

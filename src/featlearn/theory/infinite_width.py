@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_finite, checked_number
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_count, checked_number
 
 Activation = Literal["relu", "linear", "erf"]
 
@@ -80,12 +81,8 @@ def _kernels(
         raise InputValueError(
             f"x has shape {tuple(first.shape)} and x2 {tuple(second.shape)}, expected (P, d), (P2, d); flatten images"
         )
-    variance = checked_number(variance, "weight_variance")
-    if not isinstance(hidden_layers, int) or hidden_layers < 0 or not variance > 0:
-        raise InputValueError(
-            f"hidden_layers={hidden_layers!r} and weight_variance={variance!r}, expected a number of layers >= 0 and a "
-            "positive variance"
-        )
+    variance = checked_number(variance, "weight_variance", above=0.0)
+    hidden_layers = checked_count(hidden_layers, "hidden_layers", 0)
     steps = {"relu": _relu, "linear": _linear, "erf": _erf}
     if activation not in steps:
         raise InputValueError(f"activation={activation!r}, expected 'relu', 'linear' or 'erf'")

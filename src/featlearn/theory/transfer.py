@@ -14,16 +14,15 @@ Errata: 002 Eq. 67 and 70 leave out kappa^2; Eq. 68 leaves out A. Noise is not i
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputValueError
 from featlearn.linalg.estimate import Estimate
-from featlearn.theory.ofe.arguments import checked_numbers
+from featlearn.theory.arguments import Numbers, checked_count, checked_generator, checked_number, checked_numbers
 
 __all__ = ["LearningCurve", "learning_curve", "learning_curve_general", "simulate", "transfer_spectrum"]
 
@@ -65,8 +64,8 @@ class LearningCurve:
 
 
 def learning_curve(
-    samples: float | Tensor | Sequence[float], dimension: int | Tensor, spike: float | Tensor,
-    overlap: float | Tensor, ridge: float | Tensor = 0.0, noise: float | Tensor = 0.0,
+    samples: Numbers, dimension: Numbers, spike: Numbers,
+    overlap: Numbers, ridge: Numbers = 0.0, noise: Numbers = 0.0,
 ) -> LearningCurve:  # fmt: skip
     """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta (002 App. F, Fig. F.1).
 
@@ -86,16 +85,14 @@ def learning_curve(
 
     infinite where noise meets P = D without a ridge.
     """
-    given = (samples, dimension, spike, overlap, ridge, noise)
-    names = ("samples", "dimension", "spike", "overlap", "ridge", "noise")
-    checked = [checked_numbers(value, name) for value, name in zip(given, names, strict=True)]
-    shape = torch.broadcast_shapes(*(value.shape for value in checked))
-    P, D, A, alpha, ridge_, noise_ = (value.expand(shape) for value in checked)
-    if bool((D < 1).any()) or bool((A <= -1).any()) or bool((alpha.abs() > 1).any()):
-        raise InputValueError(
-            f"dimension={dimension!r}, spike={spike!r}, overlap={overlap!r}, expected dimension >= 1, spike > -1 and "
-            "an overlap between -1 and 1"
-        )
+    P, D, A, alpha, ridge_, noise_ = torch.broadcast_tensors(
+        checked_numbers(samples, "samples", least=0.0),
+        checked_numbers(dimension, "dimension", least=1.0),
+        checked_numbers(spike, "spike", above=-1.0),
+        checked_numbers(overlap, "overlap", least=-1.0, most=1.0),
+        checked_numbers(ridge, "ridge", least=0.0),
+        checked_numbers(noise, "noise", least=0.0),
+    )
     if bool(((D == 1) & (alpha.abs() < 1)).any()):
         raise InputValueError(f"overlap={overlap!r} in one dimension, expected 1 or -1: there is no other direction")
     values = torch.stack([1 + A, torch.ones_like(A)], -1)
@@ -105,8 +102,8 @@ def learning_curve(
 
 
 def learning_curve_general(
-    samples: float | Tensor | Sequence[float], eigenvalues: Tensor, coefficients: Tensor,
-    ridge: float | Tensor = 0.0, noise: float | Tensor = 0.0, *, counts: Tensor | None = None,
+    samples: Numbers, eigenvalues: Tensor, coefficients: Tensor,
+    ridge: Numbers = 0.0, noise: Numbers = 0.0, *, counts: Tensor | None = None,
 ) -> LearningCurve:  # fmt: skip
     """Error of kernel regression for any spectrum (002 Eq. 67, corrected).
 
@@ -130,20 +127,21 @@ def learning_curve_general(
             f"counts {tuple(many.shape)}, expected all (M,)"
         )
     P, ridge_, noise_ = torch.broadcast_tensors(
-        checked_numbers(samples, "samples"), checked_numbers(ridge, "ridge"), checked_numbers(noise, "noise")
+        checked_numbers(samples, "samples", least=0.0),
+        checked_numbers(ridge, "ridge", least=0.0),
+        checked_numbers(noise, "noise", least=0.0),
     )
     return _curve(P, values, many, size.square(), ridge_, noise_)
 
 
 def transfer_spectrum(dimension: int, spike: float, overlap: float) -> tuple[Tensor, Tensor]:
     """Eigenvalues and coefficients (D,) of the setting of `learning_curve`, as the general functions take them."""
-    if not isinstance(dimension, int) or isinstance(dimension, bool) or dimension < 1:
-        raise InputValueError(f"dimension={dimension!r}, expected an integer >= 1")
-    alpha = float(checked_numbers(overlap, "overlap", least=-1.0, most=1.0))
+    dimension = checked_count(dimension, "dimension")
+    alpha = checked_number(overlap, "overlap", least=-1.0, most=1.0)
     if dimension == 1 and abs(alpha) < 1:
         raise InputValueError(f"overlap={overlap!r} in one dimension, expected 1 or -1: there is no other direction")
     values = torch.ones(dimension, dtype=torch.float64)
-    values[0] += float(checked_numbers(spike, "spike", above=-1.0))
+    values[0] += checked_number(spike, "spike", above=-1.0)
     coefficients = torch.zeros(dimension, dtype=torch.float64)
     coefficients[0] = alpha
     coefficients[1:2] = math.sqrt((1 - alpha) * (1 + alpha))
@@ -152,9 +150,6 @@ def transfer_spectrum(dimension: int, spike: float, overlap: float) -> tuple[Ten
 
 def _curve(P: Tensor, values: Tensor, counts: Tensor, power: Tensor, ridge: Tensor, noise: Tensor) -> LearningCurve:
     """P, ridge, noise (...); values, counts, power (M,) or (..., M)."""
-    for name, part in (("samples", P), ("ridge", ridge), ("noise", noise)):
-        if bool((part < 0).any()):
-            raise InputValueError(f"{name} has negative entries, expected numbers >= 0")
     kappa = _effective_ridge(P, values, counts, ridge)
     held = values > 0
     below = values * P[..., None] + kappa[..., None]
@@ -231,13 +226,9 @@ def simulate(
         raise InputValueError(
             f"eigenvalues have shape {tuple(values.shape)} and coefficients {tuple(target.shape)}, expected both (M,)"
         )
-    for name, count in (("samples", samples), ("draws", draws)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputValueError(f"{name}={count!r}, expected an integer >= 1")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise InputTypeError(f"generator is {type(generator).__name__}, expected a torch.Generator or None")
-    size, spread = (float(checked_numbers(v, name, least=0.0)) for v, name in ((ridge, "ridge"), (noise, "noise")))
-    source = torch.Generator().manual_seed(0) if generator is None else generator
+    samples, draws = checked_count(samples, "samples"), checked_count(draws, "draws")
+    size, spread = checked_number(ridge, "ridge", least=0.0), checked_number(noise, "noise", least=0.0)
+    source = checked_generator(generator, seed=0)  # the data are drawn here too: nothing to be independent of
     errors = []
     for _ in range(draws):
         drawn = torch.randn(samples, len(values) + 1, dtype=torch.float64, generator=source, device=source.device)

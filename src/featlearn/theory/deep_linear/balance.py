@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.deep_linear.arguments import checked_numbers, checked_positive, checked_weights
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import Numbers, checked_numbers
+from featlearn.theory.deep_linear.arguments import checked_weights
 
 
 class RefinedBalance(NamedTuple):
@@ -24,30 +25,31 @@ class RefinedBalance(NamedTuple):
     """u_L^2 to first order, s^(2/L) - sum d_l / L."""
 
 
-def conserved_matrices(weights: Sequence[Tensor], rates: Sequence[float] | None = None) -> list[Tensor]:
+def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) -> list[Tensor]:
     """B_l = W^l W^lT / eta_l - W^(l+1)T W^(l+1) / eta_(l+1) for l = 1 ... L-1 (002 Eq. 55, 81): constant in time.
 
     `weights` [W^1 (N1, D), ..., W^L (C, N)], first layer first; `rates` the learning rates of the layers, by default
     equal (and 1). For measured models see `fl.layer_balance`.
     """
     layers = checked_weights(weights)
-    eta = [1.0] * len(layers) if rates is None else [float(checked_positive(rate, "rates")) for rate in rates]
-    if len(eta) != len(layers):
-        raise InputValueError(f"rates have {len(eta)} numbers, expected one for each of the {len(layers)} layers")
+    given = checked_numbers([1.0] * len(layers) if rates is None else rates, "rates", above=0.0)
+    if given.shape != (len(layers),):
+        raise InputValueError(f"rates have shape {tuple(given.shape)}, expected ({len(layers)},), one for each layer")
+    eta = given.tolist()
     pairs = zip(layers, layers[1:], eta, eta[1:], strict=False)
     return [first @ first.T / rate - second.T @ second / later for first, second, rate, later in pairs]
 
 
-def width_corrections(widths: Sequence[int]) -> Tensor:
+def width_corrections(widths: Numbers) -> Tensor:
     """g_l = sum_(k=l+1..L) (1 - N_(k+1) / N_k) of 002 Eq. 83, corrected: (L,), the last 0.
 
     `widths` N_1 = D, N_2, ..., N_(L+1) = C: inputs, hidden layers, outputs. Erratum: the print sums from k = l.
     """
-    if not isinstance(widths, Sequence) or len(widths) < 2 or any(not width > 0 for width in widths):
+    sizes = checked_numbers(widths, "widths", above=0.0)
+    if sizes.dim() != 1 or len(sizes) < 2:
         raise InputValueError(f"widths={widths!r}, expected inputs, hidden layers and outputs: L + 1 numbers > 0")
-    sizes = torch.tensor([float(width) for width in widths], dtype=torch.float64)
     steps = 1 - sizes[2:] / sizes[1:-1]  # k = 2 ... L
-    return torch.cat([steps.flip(0).cumsum(0).flip(0), torch.zeros(1, dtype=torch.float64)])
+    return torch.cat([steps.flip(0).cumsum(0).flip(0), sizes.new_zeros(1)])
 
 
 def refined_balance(s: Any, sigma: Any, g: Tensor) -> RefinedBalance:
@@ -63,7 +65,7 @@ def refined_balance(s: Any, sigma: Any, g: Tensor) -> RefinedBalance:
     Errata: the print has prod = s for s^2, sums g_l from k = l, and u^2 = s^(2/L) - g sigma^2 / (2 L s^(1/L)), which
     is the correction of u, not of u^2.
     """
-    size, scale = checked_positive(s, "s"), checked_positive(sigma, "sigma", zero=True)
+    size, scale = checked_numbers(s, "s", above=0.0), checked_numbers(sigma, "sigma", least=0.0)
     shifts = scale.square() * checked_numbers(g, "g")
     if size.dim() or scale.dim() or shifts.dim() != 1 or not len(shifts):
         raise InputValueError(
@@ -85,7 +87,7 @@ def exact_balance(W0: Tensor, A0: Tensor, s: Any, z: Tensor, v: Tensor) -> Refin
     `wide_difference`.
     """
     first, last = checked_weights([W0, A0])
-    left, right = checked_tensor(z, "z").to(first.device), checked_tensor(v, "v").to(first.device)
+    left, right = checked_finite(z, "z").to(first.device), checked_finite(v, "v").to(first.device)
     if left.shape != last.shape[:1] or right.shape != first.shape[1:]:
         raise InputValueError(
             f"z has shape {tuple(left.shape)} and v {tuple(right.shape)}, expected (C,) = ({len(last)},) and (D,) = "
@@ -104,8 +106,8 @@ def wide_difference(sigma: Any, D: Any, N: Any, C: Any) -> Tensor:
 
     Erratum: 002 Eq. 82, 83 give sigma^2 (1 - C / N).
     """
-    inputs, width, outputs = (checked_positive(size, name) for size, name in ((D, "D"), (N, "N"), (C, "C")))
-    return checked_positive(sigma, "sigma", zero=True).square() * (width / inputs - outputs / width)
+    inputs, width, outputs = (checked_numbers(size, name, above=0.0) for size, name in ((D, "D"), (N, "N"), (C, "C")))
+    return checked_numbers(sigma, "sigma", least=0.0).square() * (width / inputs - outputs / width)
 
 
 def _root(s: Tensor, shifts: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.deep_linear.arguments import checked_direction, checked_numbers, checked_times
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_numbers, checked_times
+from featlearn.theory.deep_linear.arguments import checked_direction
 
 
 def early_kernel(
@@ -61,7 +62,7 @@ def two_layer_kernel(
     start = TwoLayerStart.of(W0, a0, beta, s, covariance)
     if start.span is not None and float((start.span @ start.span - start.span).abs().max()) > 1e-6:
         raise InputValueError("covariance is not a projector, expected whitened inputs; use flow for others")
-    return start.metric(checked_times(times), saturating=True)
+    return start.metric(checked_times(times, infinite=True), saturating=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class TwoLayerStart:
     @staticmethod
     def of(W0: Any, a0: Any, beta: Any, s: Any, covariance: Any = None) -> "TwoLayerStart":
         """From the weights, after the boundary check."""
-        first, last = checked_tensor(W0, "W0"), checked_tensor(a0, "a0")
+        first, last = checked_finite(W0, "W0"), checked_finite(a0, "a0")
         if first.dim() != 2 or last.shape != first.shape[:1]:
             raise InputValueError(
                 f"W0 has shape {tuple(first.shape)} and a0 {tuple(last.shape)}, expected (N, D) and (N,)"
@@ -150,7 +151,7 @@ class TwoLayerStart:
 
 
 def _checked_covariance(value: Any, like: Tensor) -> Tensor:
-    matrix = checked_tensor(value, "covariance").to(like.device)
+    matrix = checked_finite(value, "covariance").to(like.device)
     size = like.shape[1]
     if matrix.shape != (size, size):
         raise InputValueError(f"covariance has shape {tuple(matrix.shape)}, expected (D, D) = ({size}, {size})")

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.deep_linear.arguments import (
-    checked_depth,
-    checked_direction,
-    checked_numbers,
-    checked_outputs,
-    checked_positive,
-    checked_rows,
-)
+from featlearn.theory.arguments import checked_count, checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_depth, checked_direction, checked_outputs
 from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 
 
@@ -99,8 +93,7 @@ def final_nngp(X: Tensor, y: Tensor, layer: int, weight_layers: int) -> Tensor:
     X X^T from the formula for l = 0, which gives a projector of rank C: layer 0 is a case of its own.
     """
     depth = checked_depth(weight_layers)
-    if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer <= depth:
-        raise InputValueError(f"layer={layer!r}, expected 0 (the input) to weight_layers={depth} (the output)")
+    layer = checked_count(layer, "layer", 0, depth, hint="0 is the input, weight_layers the output")
     rows = checked_rows(X)
     weights = teacher(rows, checked_outputs(y, rows))
     if layer == 0:
@@ -122,7 +115,7 @@ def feature_rate(X: Tensor, y: Tensor, weight_layers: int, kernel_scale: Any = 1
     if targets.dim() != 1:
         raise InputValueError(f"y has shape {tuple(targets.shape)}, expected (P,): one output, one rate")
     size = teacher(rows, targets).square().sum()
-    return checked_positive(kernel_scale, "kernel_scale").to(rows.device) * (depth - 1) / size
+    return checked_numbers(kernel_scale, "kernel_scale", above=0.0).to(rows.device) * (depth - 1) / size
 
 
 def _eye(size: int, like: Tensor) -> Tensor:

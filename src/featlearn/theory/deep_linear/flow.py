@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.theory.deep_linear.arguments import (
-    checked_line,
-    checked_outputs,
-    checked_positive,
-    checked_rows,
-    checked_weights,
-)
+from featlearn.theory.arguments import Numbers, checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_outputs, checked_path_times, checked_weights
 from featlearn.theory.deep_linear.path import LinearPath, Task
 
 
 def flow(
-    weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: float | Sequence[float] = 1.0
+    weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0
 ) -> LinearPath:  # fmt: skip
     """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2 (002 Eq. 9), by numerical integration.
 
@@ -41,9 +36,7 @@ def flow(
             f"the last layer has {layers[-1].shape[0]} outputs and y the shape {tuple(targets.shape)}, expected as "
             "many columns as outputs"
         )
-    moments = checked_line(times).to(rows.device)
-    if bool((moments.diff() < 0).any()):
-        raise InputValueError("times go back, expected them in increasing order")
+    moments = checked_path_times(times, increasing=True).to(rows.device)
     task = Task.of(rows, targets)
     found = _integrated(layers, task, moments, _rates(rate, len(layers)))
     products = found[0]
@@ -53,10 +46,11 @@ def flow(
 
 
 def _rates(rate: Any, depth: int) -> list[float]:
-    given = list(rate) if isinstance(rate, Sequence) else [rate] * depth
-    if len(given) != depth:
-        raise InputValueError(f"rate has {len(given)} numbers, expected one or one for each of the {depth} layers")
-    return [float(checked_positive(each, "rate", zero=True)) for each in given]
+    given = checked_numbers(rate, "rate", least=0.0)
+    if given.shape not in ((), (depth,)):
+        raise InputValueError(f"rate has shape {tuple(given.shape)}, expected one or ({depth},), one for each layer")
+    rates: list[float] = given.expand(depth).tolist()
+    return rates
 
 
 def _integrated(layers: list[Tensor], task: Task, times: Tensor, rates: list[float]) -> list[Tensor]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.deep_linear.arguments import checked_depth, checked_outputs, checked_positive, checked_rows
+from featlearn.theory.arguments import checked_count, checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_depth, checked_outputs
 from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 
 
@@ -39,11 +40,11 @@ def whitened_max_alignment(
     number or a tensor, >= R. y must be a linear function of X.
     """
     depth = checked_depth(weight_layers)
-    ranks = checked_positive(rank, "rank")
+    ranks = checked_numbers(rank, "rank", above=0.0)
     s = torch.ones(1, dtype=torch.float64) if singular_values is None else singular_values
-    s = checked_positive(s, "singular_values", zero=True).to(ranks.device)
-    count = len(s) if outputs is None else outputs
-    if s.dim() != 1 or not isinstance(count, int) or count < len(s) or bool((ranks < len(s)).any()):
+    s = checked_numbers(s, "singular_values", least=0.0).to(ranks.device)
+    count = s.numel() if outputs is None else checked_count(outputs, "outputs")
+    if s.dim() != 1 or count < len(s) or bool((ranks < len(s)).any()):
         raise InputValueError(
             f"singular_values have shape {tuple(s.shape)}, outputs={outputs!r}, rank={rank!r}, expected (R,) with "
             "R <= outputs and R <= rank"

@@ -5,12 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featlearn.theory.deep_linear.arguments import (
-    checked_direction,
-    checked_outputs,
-    checked_positive,
-    checked_rows,
-)
+from featlearn.theory.arguments import checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_direction, checked_outputs
 
 
 def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
@@ -36,7 +32,7 @@ def spiked_interpolator(X: Tensor, y: Tensor, spike: Tensor, amplitude: float) -
     rows = checked_rows(X)
     targets = checked_outputs(y, rows)
     direction = checked_direction(spike, rows.shape[1], "spike").to(rows.device)
-    size = checked_positive(amplitude, "amplitude", zero=True)
+    size = checked_numbers(amplitude, "amplitude", least=0.0)
     # M^(1/2) = 1 + (sqrt(1 + A) - 1) v v^T: the least norm in the coordinates M^(-1/2) w
     stretched = rows + (torch.sqrt(1 + size) - 1) * torch.outer(rows @ direction, direction)
     weights = teacher(stretched, targets)
@@ -51,9 +47,9 @@ def rkhs_norm(weights: Tensor, spike: Tensor, amplitude: Any) -> Tensor:
     `weights` less its last axis. Along the solution s beta it is s^2 / (1 + A): the more aligned the kernel, the
     smaller.
     """
-    vector = torch.as_tensor(weights).detach().double()
+    vector = checked_numbers(weights, "weights")
     direction = checked_direction(spike, vector.shape[-1], "spike").to(vector.device)
-    size = checked_positive(amplitude, "amplitude", zero=True).to(vector.device)
+    size = checked_numbers(amplitude, "amplitude", least=0.0).to(vector.device)
     along = vector @ direction
     across = vector - along[..., None] * direction
     return across.square().sum(-1) + along.square() / (1 + size)

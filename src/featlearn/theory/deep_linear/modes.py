@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.deep_linear.arguments import checked_depth, checked_positive
+from featlearn.theory.arguments import checked_numbers
+from featlearn.theory.deep_linear.arguments import checked_depth
 
 
 class Separation(NamedTuple):
@@ -38,7 +39,9 @@ def mode_times(singular_values: Tensor, c0: Any, weight_layers: int) -> Tensor:
     Erratum: the print has 1/s for 1/(2s) (also t_2 of Sec. 3.1 and Fig. 2).
     """
     depth = checked_depth(weight_layers)
-    s, start = torch.broadcast_tensors(checked_positive(singular_values, "singular_values"), checked_positive(c0, "c0"))
+    s, start = torch.broadcast_tensors(
+        checked_numbers(singular_values, "singular_values", above=0.0), checked_numbers(c0, "c0", above=0.0)
+    )
     a = 1 - 2 / depth
     logarithm = torch.log(s / start).clamp(min=0)
     # (c0^-a - s^-a) / (L - 2) = s^-a (e^(a log(s / c0)) - 1) / (a L), a = 0 for two layers
@@ -56,7 +59,7 @@ def separation(singular_values: Tensor, c0: Any, weight_layers: int) -> Separati
     """
     depth = checked_depth(weight_layers, 2)
     s, start = torch.broadcast_tensors(
-        checked_positive(singular_values, "singular_values").reshape(-1), checked_positive(c0, "c0")
+        checked_numbers(singular_values, "singular_values", above=0.0).reshape(-1), checked_numbers(c0, "c0", above=0.0)
     )
     alignment = start ** (2 / depth - 1) / s
     learning = mode_times(s, start, depth)

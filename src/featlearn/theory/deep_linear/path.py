@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.deep_linear.arguments import checked_rows
+from featlearn.theory.arguments import checked_rows
 from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 from featlearn.theory.prediction import Prediction
 

@@ -6,14 +6,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.deep_linear.arguments import (
-    checked_depth,
-    checked_line,
-    checked_numbers,
-    checked_outputs,
-    checked_positive,
-    checked_rows,
-)
+from featlearn.theory.arguments import checked_number, checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_depth, checked_outputs, checked_path_times
 from featlearn.theory.deep_linear.early_kernel import TwoLayerStart
 from featlearn.theory.deep_linear.max_alignment import traced_metric
 from featlearn.theory.deep_linear.path import LinearPath, Task
@@ -37,7 +31,7 @@ def solve(
         weight_layers: number of weight matrices.
         rate: see `fl.dynamics.rate`; 1/P is that of 002.
     """
-    depth, moments = checked_depth(weight_layers), checked_line(times)
+    depth, moments = checked_depth(weight_layers), checked_path_times(times)
     rows = checked_rows(X)
     task = Task.of(rows, checked_outputs(y, rows))
     size, moments = task.whitened(), moments.to(rows.device)
@@ -46,7 +40,7 @@ def solve(
         raise InputValueError(
             f"c0 has shape {tuple(start.shape)}, expected a number or one for each mode, (R,) = {tuple(task.s.shape)}"
         )
-    scaled = (float(checked_positive(rate, "rate")) * size * moments)[:, None]
+    scaled = (checked_number(rate, "rate", above=0.0) * size * moments)[:, None]
     c = strength(scaled, task.s, start, depth)
     left = remaining(scaled, task.s, start, depth)
     weights = torch.einsum("cr,tr,rd->tcd", task.z, c, task.v)
@@ -71,10 +65,10 @@ def silent_alignment(
     targets = checked_outputs(y, rows)
     if targets.numel() != len(rows):
         raise InputValueError(f"y has shape {tuple(targets.shape)}, expected (P,): one output; use flow for more")
-    task, moments = Task.of(rows, targets), checked_line(times).to(rows.device)
+    task, moments = Task.of(rows, targets), checked_path_times(times).to(rows.device)
     size = task.whitened()
     readout = a0[0] if isinstance(a0, Tensor) and a0.dim() == 2 and len(a0) == 1 else a0
     start = TwoLayerStart.of(W0, readout, task.teacher[0] / task.s[0], task.s[0], task.second / size)
-    scaled = float(checked_positive(rate, "rate")) * size * moments
+    scaled = checked_number(rate, "rate", above=0.0) * size * moments
     weights = start.strength(scaled)[:, None] * start.beta + start.across(scaled)
     return task.path(moments, weights[:, None], lambda i: start.metric(scaled[i], saturating=True))

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featlearn.theory.deep_linear.arguments import checked_depth, checked_numbers, checked_positive, checked_times
+from featlearn.theory.arguments import checked_numbers, checked_times
+from featlearn.theory.deep_linear.arguments import checked_depth
 from featlearn.theory.deep_linear.time_integral import COORDINATES, Coordinate
 
 _FARTHEST = 1e4
@@ -85,7 +86,7 @@ def half_time_scaling(s: Any, c0: Any, weight_layers: int) -> Tensor:
     Erratum: the print has L / (s (L-2)) sigma^(2-L) and, in the text, s (L-2) sigma^(2-L).
     """
     depth = checked_depth(weight_layers, 2)
-    teacher, start = checked_positive(s, "s"), checked_positive(c0, "c0")
+    teacher, start = checked_numbers(s, "s", above=0.0), checked_numbers(c0, "c0", above=0.0)
     if depth == 2:
         return torch.log((math.sqrt(2) - 1) * teacher / start) / (2 * teacher)
     return start ** (2 / depth - 1) / (teacher * (depth - 2))
@@ -97,8 +98,8 @@ def early_strength(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
     Positive s and c0, broadcast. inf from the time on at which this form, without the saturation at s, diverges.
     """
     depth = checked_depth(weight_layers, 2)
-    moments = checked_times(times)
-    teacher, start = checked_positive(s, "s"), checked_positive(c0, "c0")
+    moments = checked_times(times, infinite=True)
+    teacher, start = checked_numbers(s, "s", above=0.0), checked_numbers(c0, "c0", above=0.0)
     if depth == 2:
         return start * torch.exp(2 * teacher * moments)
     left = start ** (2 / depth - 1) - (depth - 2) * teacher * moments
@@ -109,7 +110,7 @@ def _path(times: Any, s: Any, c0: Any, weight_layers: int) -> tuple[Tensor, Tens
     """c and s - c."""
     depth = checked_depth(weight_layers)
     moments, teacher, start = torch.broadcast_tensors(
-        checked_times(times), checked_numbers(s, "s"), checked_numbers(c0, "c0")
+        checked_times(times, infinite=True), checked_numbers(s, "s"), checked_numbers(c0, "c0")
     )
     ended = torch.isinf(moments)
     value = torch.where(ended, _end(teacher, start, depth), start)
@@ -143,8 +144,8 @@ def _end(s: Tensor, c0: Tensor, depth: int) -> Tensor:
 
 def _moved(regime: str, times: Tensor, s: Tensor, c0: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     if regime == "linear":
-        left = (s - c0) * torch.exp(-times)
-        return s - left, left
+        # Each by the form that does not cancel: c near c0 at first, s - c near 0 in the end.
+        return c0 - (s - c0) * torch.expm1(-times), (s - c0) * torch.exp(-times)
     power = 2 - 2 / depth
     if regime == "untaught":
         # d|c|/dt = -L |c|^(1+p), p L = 2 (L-1)

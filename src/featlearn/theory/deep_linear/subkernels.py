@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.deep_linear.arguments import checked_numbers, checked_rows, checked_weights
+from featlearn.theory.arguments import checked_numbers, checked_rows
+from featlearn.theory.deep_linear.arguments import checked_weights
 
 
 class LayerTerm(NamedTuple):

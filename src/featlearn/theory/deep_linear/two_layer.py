@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.deep_linear.arguments import checked_numbers, checked_positive, checked_times
+from featlearn.theory.arguments import checked_numbers, checked_times
 from featlearn.theory.prediction import Prediction
 
 
@@ -66,7 +66,9 @@ def initial_statistics(sigma: Any, D: Any, N: Any) -> InitialStatistics:
     A typical network of these sizes starts its second phase from c0 = mean_q0 / 2.
     """
     scale, inputs, width = torch.broadcast_tensors(
-        checked_positive(sigma, "sigma", zero=True), checked_positive(D, "D"), checked_positive(N, "N")
+        checked_numbers(sigma, "sigma", least=0.0),
+        checked_numbers(D, "D", above=0.0),
+        checked_numbers(N, "N", above=0.0),
     )
     square = scale.square()
     return InitialStatistics(
@@ -117,7 +119,10 @@ def two_layer(times: Any, q0: Any, r0: Any, s: Any, *, samples: int = 1) -> TwoL
 
 def _checked(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     moments, q, r, teacher = torch.broadcast_tensors(
-        checked_times(times), checked_positive(q0, "q0", zero=True), checked_numbers(r0, "r0"), checked_numbers(s, "s")
+        checked_times(times, infinite=True),
+        checked_numbers(q0, "q0", least=0.0),
+        checked_numbers(r0, "r0"),
+        checked_numbers(s, "s"),
     )
     if bool((r.abs() > q * (1 + 1e-12)).any()):
         raise InputValueError(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.deep_linear.arguments import checked_positive, checked_rows
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_numbers, checked_rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TwoLayerFinalKernel:
 
         Erratum: the print has alpha_K^2 / |V|^4, and alpha_K^-2 before K0.
         """
-        return checked_positive(kernel_scale, "kernel_scale") / self.readout_norm.square()
+        return checked_numbers(kernel_scale, "kernel_scale", above=0.0) / self.readout_norm.square()
 
 
 def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKernel:
@@ -50,7 +50,7 @@ def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKern
 
     Erratum: Eq. 12 has x W W^T x' for x^T W^T W x'.
     """
-    readout, first, rows = checked_tensor(V, "V"), checked_tensor(W, "W"), checked_rows(X)
+    readout, first, rows = checked_finite(V, "V"), checked_finite(W, "W"), checked_rows(X)
     readout = readout[0] if readout.dim() == 2 and len(readout) == 1 else readout
     if first.dim() != 2 or readout.shape != first.shape[:1] or first.shape[1] != rows.shape[1]:
         raise InputValueError(
@@ -75,7 +75,7 @@ def initial_kernel_scale(N: Any, weight_variance: Any, readout_variance: Any) ->
     Entries of W are N(0, sigma_w^2), of V N(0, sigma_v^2). One network is near its average for few samples, P much
     below N: 8 % off at N = 1000 and P = 20, 39 % at N = 200 and P = 400.
     """
-    variances = checked_positive(weight_variance, "weight_variance", zero=True) + checked_positive(
-        readout_variance, "readout_variance", zero=True
+    variances = checked_numbers(weight_variance, "weight_variance", least=0.0) + checked_numbers(
+        readout_variance, "readout_variance", least=0.0
     )
-    return checked_positive(N, "N") * variances
+    return checked_numbers(N, "N", above=0.0) * variances

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.deep_linear.arguments import checked_direction, checked_numbers, checked_positive, checked_times
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_number, checked_numbers, checked_times
+from featlearn.theory.deep_linear.arguments import checked_direction
 
 
 class UnwhitenedSystem(NamedTuple):
@@ -36,7 +37,7 @@ def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
     `a` = beta^T Sigma beta and `b` = beta^T Sigma^2 beta, b >= a^2 > 0; `s` the strength of the teacher: one
     number each.
     """
-    first, second, size = (float(checked_numbers(each, name)) for each, name in ((a, "a"), (b, "b"), (s, "s")))
+    first, second, size = (checked_number(each, name) for each, name in ((a, "a"), (b, "b"), (s, "s")))
     if not first > 0 or second < first**2 * (1 - 1e-12):
         raise InputValueError(
             f"a={first:g} and b={second:g}, expected b >= a^2 > 0: a = beta^T Sigma beta, b = beta^T Sigma^2 beta"
@@ -64,7 +65,7 @@ def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
 
 def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor) -> Tensor:
     """The five numbers (5,) of a network: W (N, D), a (N,), unit vector beta (D,), Sigma (D, D)."""
-    first, readout, sigma = checked_tensor(W, "W"), checked_tensor(a, "a"), checked_tensor(covariance, "covariance")
+    first, readout, sigma = checked_finite(W, "W"), checked_finite(a, "a"), checked_finite(covariance, "covariance")
     size = first.shape[-1]
     if first.dim() != 2 or readout.shape != first.shape[:1] or sigma.shape != (size, size):
         raise InputValueError(
@@ -84,7 +85,7 @@ def unwhitened_path(times: Any, variables: Tensor, a: Any, b: Any, s: Any) -> Te
     Phase I only; refused where it overflows, 2 s sqrt(b) t > 700, long after the phase has ended.
     """
     system = unwhitened_system(a, b, s)
-    moments, start = checked_times(times), checked_tensor(variables, "variables")
+    moments, start = checked_times(times), checked_finite(variables, "variables")
     fastest = float(system.eigenvalues.abs().max() * moments.max())
     if fastest > 700:
         raise InputValueError(
@@ -105,8 +106,8 @@ def unwhitened_spike(covariance: Tensor, beta: Tensor, readout_norm: Any = 1.0) 
 
     Erratum: the print of Eq. 48 divides by the root of beta^T Sigma^2 beta.
     """
-    sigma = checked_tensor(covariance, "covariance")
+    sigma = checked_finite(covariance, "covariance")
     tilted = sigma @ checked_direction(beta, sigma.shape[-1]).to(sigma.device)
-    size = checked_positive(readout_norm, "readout_norm", zero=True).to(sigma.device)
+    size = checked_numbers(readout_norm, "readout_norm", least=0.0).to(sigma.device)
     eye = torch.eye(len(tilted), dtype=sigma.dtype, device=sigma.device)
     return size * (torch.outer(tilted, tilted) / tilted.square().sum() + eye)

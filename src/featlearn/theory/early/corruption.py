@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor, ratio
-from featlearn.theory.early.arguments import checked_inputs
+from featlearn.shapes import checked_finite, ratio
+from featlearn.theory.arguments import checked_rows
 
 
 def annealed_corruption(W: Tensor, spectrum: Tensor) -> Tensor:
@@ -24,8 +24,8 @@ def annealed_corruption(W: Tensor, spectrum: Tensor) -> Tensor:
     0.62): there draw Q and average. Neither the scale of W nor that of the spectrum matters. nan where W or the
     spectrum vanishes. Not in the paper, which draws one Q.
     """
-    weight = checked_inputs(W, "W")
-    values = checked_tensor(spectrum, "spectrum").to(weight.device)
+    weight = checked_rows(W, "W")
+    values = checked_finite(spectrum, "spectrum").to(weight.device)
     k = len(weight)
     if values.shape != (k,):
         raise InputValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
-from featlearn.theory.early.arguments import checked_count, checked_generator
+from featlearn.theory.arguments import checked_count, checked_generator
 from featlearn.theory.early.derivative import checked_ptk, correlation, products, residual_rows
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.linalg.correlation import Kind
 from featlearn.linalg.correlation import correlation as correlation
-from featlearn.shapes import checked_tensor
-from featlearn.theory.early.arguments import checked_inputs, checked_symmetric
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_rows
+from featlearn.theory.early.arguments import checked_symmetric
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
 
@@ -45,7 +46,7 @@ def loss_derivative(outputs: Tensor, targets: Tensor, loss: Loss = "sum-half") -
 
     Erratum: the print calls dL/df the residuals y - f; the sign is the other one.
     """
-    f, y = checked_tensor(outputs, "outputs"), checked_tensor(targets, "targets")
+    f, y = checked_finite(outputs, "outputs"), checked_finite(targets, "targets")
     if f.dim() not in (1, 2) or f.shape != y.shape or f.numel() == 0:
         raise InputValueError(
             f"outputs have shape {tuple(f.shape)} and targets {tuple(y.shape)}, expected both (n,) or both (n, c); "
@@ -113,8 +114,8 @@ def products(weighted: Tensor, kernel: Tensor) -> DerivativeMatrices:
 
 def residual_rows(X: Any, residual: Any) -> tuple[Tensor, int]:
     """L X, (N, d), rows (sample, output), and the number of outputs."""
-    rows = checked_inputs(X)
-    slopes = checked_tensor(residual, "residual").to(rows.device)
+    rows = checked_rows(X)
+    slopes = checked_finite(residual, "residual").to(rows.device)
     outputs = slopes.shape[1:].numel()
     if slopes.dim() not in (1, 2) or not outputs or slopes.numel() not in (len(rows), len(rows) * outputs):
         raise InputValueError(
@@ -128,14 +129,14 @@ def residual_rows(X: Any, residual: Any) -> tuple[Tensor, int]:
 
 def checked_ptk(ptk: Any, weighted: Tensor, outputs: int) -> Tensor:
     """calK as (N, N), rows (sample, output)."""
-    kernel = checked_tensor(ptk, "ptk").to(weighted.device)
+    kernel = checked_finite(ptk, "ptk").to(weighted.device)
     if kernel.dim() == 4 and kernel.shape[2:] == (outputs, outputs):
         kernel = kernel.transpose(1, 2).reshape(kernel.shape[0] * outputs, -1)
     rows = len(weighted)
     if tuple(kernel.shape) != (rows, rows):
         full = f" or (n, n, c, c) = {(rows // outputs, rows // outputs, outputs, outputs)}" if outputs > 1 else ""
         raise InputValueError(
-            f"ptk has shape {tuple(checked_tensor(ptk, 'ptk').shape)}, expected {(rows, rows)}{full}: calK = J J^T "
+            f"ptk has shape {tuple(checked_finite(ptk, 'ptk').shape)}, expected {(rows, rows)}{full}: calK = J J^T "
             "between all rows, not the (k, k) covariance J^T J"
         )
     return checked_symmetric(kernel, "ptk")

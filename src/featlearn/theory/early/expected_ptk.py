@@ -1,20 +1,20 @@
 """The pre-activation tangent kernel of the first layer: its expectation, and single draws (003 App. D)."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.early.arguments import checked_count, checked_generator, checked_inputs, gaussian
+from featlearn.theory.arguments import Numbers, checked_count, checked_generator, checked_numbers, checked_rows
+from featlearn.theory.early.arguments import gaussian
 
 Activation = Literal["relu", "quadratic"]
 
 
 def expected_ptk(
-    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Sequence[float],
+    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Numbers,
     exact: bool | None = None,
 ) -> Tensor:  # fmt: skip
     """E[calK] of the first layer over networks, (n, n), for inputs `X` (n, d): calK = J J^T, J = df/dh_0, no 1/n.
@@ -52,7 +52,7 @@ def expected_ptk(
 
 
 def drawn_ptk(
-    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Sequence[float],
+    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Numbers,
     generator: torch.Generator | None = None,
 ) -> Tensor:  # fmt: skip
     """calK = J J^T of the first layer of one random network, (n, n): a draw of what `expected_ptk` averages.
@@ -87,23 +87,20 @@ class _Network(NamedTuple):
 
 
 def _network(X: Any, width: Any, activation: Any, hidden_layers: Any, variances: Any) -> _Network:
-    rows = checked_inputs(X)
+    rows = checked_rows(X)
     if activation not in ("relu", "quadratic"):
         raise InputValueError(f"activation={activation!r}, expected 'relu' or 'quadratic'")
-    if hidden_layers not in (1, 2) or isinstance(hidden_layers, bool):
-        raise InputValueError(f"hidden_layers={hidden_layers!r}, expected 1 or 2")
+    hidden_layers = checked_count(hidden_layers, "hidden_layers", 1, 2)
     widths = width if isinstance(width, tuple) else (width,) * hidden_layers
     if len(widths) != hidden_layers:
         raise InputValueError(f"width={width!r}, expected one width or {hidden_layers}: one per hidden layer")
-    for one in widths:
-        checked_count(one, "width")
-    given = tuple(variances) if isinstance(variances, Sequence) and not isinstance(variances, str) else ()
-    if len(given) != hidden_layers + 1 or not all(isinstance(v, int | float) and v > 0 for v in given):
+    given = checked_numbers(variances, "variances", above=0.0)
+    if given.shape != (hidden_layers + 1,):
         names = "(s0, s1, sa)" if hidden_layers == 2 else "(s0, sa)"
         raise InputValueError(
             f"variances={variances!r}, expected {hidden_layers + 1} positive numbers {names}, one per weight layer"
         )
-    return _Network(rows, widths, tuple(float(v) for v in given))
+    return _Network(rows, tuple(checked_count(one, "width") for one in widths), tuple(given.tolist()))
 
 
 def _quadratic(network: _Network, leading: bool) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_finite
 from featlearn.theory.early.arguments import checked_data_matrices
 from featlearn.theory.early.words import WordTraces
 
@@ -30,7 +30,7 @@ def free_probability(A: Tensor, B: Tensor, moments: Tensor) -> WordTraces:
     (10) to (13) are right.
     """
     first, second = checked_data_matrices(A, B)
-    r = checked_tensor(moments, "moments")
+    r = checked_finite(moments, "moments")
     if r.dim() != 1 or len(r) < 4:
         raise InputValueError(
             f"moments have shape {tuple(r.shape)}, expected (4,): tr R to tr R^4 from quadratic_moments(width, d, 4)"

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.linalg.estimate import Estimate
-from featlearn.theory.early.arguments import checked_count, checked_generator, gaussian
+from featlearn.theory.arguments import checked_count, checked_generator
+from featlearn.theory.early.arguments import gaussian
 from featlearn.theory.early.words import LONGEST, cycle_weights, odd_factorial
 
 
@@ -27,9 +28,8 @@ def quadratic_moments(
 
     A single network is far from these in the higher moments (tails of a^8); see `sampled_quadratic_moments`.
     """
-    checked_count(width, "width")
-    checked_count(dimension, "dimension")
-    checked_count(order, "order")
+    width, dimension = checked_count(width, "width"), checked_count(dimension, "dimension")
+    order = checked_count(order, "order")
     if kind not in ("limit", "exact"):
         raise InputValueError(f"kind={kind!r}, expected 'limit' or 'exact'")
     if kind == "exact" and order > LONGEST:
@@ -50,8 +50,7 @@ def sampled_quadratic_moments(
     of this. The errors of the higher moments are heavy-tailed and tend to be understated. Without `generator` every
     call makes the same draws.
     """
-    checked_count(width, "width")
-    checked_count(dimension, "dimension")
+    width, dimension = checked_count(width, "width"), checked_count(dimension, "dimension")
     powers = torch.arange(1, checked_count(order, "order") + 1, dtype=torch.float64)
     source = checked_generator(generator)
     drawn = []

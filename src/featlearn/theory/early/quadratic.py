@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from featlearn.theory.early.arguments import checked_count, checked_inputs, checked_vector
+from featlearn.theory.arguments import checked_count, checked_rows, checked_vector
 from featlearn.theory.early.derivative import correlation
 
 
@@ -39,8 +39,8 @@ def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
     which give the leading C B C, the 1/k of the rest, and the factors 4 and 16 of phi' = 2 z. The relative weight of
     the two terms is wrong, not only the scale: at k = 65536 the print predicts 0.9997 where 0.9717 is observed.
     """
-    rows = checked_inputs(X)
-    target = checked_vector(y, rows)
+    rows = checked_rows(X)
+    target = checked_vector(y, "y", len(rows)).to(rows.device)
     k = checked_count(width, "width")
     single, second, outer = rows.T @ (target[:, None] * rows), rows.T @ rows, rows @ rows.T
     fourth, sandwiched = single @ single, single @ second @ single
@@ -58,6 +58,6 @@ def data_matrices(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     `X` (n, d); `y` (n,), Y = diag(y): the targets, for a network that vanishes on the data, or dL/df. The paper's
     M_X|Y^(4) and M_X^(2) of Sec. 4.2, the arguments of `free_probability` and `exact_word_traces`.
     """
-    rows = checked_inputs(X)
-    weighted = rows.T @ (checked_vector(y, rows)[:, None] * rows)
+    rows = checked_rows(X)
+    weighted = rows.T @ (checked_vector(y, "y", len(rows)).to(rows.device)[:, None] * rows)
     return weighted @ weighted, rows.T @ rows

@@ -11,7 +11,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.early.arguments import checked_count, checked_data_matrices, checked_symmetric
+from featlearn.theory.arguments import checked_count
+from featlearn.theory.early.arguments import checked_data_matrices, checked_symmetric
 
 LONGEST = 6
 """Words of seven factors have over 300,000 pairings."""
@@ -54,8 +55,8 @@ def exact_word_traces(A: Tensor, B: Tensor, width: int) -> WordTraces:
     """
     first, second = checked_data_matrices(A, B)
     traces = _Traces({"A": first, "B": second})
-    checked_count(width, "width")
-    return WordTraces(*(_expected(word, traces, width) for word in ("AAB", "AA", "ABAB")))
+    k = checked_count(width, "width")
+    return WordTraces(*(_expected(word, traces, k) for word in ("AAB", "AA", "ABAB")))
 
 
 def exact_trace(factors: Sequence[Tensor], width: int) -> float:
@@ -73,8 +74,8 @@ def exact_trace(factors: Sequence[Tensor], width: int) -> float:
     if len(shapes) > 1:
         raise InputValueError(f"factors have shapes {sorted(shapes)}, expected one size (d, d)")
     letters = [chr(ord("A") + i) for i in range(len(matrices))]
-    checked_count(width, "width")
-    return _expected("".join(letters), _Traces(dict(zip(letters, matrices, strict=True))), width)
+    k = checked_count(width, "width")
+    return _expected("".join(letters), _Traces(dict(zip(letters, matrices, strict=True))), k)
 
 
 @cache

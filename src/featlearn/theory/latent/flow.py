@@ -1,6 +1,5 @@
 """The same network under gradient flow for any samples, by numerical integration."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +8,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.latent.arguments import (
-    checked_finite,
-    checked_network,
-    checked_number,
-    checked_points,
-    checked_times,
-    length,
-)
+from featlearn.theory.arguments import Numbers, checked_number, checked_numbers, checked_time_axis
+from featlearn.theory.latent.arguments import checked_network, checked_points, length
 from featlearn.theory.prediction import Prediction
 
 
@@ -47,7 +39,7 @@ class Flow(Prediction):
 
 
 def integrate(
-    u: Tensor, W: Tensor, X: Tensor, y: float | Tensor, *, times: Tensor | Sequence[float] | float,
+    u: Tensor, W: Tensor, X: Tensor, y: float | Tensor, *, times: Numbers,
     scale: float | Tensor = 1.0, rate_u: float | Tensor = 1.0, rate_w: float | Tensor = 1.0,
 ) -> Flow:  # fmt: skip
     """Gradient flow of f(x) = scale u . W x on mean_k (f(x_k) - y_k)^2, integrated to 12 digits (DOP853).
@@ -69,9 +61,9 @@ def integrate(
     readout, weight = checked_network(u, W)
     samples = checked_points(X, weight, "X").reshape(-1, weight.shape[1])
     targets = _targets(y, samples)
-    moments = checked_finite(checked_times(times), "times")
+    moments = checked_time_axis(times)
     gamma = checked_number(scale, "scale")
-    rates = checked_number(rate_u, "rate_u", positive=True), checked_number(rate_w, "rate_w", positive=True)
+    rates = checked_number(rate_u, "rate_u", least=0.0), checked_number(rate_w, "rate_w", least=0.0)
     width, x, t = len(readout), samples.cpu().numpy(), targets.cpu().numpy()
 
     def velocity(_: float, state: Any) -> Any:
@@ -93,9 +85,10 @@ def integrate(
 
 
 def _targets(y: Any, samples: Tensor) -> Tensor:
-    if not isinstance(y, Tensor):
-        y = torch.tensor([checked_number(y, "y")])
-    targets = checked_finite(checked_tensor(y, "y"), "y").to(samples.device).reshape(-1)
+    given = checked_numbers(y, "y").to(samples.device)
+    targets = given.reshape(-1)
     if len(targets) != len(samples):
-        raise InputValueError(f"y has shape {tuple(y.shape)}, expected (N,) = ({len(samples)},): one number per sample")
+        raise InputValueError(
+            f"y has shape {tuple(given.shape)}, expected (N,) = ({len(samples)},): one number per sample"
+        )
     return targets

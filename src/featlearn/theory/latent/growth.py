@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.latent.arguments import checked_numbers
+from featlearn.theory.arguments import checked_numbers, checked_times
 
 
 class Growth(NamedTuple):
@@ -111,15 +111,13 @@ def scales(
     """
     root_a, root_b = (
         checked_numbers(scale, "scale").abs()
-        * checked_numbers(rho, "rho", positive=True)
-        * (checked_numbers(width, "width", positive=True) * checked_numbers(value, name, positive=True)).sqrt()
+        * checked_numbers(rho, "rho", least=0.0)
+        * (checked_numbers(width, "width", least=0.0) * checked_numbers(value, name, least=0.0)).sqrt()
         for value, name in ((P, "P"), (Q, "Q"))
     )
-    rates = [
-        checked_numbers(rate, name, positive=True).sqrt() for rate, name in ((rate_u, "rate_u"), (rate_w, "rate_w"))
-    ]
+    rates = [checked_numbers(rate, name, least=0.0).sqrt() for rate, name in ((rate_u, "rate_u"), (rate_w, "rate_w"))]
     s = checked_numbers(scale, "scale") * checked_numbers(rho, "rho") * rates[0] * rates[1] * checked_numbers(y, "y")
-    moments = checked_numbers(times, "times", positive=True)
+    moments = checked_times(times)
     now, end = (growth(t, root_a, root_b, s).root for t in (moments, torch.full_like(moments, torch.inf)))
     omega = speed(root_a, root_b, s).omega
     return Scales(
@@ -158,7 +156,7 @@ def initial_statistics(
     length and direction. Numbers or tensors, broadcast.
     """
     mean = (
-        checked_numbers(rate_w, "rate_w", positive=True) * checked_numbers(variance_u, "variance_u", positive=True)
-        + checked_numbers(rate_u, "rate_u", positive=True) * checked_numbers(variance_w, "variance_w", positive=True)
+        checked_numbers(rate_w, "rate_w", least=0.0) * checked_numbers(variance_u, "variance_u", least=0.0)
+        + checked_numbers(rate_u, "rate_u", least=0.0) * checked_numbers(variance_w, "variance_w", least=0.0)
     ) / 4
-    return StartStatistics(mean, 2 * mean.square() / checked_numbers(width, "width", positive=True))
+    return StartStatistics(mean, 2 * mean.square() / checked_numbers(width, "width", least=0.0))

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
-from featlearn.theory.latent.arguments import checked_finite
+from featlearn.shapes import checked_finite
 
 STRAIGHT = 1e-9
 """Distance from the line, in units of the farthest sample, up to which samples count as lying on it."""
@@ -39,13 +38,13 @@ def reduce_line(X: Tensor, y: Tensor) -> Line:
         X: (N, d0) samples; all multiples of one vector, else an error.
         y: (N,) targets.
     """
-    samples, targets = checked_tensor(X, "X"), checked_tensor(y, "y")
+    samples, targets = checked_finite(X, "X"), checked_finite(y, "y")
     if samples.dim() != 2 or 0 in samples.shape or targets.shape != samples.shape[:1]:
         raise InputValueError(
             f"X has shape {tuple(samples.shape)} and y {tuple(targets.shape)}, expected (N, d0) and (N,): one number "
             "per sample; targets that are vectors have no such solution"
         )
-    samples, targets = checked_finite(samples, "X"), checked_finite(targets, "y").to(samples.device)
+    targets = targets.to(samples.device)
     size = samples.abs().max()
     if float(size) == 0:
         raise InputValueError("all samples are zero, expected one at least that reaches the network")

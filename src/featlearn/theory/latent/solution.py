@@ -1,6 +1,5 @@
 """The solution itself: weights, output, kernel and layer alignment at every time (004 Theorem 1, corrected)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -9,7 +8,8 @@ import torch
 from torch import Tensor
 
 from featlearn.shapes import ratio
-from featlearn.theory.latent.arguments import checked_points, checked_times, length
+from featlearn.theory.arguments import Numbers, checked_time_axis, checked_times
+from featlearn.theory.latent.arguments import checked_points, length
 from featlearn.theory.latent.growth import Growth, feature_share, growth, speed, tangent_kernel
 from featlearn.theory.latent.mechanism import (
     Attribution,
@@ -119,7 +119,7 @@ class Latent(Prediction):
         """(T,): K(x, x) = scale^2 (rate_u |W x|^2 + rate_w |u|^2 |x|^2), with df/dt = -2 K (f - y)."""
         return tangent_kernel(self.start.root_a, self.start.root_b, self._growth.root)
 
-    def kernel(self, t: float | Tensor | Sequence[float], x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    def kernel(self, t: Numbers, x1: Tensor, x2: Tensor | None = None) -> Tensor:
         """K(x1, x2) = scale^2 (rate_u (W x1) . (W x2) + rate_w |u|^2 x1 . x2) at any time (Eq. 10, corrected).
 
         The learning rates are inside, as in ``fl.ntk(model, x, optimizer=...)``. Erratum: the print exchanges the
@@ -133,9 +133,9 @@ class Latent(Prediction):
         Returns:
             (P, P2), or (T, P, P2).
         """
-        one = isinstance(t, int | float) or (isinstance(t, Tensor) and t.dim() == 0)
         problem = self.start
-        there = Latent(problem, checked_times(t, "t").to(problem.u.device))
+        asked = checked_times(t, "t", infinite=True)
+        there = Latent(problem, checked_time_axis(asked, "t", infinite=True).to(problem.u.device))
         first = checked_points(x1, problem.W, "x1")
         second = first if x2 is None else checked_points(x2, problem.W, "x2")
         moved = (there._hidden - problem.v) / problem.rho  # (T, d)
@@ -149,7 +149,7 @@ class Latent(Prediction):
         kernel = problem.scale**2 * (problem.rate_u * readout + problem.rate_w * inner)
         kernel = kernel if first.dim() == 2 else kernel[:, 0]
         kernel = kernel if second.dim() == 2 else kernel[..., 0]
-        return kernel[0] if one else kernel
+        return kernel if asked.dim() else kernel[0]
 
     @cached_property
     def layer_alignment(self) -> Tensor:
@@ -260,7 +260,7 @@ class Latent(Prediction):
 
 
 def solve(
-    u: Tensor, W: Tensor, x: Tensor, y: float | Tensor, *, times: Tensor | Sequence[float] | float,
+    u: Tensor, W: Tensor, x: Tensor, y: float | Tensor, *, times: Numbers,
     scale: float | Tensor = 1.0, rate_u: float | Tensor = 1.0, rate_w: float | Tensor = 1.0,
 ) -> Latent:  # fmt: skip
     """The exact path of a two-layer linear network on one sample (004 Theorem 1, corrected).
@@ -284,4 +284,4 @@ def solve(
         rate_w: learning rate of W.
     """
     problem = start(u, W, x, y, scale, rate_u, rate_w)
-    return Latent(problem, checked_times(times).to(problem.u.device))
+    return Latent(problem, checked_time_axis(times, infinite=True).to(problem.u.device))

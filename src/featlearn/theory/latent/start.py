@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.theory.latent.arguments import checked_network, checked_number, checked_points, length
+from featlearn.theory.arguments import checked_number
+from featlearn.theory.latent.arguments import checked_network, checked_points, length
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def start(u: Any, W: Any, x: Any, y: Any, scale: Any, rate_u: Any, rate_w: Any) 
     if float(rho) == 0:
         raise InputValueError("x is zero, expected an input that reaches the network: f(0) = 0 for all weights")
     target, gamma = checked_number(y, "y"), checked_number(scale, "scale")
-    rates = checked_number(rate_u, "rate_u", positive=True), checked_number(rate_w, "rate_w", positive=True)
+    rates = checked_number(rate_u, "rate_u", least=0.0), checked_number(rate_w, "rate_w", least=0.0)
     v = weight @ point
     hidden, own = rates[0] ** 0.5 * (v / rho), rates[1] ** 0.5 * readout
     p, q = (hidden + own) / 2, (hidden - own) / 2

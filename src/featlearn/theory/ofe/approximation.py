@@ -1,14 +1,13 @@
 """What the papers give in place of the exact solution."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.ofe.arguments import checked_number, checked_task, checked_times
+from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis
+from featlearn.theory.ofe.arguments import checked_task
 from featlearn.theory.ofe.modes import conserved_modes
 from featlearn.theory.prediction import Prediction
 
@@ -39,7 +38,7 @@ class DiagonalApproximation(Prediction):
 
 
 def diagonal_approximation(
-    K0: Tensor, y: Tensor, gamma: float, times: float | Tensor | Sequence[float], *, rate: float = 1.0
+    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, rate: float = 1.0
 ) -> DiagonalApproximation:
     """The papers' approximation of `solve`: a kernel diagonal in its final basis (000 Eq. 31 to 35, 001 Eq. 38 to 42).
 
@@ -62,12 +61,10 @@ def diagonal_approximation(
         rate: as in `solve`.
     """
     given = checked_task(K0, y)
-    feature_rate = checked_number(gamma, "gamma", least=0.0)
-    if feature_rate == 0:
-        raise InputValueError(
-            "gamma=0, expected a number > 0: the kernel does not move; use fl.dynamics.kernel_descent"
-        )
-    moments = checked_times(times).to(given.kernel.device) * checked_number(rate, "rate", least=0.0)
+    without = "for 0 the kernel does not move: fl.dynamics.kernel_descent"
+    feature_rate = checked_number(gamma, "gamma", above=0.0, hint=without)
+    asked = checked_time_axis(times)
+    moments = asked.to(given.kernel.device) * checked_number(rate, "rate", least=0.0)
     found = conserved_modes(given, feature_rate)
     c, V = found.values.flip(0), found.vectors.flip(1)
     power = torch.zeros_like(found.values)
@@ -79,4 +76,4 @@ def diagonal_approximation(
     modes = c * ratio(start.expand_as(decay), start + feature_rate * power * decay).nan_to_num(0.0)
     overlap = (power * modes).sum(1)
     alignment = ratio(overlap, given.targets.square().sum() * modes.norm(dim=1))
-    return DiagonalApproximation(checked_times(times), c, modes, alignment, (power * decay).sum(1))
+    return DiagonalApproximation(asked, c, modes, alignment, (power * decay).sum(1))

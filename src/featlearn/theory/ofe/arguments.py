@@ -1,48 +1,14 @@
 """The boundary checks shared by optimal feature evolution."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputTypeError, InputValueError
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor
-
-
-def checked_numbers(
-    value: Any, name: str, *, least: float | None = None, most: float | None = None, above: float | None = None
-) -> Tensor:
-    """A finite real number or an array of them, in double; a number becomes a tensor without axes."""
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor | Sequence) or isinstance(value, str):
-        raise InputTypeError(f"{name} is {type(value).__name__}, expected a number or a tensor of numbers")
-    given = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    numbers = checked_tensor(given, name)
-    wanted = ["finite"] if not bool(numbers.isfinite().all()) else []
-    wanted += [f">= {least:g}"] if least is not None and bool((numbers < least).any()) else []
-    wanted += [f"<= {most:g}"] if most is not None and bool((numbers > most).any()) else []
-    wanted += [f"> {above:g}"] if above is not None and bool((numbers <= above).any()) else []
-    if wanted:
-        shown = f"{name}={value!r}" if numbers.dim() == 0 else f"{name} of shape {tuple(numbers.shape)}"
-        raise InputValueError(f"{shown}, expected numbers {' and '.join(wanted)}")
-    return numbers
-
-
-def checked_number(value: Any, name: str, *, least: float | None = None, above: float | None = None) -> float:
-    """One finite real number."""
-    numbers = checked_numbers(value, name, least=least, above=above)
-    if numbers.numel() != 1:
-        raise InputValueError(f"{name} has shape {tuple(numbers.shape)}, expected one number")
-    return float(numbers)
-
-
-def checked_times(value: Any) -> Tensor:
-    """Times (T,), at least 0, in any order; one number is one time."""
-    times = checked_numbers(value, "times", least=0.0)
-    if times.dim() > 1 or times.numel() == 0:
-        raise InputValueError(f"times have shape {tuple(times.shape)}, expected (T,) with T >= 1")
-    return times.reshape(-1)
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_finite, checked_kernel, checked_targets
+from featlearn.theory.arguments import checked_number
 
 
 @dataclass(frozen=True)
@@ -73,8 +39,7 @@ def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None)
     if f0 is not None and tuple(f0.shape) != tuple(y.shape):
         raise InputValueError(f"f0 has shape {tuple(f0.shape)}, expected {tuple(y.shape)}, as y has")
     for name, part in (("K0", kernel), ("y", targets), ("f0", start)):
-        if not bool(part.isfinite().all()):
-            raise InputValueError(f"{name} has entries that are not finite, expected real numbers")
+        checked_finite(part, name)
     values, vectors = _eigenbasis(kernel, rank_tolerance)
     return Problem((kernel + kernel.T) / 2, targets, start - targets, y.dim() == 1, values, vectors)
 

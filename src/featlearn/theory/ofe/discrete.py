@@ -6,7 +6,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_tensor
-from featlearn.theory.ofe.arguments import checked_number
+from featlearn.theory.arguments import checked_number
 
 Convention = Literal["ode", "000-eq5", "000-eq21a", "000-eq21b", "001-eq5", "001-eq26", "001-eq27"]
 """What multiplies the derivative of the next loss; see `step`."""

@@ -1,6 +1,5 @@
 """Optimal feature evolution integrated numerically, as the independent check of the closed form."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.ofe.arguments import checked_number, checked_problem, checked_times
+from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis
+from featlearn.theory.ofe.arguments import checked_problem
 from featlearn.theory.prediction import Prediction
 
 
@@ -49,7 +49,7 @@ class IntegratedPath(Prediction):
 
 
 def integrate(
-    K0: Tensor, y: Tensor, gamma: float, times: float | Tensor | Sequence[float], *, f0: Tensor | None = None,
+    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None,
     rate: float = 1.0,
 ) -> IntegratedPath:  # fmt: skip
     """The equations of `solve` integrated step by step (DOP853, relative tolerance 1e-12), arguments as there.
@@ -61,9 +61,7 @@ def integrate(
     """
     given = checked_problem(K0, y, f0)
     feature_rate, speed = checked_number(gamma, "gamma", least=0.0), checked_number(rate, "rate", least=0.0)
-    moments = checked_times(times)
-    if not bool((moments.diff() >= 0).all()):
-        raise InputValueError("times are out of order, expected increasing times")
+    moments = checked_time_axis(times, increasing=True)
     samples, outputs = given.targets.shape
     kept = given.values > 0
     features = (given.vectors[:, kept] * given.values[kept].sqrt()).T  # (rank, P)

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.ofe.arguments import Problem, checked_number, checked_numbers, checked_problem
+from featlearn.theory.arguments import Numbers, checked_number, checked_numbers
+from featlearn.theory.ofe.arguments import Problem, checked_problem
 from featlearn.theory.ofe.frames import frames_at_the_end
 from featlearn.theory.ofe.modes import conserved_modes, eigenbasis_start
 from featlearn.theory.ofe.readings import Readings, kernels, readings
@@ -28,7 +29,7 @@ def final_kernel(
 
 
 def final_loss(
-    K0: Tensor, y: Tensor, gamma: float | Tensor, *, f0: Tensor | None = None, rank_tolerance: float | None = None
+    K0: Tensor, y: Tensor, gamma: Numbers, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
     """The loss that is never learned, of the shape of gamma: 0 unless K0 is singular and y - f0 is not in its range.
 
@@ -44,7 +45,7 @@ def final_loss(
 
 
 def final_alignment(
-    K0: Tensor, y: Tensor, gamma: float | Tensor, *, f0: Tensor | None = None, rank_tolerance: float | None = None
+    K0: Tensor, y: Tensor, gamma: Numbers, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
     """Kernel-task alignment of `final_kernel`, of the shape of gamma (000 Eq. 7).
 
@@ -65,7 +66,7 @@ def final_alignment(
 
 
 def late_amplification(
-    K0: Tensor, y: Tensor, gamma: float | Tensor, *, f0: Tensor | None = None, rank_tolerance: float | None = None
+    K0: Tensor, y: Tensor, gamma: Numbers, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
     """1 + gamma (y - f0)^T K0^-1 (y - f0), of the shape of gamma; y is (P,).
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.ofe.arguments import checked_numbers
+from featlearn.theory.arguments import Numbers, checked_numbers, checked_times
 
 
 class Scalar(NamedTuple):
@@ -20,8 +20,8 @@ class Scalar(NamedTuple):
 
 
 def scalar(
-    times: float | Tensor, psi0: float | Tensor, residual0: float | Tensor, gamma: float | Tensor, *,
-    rate: float | Tensor = 1.0,
+    times: Numbers, psi0: Numbers, residual0: Numbers, gamma: Numbers, *,
+    rate: Numbers = 1.0,
 ) -> Scalar:  # fmt: skip
     """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2 (000 Eq. 24 to 27).
 
@@ -32,7 +32,7 @@ def scalar(
 
     All arguments broadcast: times (T,) with parameters (..., 1) give (..., T). gamma >= 0, times >= 0.
     """
-    t = checked_numbers(times, "times", least=0.0) * checked_numbers(rate, "rate", least=0.0)
+    t = checked_times(times) * checked_numbers(rate, "rate", least=0.0)
     psi, delta = (checked_numbers(value, name).square() for value, name in ((psi0, "psi0"), (residual0, "residual0")))
     g = checked_numbers(gamma, "gamma", least=0.0)
     conserved = psi + g * delta
@@ -45,9 +45,7 @@ def scalar(
     return Scalar(residual, share * psi, conserved.expand_as(residual))
 
 
-def isotropic_half_time(
-    eigenvalue: float | Tensor, gamma: float | Tensor, power: float | Tensor, *, rate: float | Tensor = 1.0
-) -> Tensor:
+def isotropic_half_time(eigenvalue: Numbers, gamma: Numbers, power: Numbers, *, rate: Numbers = 1.0) -> Tensor:
     """When the loss has halved, for K0 = eigenvalue * identity and power = |y|^2: ln(2 + gamma |y|^2 / k) / (2 rate C).
 
     C = k + gamma |y|^2 with k the eigenvalue: the loss is C |y|^2 / (gamma |y|^2 + k exp(2 C rate t)). For large gamma

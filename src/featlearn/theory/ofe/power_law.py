@@ -1,13 +1,12 @@
 """Optimal feature evolution on power-law spectra."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from featlearn.theory.ofe.arguments import checked_number, checked_times
+from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis
 
 EULER = 0.5772156649015329
 
@@ -38,9 +37,7 @@ def power_law_exponents(a: float, b: float) -> PowerLawExponents:
     return PowerLawExponents(second, max(first, 2 * second + 2 - first), max(kappa, 1.0))
 
 
-def power_law_loss(
-    times: float | Tensor | Sequence[float], a: float, b: float, gamma: float, *, rate: float = 1.0
-) -> Tensor:
+def power_law_loss(times: Numbers, a: float, b: float, gamma: float, *, rate: float = 1.0) -> Tensor:
     """(T,): the loss at large times for lambda_k = k^-b, (u_k . y)^2 = k^-a, k = 1, 2, ... (000 Sec. 4, corrected).
 
     With kappa = (a - 1) / b and the loss of the frozen kernel L_0 = Gamma(kappa) (2 rate t)^-kappa / b:
@@ -63,7 +60,7 @@ def power_law_loss(
         gamma: the feature rate of `solve`, >= 0.
         rate: as in `solve`.
     """
-    moments = checked_times(times) * checked_number(rate, "rate", least=0.0)
+    moments = checked_time_axis(times) * checked_number(rate, "rate", least=0.0)
     moments = torch.where(moments == 0, torch.nan, moments)
     task, spectrum = checked_number(a, "a", above=1.0), checked_number(b, "b", above=0.0)
     feature_rate, kappa = checked_number(gamma, "gamma", least=0.0), (task - 1) / spectrum

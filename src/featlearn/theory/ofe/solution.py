@@ -1,13 +1,13 @@
 """Optimal feature evolution solved exactly."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from featlearn.theory.ofe.arguments import Problem, checked_number, checked_problem, checked_times
+from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis, checked_times
+from featlearn.theory.ofe.arguments import Problem, checked_problem
 from featlearn.theory.ofe.frames import frames_at, frames_at_the_end
 from featlearn.theory.ofe.modes import Modes, conserved_modes
 from featlearn.theory.ofe.readings import Readings, kernels, readings
@@ -74,11 +74,12 @@ class Solution(Prediction):
         """(T,): Tr K"""
         return self._readings.trace
 
-    def kernel(self, t: float | Tensor | Sequence[float]) -> Tensor:
+    def kernel(self, t: Numbers) -> Tensor:
         """K(t): (P, P) at one time, (T, P, P) at several; not only at `times`."""
-        moments = checked_times(t).to(self.times.device)
+        asked = checked_times(t, "t")
+        moments = checked_time_axis(asked, "t").to(self.times.device)
         found = kernels(self.modes, frames_at(self.modes, self.rate * moments))
-        return found if isinstance(t, Tensor | Sequence) and torch.as_tensor(t).dim() else found[0]
+        return found if asked.dim() else found[0]
 
     @cached_property
     def final_loss(self) -> Tensor:
@@ -101,7 +102,7 @@ class Solution(Prediction):
 
 
 def solve(
-    K0: Tensor, y: Tensor, gamma: float, times: float | Tensor | Sequence[float], *, f0: Tensor | None = None,
+    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None,
     rate: float = 1.0, rank_tolerance: float | None = None,
 ) -> Solution:  # fmt: skip
     """Optimal feature evolution: features move to lower the loss after the next step (000 Sec. 4, 001 Sec. 4.1).
@@ -140,7 +141,7 @@ def solve(
     given = checked_problem(K0, y, f0, rank_tolerance)
     feature_rate = checked_number(gamma, "gamma", least=0.0)
     speed = checked_number(rate, "rate", least=0.0)
-    moments = checked_times(times).to(given.kernel.device)
+    moments = checked_time_axis(times).to(given.kernel.device)
     return Solution(moments, feature_rate, speed, given, conserved_modes(given, feature_rate))
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.ofe.arguments import Problem, checked_number, checked_numbers, checked_task
+from featlearn.theory.arguments import Numbers, checked_number, checked_numbers
+from featlearn.theory.ofe.arguments import Problem, checked_task
 from featlearn.theory.ofe.secular import rank_one_update, secular_roots
 
 
@@ -38,7 +39,7 @@ def spike(K0: Tensor, y: Tensor, gamma: float) -> Spike:
     return Spike(values.flip(0), (overlaps.square() / inside.square().sum()).flip(0), (given.vectors @ vectors).flip(1))
 
 
-def top_overlap(K0: Tensor, y: Tensor, gamma: float | Tensor) -> Tensor:
+def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
     """(v . y)^2 / |y|^2 for the top eigenvector v of K0 + gamma y y^T, of the shape of gamma (000 Fig. 2C).
 
     Never falls with gamma. At finite P there is no singularity: it rises over a width that is proportional to |y_1|,
@@ -130,7 +131,7 @@ def rate_for_overlap(K0: Tensor, y: Tensor, overlap: float = 0.5) -> Tensor:
     return rate(math.exp(high))
 
 
-def bulk_threshold(aspect: float | Tensor, *, scale: float | Tensor = 1.0, power: float | Tensor = 1.0) -> Tensor:
+def bulk_threshold(aspect: Numbers, *, scale: Numbers = 1.0, power: Numbers = 1.0) -> Tensor:
     """The feature rate above which a task leaves the bulk of a random kernel (Baik, Ben Arous, Peche).
 
     For K0 = scale * Z Z^T / N with Z (P, N) of independent entries of variance 1, aspect = P / N, and a task y with
@@ -151,9 +152,7 @@ class BulkSpike(NamedTuple):
     """(v . y)^2 / |y|^2"""
 
 
-def bulk_spike(
-    gamma: float | Tensor, aspect: float | Tensor, *, scale: float | Tensor = 1.0, power: float | Tensor = 1.0
-) -> BulkSpike:
+def bulk_spike(gamma: Numbers, aspect: Numbers, *, scale: Numbers = 1.0, power: Numbers = 1.0) -> BulkSpike:
     """Top eigenvalue of K0 + gamma y y^T and its overlap with y, for the kernels of `bulk_threshold` as P grows.
 
     Above the threshold G(c) = 1 / (gamma |y|^2) and the overlap is -1 / (gamma^2 |y|^4 G'(c)); with theta = gamma |y|^2
@@ -169,7 +168,7 @@ def bulk_spike(
     return BulkSpike(value, torch.where(above, 1 - ratios / beyond.square(), 0.0))
 
 
-def _bulk(aspect: float | Tensor, scale: float | Tensor, power: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _bulk(aspect: Numbers, scale: Numbers, power: Numbers) -> tuple[Tensor, Tensor, Tensor]:
     named = {"aspect": aspect, "scale": scale, "power": power}
     first, second, third = (checked_numbers(value, name, above=0.0) for name, value in named.items())
     return first, second, third

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
+from featlearn.theory.arguments import checked_count
 from featlearn.theory.phases.classification import EQUAL, Phase, classify
 from featlearn.theory.phases.exponents import Exponents
 from featlearn.theory.phases.scalings import stable_rate
@@ -116,6 +117,7 @@ def diagram(
     """
     _check(x, y, at_stable_rate)
     window = _window(x_range, y_range)
+    points = checked_count(points, "points")
     values = [torch.linspace(*bounds, points, dtype=torch.float64) for bounds in (x_range, y_range)]
 
     def at(first: float, second: float) -> Exponents:

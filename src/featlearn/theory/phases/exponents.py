@@ -1,21 +1,14 @@
 """How the hyperparameters of a two-layer network grow with a scaling parameter kappa (004 Sec. 4)."""
 
-import math
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from typing import Any, NamedTuple
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.theory.arguments import checked_count, checked_number
 
 
 def checked_exponent(value: Any, name: str) -> float:
     """A finite real number, given as one or as a tensor of one element."""
-    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputTypeError(f"{name} is {type(value).__name__}, expected a real number: the power of kappa")
-    if not math.isfinite(value):
-        raise InputValueError(f"{name}={value}, expected a finite number: the power of kappa")
-    return float(value) + 0.0  # no negative zero
+    return checked_number(value, name, hint="it is a power of kappa") + 0.0  # no negative zero
 
 
 class Hyperparameters(NamedTuple):
@@ -87,8 +80,9 @@ class Exponents:
 
     def at(self, kappa: float, *, width: int = 1, rate: float = 1.0, scale: float = 1.0) -> Hyperparameters:
         """The hyperparameters for one kappa >= 1; `width`, `rate` and `scale` are those of kappa = 1."""
-        if not kappa >= 1:
-            raise InputValueError(f"kappa={kappa}, expected a number >= 1: limits are those of large kappa")
+        kappa = checked_number(kappa, "kappa", least=1.0, hint="limits are those of large kappa")
+        width, rate = checked_count(width, "width"), checked_number(rate, "rate")
+        scale = checked_number(scale, "scale")
         return Hyperparameters(
             d=max(1, round(width * kappa**self.d)),
             scale=scale * kappa**self.gamma,

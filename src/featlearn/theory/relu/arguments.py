@@ -2,25 +2,16 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor
-
-
-def checked_vector(value: Any, name: str, length: int | None = None) -> Tensor:
-    """(P,), of the given length."""
-    vector = checked_tensor(value, name)
-    if vector.dim() != 1 or len(vector) == 0 or (length is not None and len(vector) != length):
-        wanted = "(P,)" if length is None else f"(P,) = ({length},)"
-        raise InputValueError(f"{name} has shape {tuple(vector.shape)}, expected {wanted}")
-    return vector
+from featlearn.shapes import checked_finite, checked_kernel, checked_targets
+from featlearn.theory.arguments import checked_number
 
 
 def checked_outputs(f: Any, target: Tensor) -> Tensor:
     """Outputs (..., P) for targets (P,)."""
-    outputs = checked_tensor(f, "f").to(target.device)
+    outputs = checked_finite(f, "f").to(target.device)
     if outputs.dim() == 0 or outputs.shape[-1] != len(target):
         raise InputValueError(f"f has shape {tuple(outputs.shape)}, expected (..., P) with P = {len(target)}, as y")
     return outputs
@@ -28,22 +19,12 @@ def checked_outputs(f: Any, target: Tensor) -> Tensor:
 
 def checked_rate(value: Any) -> float:
     """A number >= 0."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise InputValueError(f"rate={value!r}, expected a number >= 0; see fl.dynamics.rate")
-    return float(value)
-
-
-def checked_times(value: Any) -> Tensor:
-    """(T,), >= 0, in order."""
-    times = checked_tensor(torch.as_tensor(value, dtype=torch.float64), "times")
-    if times.dim() != 1 or len(times) == 0 or not bool((times >= 0).all()) or bool((times.diff() < 0).any()):
-        raise InputValueError(f"times have shape {tuple(times.shape)}, expected (T,), >= 0 and in increasing order")
-    return times
+    return checked_number(value, "rate", least=0.0, hint="see fl.dynamics.rate")
 
 
 def checked_square(value: Any, name: str, target: Tensor) -> Tensor:
     """One kernel (P, P) for targets (P,)."""
-    kernel = checked_kernel(value, name).to(target.device)
+    kernel = checked_finite(checked_kernel(value, name), name).to(target.device)
     checked_targets(target, kernel)
     if kernel.dim() != 2:
         raise InputValueError(f"{name} has shape {tuple(kernel.shape)}, expected (P, P)")

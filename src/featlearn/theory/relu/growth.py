@@ -1,6 +1,5 @@
 """How the two parts of the kernel grow, given the outputs (001 Sec. 6.1, App. D.2)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,9 +7,10 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_kernel
+from featlearn.shapes import checked_finite, checked_kernel
+from featlearn.theory.arguments import Numbers, checked_time_axis, checked_vector
 from featlearn.theory.prediction import Prediction
-from featlearn.theory.relu.arguments import checked_outputs, checked_rate, checked_square, checked_times, checked_vector
+from featlearn.theory.relu.arguments import checked_outputs, checked_rate, checked_square
 
 
 class GrowthRates(NamedTuple):
@@ -63,7 +63,7 @@ def growth_rates(
             hidden_task=eta * (weighted + both),
             hidden_mean=eta * (1 + 1 / samples) * both,
         )
-    overlaps = checked_kernel(Q, "Q").to(target.device)
+    overlaps = checked_finite(checked_kernel(Q, "Q"), "Q").to(target.device)
     if overlaps.shape[-1] != samples:
         raise InputValueError(f"Q has shape {tuple(overlaps.shape)}, expected (..., P, P) with P = {samples}")
     pulled = (overlaps @ residual[..., None])[..., 0]  # sum_nu Q_mu nu (y - f)_nu
@@ -112,7 +112,7 @@ class Growth(Prediction):
 
 
 def growth(
-    times: Tensor | Sequence[float], f: Tensor, y: Tensor, rate: float = 1.0, *, K_V: Tensor | None = None,
+    times: Numbers, f: Tensor, y: Tensor, rate: float = 1.0, *, K_V: Tensor | None = None,
     K_W: Tensor | None = None,
 ) -> Growth:  # fmt: skip
     """The kernel's growth along a run whose outputs are known: `growth_rates` summed over time (001 Fig. 6 C to F).
@@ -120,7 +120,7 @@ def growth(
     `times` (T,), `f` (T, P) the outputs measured then, `y` (P,); trapezoids between them, so measure often enough.
     K_V and K_W (P, P) at the first time, by default 0: growth alone. `solve` needs no measured outputs.
     """
-    target, moments = checked_vector(y, "y"), checked_times(times)
+    target, moments = checked_vector(y, "y"), checked_time_axis(times, increasing=True)
     outputs = checked_outputs(f, target)
     moments = moments.to(target.device)
     if outputs.shape != (len(moments), len(target)):

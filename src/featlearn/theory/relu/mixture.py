@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_finite
+from featlearn.theory.arguments import checked_count, checked_numbers
 from featlearn.theory.relu.arguments import checked_rate
 
 
@@ -41,7 +42,7 @@ def mixture_rates(
     if Q is None:
         product = (missing * outputs).mT  # s_ce
         return 2 * factor.to(outputs.device) * (product.sum(-1, keepdim=True) + product) / 2
-    overlaps = checked_tensor(Q, "Q").to(outputs.device)
+    overlaps = checked_finite(Q, "Q").to(outputs.device)
     if overlaps.shape[-3:] != (outputs.shape[-1],) * 3:
         raise InputValueError(f"Q has shape {tuple(overlaps.shape)}, expected (..., C, C, C), axes c, d, e")
     return 2 * factor.to(outputs.device) * torch.einsum("...ec,...cde->...cd", missing, overlaps)
@@ -85,13 +86,10 @@ def mixture_geometry(
 
     `normalized`: samples are divided by their norm, so that |x|^2 = 1 and m = 1 / (1 + |noise|^2).
     """
-    size = torch.as_tensor(variance, dtype=torch.float64)
-    if variance_is not in ("total", "per-coordinate") or bool((size < 0).any()) or not dimension >= 1:
-        raise InputValueError(
-            f"variance={variance!r}, dimension={dimension!r}, variance_is={variance_is!r}, expected a number >= 0, one "
-            ">= 1, and 'total' or 'per-coordinate'"
-        )
-    square = 1 + (size if variance_is == "total" else dimension * size)
+    size, coordinates = checked_numbers(variance, "variance", least=0.0), checked_count(dimension, "dimension")
+    if variance_is not in ("total", "per-coordinate"):
+        raise InputValueError(f"variance_is={variance_is!r}, expected 'total' or 'per-coordinate'")
+    square = 1 + (size if variance_is == "total" else coordinates * size)
     return (
         MixtureGeometry(torch.ones_like(square), 1 / square)
         if normalized
@@ -100,7 +98,7 @@ def mixture_geometry(
 
 
 def _class_outputs(f: Any) -> Tensor:
-    outputs = checked_tensor(f, "f")
+    outputs = checked_finite(f, "f")
     if outputs.dim() < 2 or outputs.shape[-1] != outputs.shape[-2]:
         raise InputValueError(
             f"f has shape {tuple(outputs.shape)}, expected (..., C, C): rows classes, columns outputs, model(centres)"
@@ -110,9 +108,6 @@ def _class_outputs(f: Any) -> Tensor:
 
 def _class_factor(samples_per_class: Any, overlap: Any, square_norm: Any) -> Tensor:
     """n^2 [|x|^2 + (n-1) m], n^3 without noise; two more axes."""
-    count, shared, size = (
-        torch.as_tensor(each, dtype=torch.float64) for each in (samples_per_class, overlap, square_norm)
-    )
-    if bool((count < 1).any()):
-        raise InputValueError(f"samples_per_class={samples_per_class!r}, expected a number >= 1")
+    count = checked_numbers(samples_per_class, "samples_per_class", least=1.0)
+    shared, size = checked_numbers(overlap, "overlap"), checked_numbers(square_norm, "square_norm")
     return (count.square() * (size + (count - 1) * shared))[..., None, None]

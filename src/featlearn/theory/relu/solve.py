@@ -1,6 +1,5 @@
 """Outputs and kernel together, under the ansatz."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -9,12 +8,13 @@ from torch import Tensor
 
 from featlearn.errors import FeatlearnError
 from featlearn.shapes import ratio
-from featlearn.theory.relu.arguments import checked_rate, checked_square, checked_times, checked_vector
+from featlearn.theory.arguments import Numbers, checked_time_axis, checked_vector
+from featlearn.theory.relu.arguments import checked_rate, checked_square
 from featlearn.theory.relu.growth import Growth
 
 
 def solve(
-    K_V: Tensor, K_W: Tensor, y: Tensor, *, times: Tensor | Sequence[float], rate: float = 1.0, f0: Tensor | None = None
+    K_V: Tensor, K_W: Tensor, y: Tensor, *, times: Numbers, rate: float = 1.0, f0: Tensor | None = None
 ) -> Growth:  # fmt: skip
     """Training under the ansatz, from the initial kernel alone: outputs and kernel drive each other.
 
@@ -33,7 +33,7 @@ def solve(
     """
     from scipy.integrate import solve_ivp
 
-    target, moments = checked_vector(y, "y"), checked_times(times)
+    target, moments = checked_vector(y, "y"), checked_time_axis(times, increasing=True)
     first, second = (checked_square(each, name, target) for each, name in ((K_V, "K_V"), (K_W, "K_W")))
     begin = torch.zeros_like(target) if f0 is None else checked_vector(f0, "f0", len(target)).to(target.device)
     eta, samples, wanted = checked_rate(rate), len(target), target.cpu().numpy()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
+from featlearn.shapes import checked_finite
 
 
 class SplitKernel(NamedTuple):
@@ -30,8 +30,8 @@ def split_kernel(
 
     Errata: 000 Eq. 18 has a factor |V_c|^2; D in Eq. 19 is the derivative of relu alone, N^(-1/2) being pulled out.
     """
-    left, first, readout = checked_tensor(X, "X"), checked_tensor(W, "W"), checked_tensor(V, "V")
-    right = left if X2 is None else checked_tensor(X2, "X2").to(left.device)
+    left, first, readout = checked_finite(X, "X"), checked_finite(W, "W"), checked_finite(V, "V")
+    right = left if X2 is None else checked_finite(X2, "X2").to(left.device)
     shapes = [tuple(each.shape) for each in (left, first, readout, right)]
     fits = left.dim() == first.dim() == right.dim() == 2 and left.shape[1] == first.shape[1] == right.shape[1]
     if not fits or readout.dim() not in (1, 2) or readout.shape[-1] != len(first):
