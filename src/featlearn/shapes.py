@@ -15,7 +15,12 @@ REMAINDER = 1e-14
 def checked_tensor(value: Any, name: str) -> Tensor:
     """A tensor of real numbers, in double."""
     if not isinstance(value, Tensor):
-        raise InputTypeError(f"{name} is {type(value).__name__}, expected a tensor; convert it with torch.as_tensor")
+        remedy = "convert it with torch.as_tensor"
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            remedy = f"stack them: torch.stack({name})"
+        elif isinstance(value, dict):
+            remedy = f"choose one of its entries, {name}[{next(iter(value), 'name')!r}] for example"
+        raise InputTypeError(f"{name} is {type(value).__name__}, expected a tensor; {remedy}")
     if value.is_complex():
         raise InputTypeError(f"{name} is complex, expected real numbers")
     return value.detach().double()
@@ -69,6 +74,11 @@ def checked_targets(value: Any, kernel: Tensor, name: str = "y", columns: int | 
     """Targets (P,) or (P, C) as (P, C), in double, on the kernel's device; `columns` fixes C."""
     targets = checked_tensor(value, name).to(kernel.device)
     samples = kernel.shape[-1]
+    if targets.dim() == 2 and kernel.shape[-4:] == (len(targets), len(targets), *[targets.shape[1]] * 2):
+        raise InputValueError(
+            f"K has shape {tuple(kernel.shape)}, (P, P, C, C): every pair of outputs; expected (..., P, P): measure it "
+            "with fl.ntk(outputs='mean') or outputs='each'"
+        )
     if targets.dim() not in (1, 2) or len(targets) != samples or (columns is not None and targets.dim() != 2):
         wanted = f"(P,) = ({samples},) or (P, C) = ({samples}, C)"
         if columns is not None:

@@ -937,7 +937,7 @@ def test_probes_are_unbiased_and_the_same_at_both_ends():
             assert float(error.max()) > 0
             deviation = (values.mean(0) - getattr(exact[name], quantity)).abs()
             assert bool((deviation <= 4.5 * error + 1e-12).all())
-    unmoved = fl.neural_features(model, x, initial=model.state_dict(), outputs=fl.Probes(2))
+    unmoved = fl.neural_features(model, x, initial=copy.deepcopy(model.state_dict()), outputs=fl.Probes(2))
     assert float(unmoved["0"].ptk_change.abs().max()) == 0.0
 
 
@@ -1077,3 +1077,9 @@ def test_printed_it_is_a_table():
     assert len(lines) == 4
     assert lines[1].split()[:4] == ["0", "7", "x", "4"]
     assert "(root)" in str(fl.neural_features(linear(4, 2), x))
+
+
+def test_an_initial_state_that_moved_along_is_refused():
+    model, x = linear(4, 3), torch.randn(7, 4)
+    with pytest.raises(InputValueError, match="initial shares its memory with the model"):
+        fl.neural_features(model, x, initial=model.state_dict())

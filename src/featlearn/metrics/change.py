@@ -4,21 +4,37 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import REMAINDER, checked_kernel, checked_targets, checked_tensor, ratio, rounding, scaled
+from featlearn.shapes import (
+    REMAINDER,
+    checked_kernel,
+    checked_targets,
+    checked_tensor,
+    ratio,
+    rounding,
+    scaled,
+)
+from featlearn.shapes import centered as without_constant
 
 
-def kernel_distance(K1: Tensor, K2: Tensor) -> Tensor:
+def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor:
     """1 - cosine of two kernels, <K1, K2> / (|K1|_F |K2|_F); stacks are compared pair by pair, or with one kernel.
 
     Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
+
+    `centered=True` compares H K H, H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are mostly a constant,
+    which hides what the rest does: a distance of 0.005 can be one of 0.16 without it.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
         raise InputValueError(f"K1 has shape {tuple(a.shape)} and K2 {tuple(b.shape)}, expected kernels of equal size")
     _refuse_unequal_stacks(("K1", a), ("K2", b))
-    a, b = (_of_norm_one(kernel) for kernel in (a, b.to(a.device)))
+    a, b = (_of_norm_one(_centered(kernel) if centered else kernel) for kernel in (a, b.to(a.device)))
     # 1 - cos = |a - b|^2 / 2 keeps its digits where the kernels are nearly parallel.
     return (a - b).square().sum((-2, -1)) / 2
+
+
+def _centered(kernel: Tensor) -> Tensor:
+    return without_constant(scaled(kernel, (-2, -1))[0])
 
 
 def _of_norm_one(kernel: Tensor) -> Tensor:
@@ -37,8 +53,11 @@ def _refuse_unequal_stacks(first: tuple[str, Tensor], second: tuple[str, Tensor]
         ) from None
 
 
-def kernel_velocity(kernels: Tensor, times: Tensor) -> Tensor:
-    """Distance between neighbouring kernels of a run (T, P, P), divided by the time between them: (T - 1,)."""
+def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -> Tensor:
+    """Distance between neighbouring kernels of a run (T, P, P), divided by the time between them: (T - 1,).
+
+    `centered` as in `kernel_distance`.
+    """
     stack, moments = checked_kernel(kernels, "kernels"), checked_tensor(times, "times").to(kernels.device)
     if stack.dim() != 3 or moments.shape != stack.shape[:1] or len(moments) < 2:
         raise InputValueError(
@@ -48,17 +67,18 @@ def kernel_velocity(kernels: Tensor, times: Tensor) -> Tensor:
     steps = moments.diff()
     if not bool((steps > 0).all()):
         raise InputValueError("times do not increase, expected the times of the kernels in order")
-    return kernel_distance(stack[1:], stack[:-1]) / steps
+    return kernel_distance(stack[1:], stack[:-1], centered=centered) / steps
 
 
-def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False) -> Tensor:
+def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False, centered: bool = False) -> Tensor:
     """The effective feature rate gamma: K1 aligns with the task as K0 + gamma y y^T would (000 Eq. 20, corrected).
 
     gamma = |K0|_F / |y|^2 * (A1 sqrt((1 - A0^2) / (1 - A1^2)) - A0), with A0, A1 the alignments of K0 and K1. The
     print has the numerator of the wrong kernel, and gives an alignment above 1. Unique for A1 < 1; negative where
     alignment fell; nan where an alignment is 1, up to the rounding of the format in which the kernel came.
     `normalized=True` measures it for K / |K0| and y / |y| (000 Sec. 7), which is comparable between networks; in raw
-    units gamma scales as |K0| / |y|^2.
+    units gamma scales as |K0| / |y|^2. `centered=True` takes the constant off kernels and targets first, as
+    `centered_alignment` does.
 
     K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A
     stack may stand beside one kernel (beside C of them, for classes), or beside a stack of its length.
@@ -67,6 +87,8 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False)
     if first.shape[-2:] != last.shape[-2:]:
         raise InputValueError(f"K0 has shape {tuple(first.shape)} and K1 {tuple(last.shape)}, expected equal sizes")
     targets = checked_targets(y, first)
+    if centered:
+        first, last, targets = without_constant(first), without_constant(last), targets - targets.mean(0)
     classes = targets.shape[1]
     if classes > 1 and any(kernel.dim() < 3 or kernel.shape[-3] != classes for kernel in (first, last)):
         raise InputValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.shapes import centered as without_constant
 from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio, scaled, symmetric
 
 
@@ -31,9 +32,13 @@ class Spectrum:
         return ratio(sums, sums[..., -1:].expand_as(sums))
 
 
-def spectrum(K: Tensor, y: Tensor | None = None) -> Spectrum:
-    """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis."""
+def spectrum(K: Tensor, y: Tensor | None = None, *, centered: bool = False) -> Spectrum:
+    """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis.
+
+    `centered=True`: of H K H, H = I - 1 1^T / P, which leaves the constant out; the task as it is.
+    """
     kernel = symmetric(checked_kernel(K))
+    kernel = without_constant(kernel) if centered else kernel
     values, vectors = torch.linalg.eigh(kernel)
     values, vectors = values.flip(-1), vectors.flip(-1)
     if y is None:
@@ -87,14 +92,20 @@ def _index(value: Any, name: str) -> int:
         raise InputTypeError(f"{name}={value!r}, expected an integer, counted from 1") from None
 
 
-def effective_rank(K: Tensor, kind: Literal["entropy", "participation"] = "entropy") -> Tensor:
+def effective_rank(
+    K: Tensor, kind: Literal["entropy", "participation"] = "entropy", *, centered: bool = False
+) -> Tensor:
     """How many modes carry a kernel: P for the identity, 1 for a rank-one kernel.
 
     `"entropy"`: exp of the entropy of the eigenvalues divided by their sum (Roy and Vetterli). `"participation"`:
     (Tr K)^2 / |K|_F^2. nan for a zero kernel. Kernels are symmetric and positive: eigenvalues that rounding made
     negative count as 0.
+
+    `centered=True`: of H K H, H = I - 1 1^T / P. The constant of a ReLU network's kernel can hold most of it, and its
+    rise or fall then decides whether the rank of the whole falls or rises.
     """
     kernel = scaled(symmetric(checked_kernel(K)), (-2, -1))[0]
+    kernel = without_constant(kernel) if centered else kernel
     if kind == "participation":
         trace = kernel.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ratio(trace.square(), kernel.square().sum((-2, -1)))

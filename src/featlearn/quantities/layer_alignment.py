@@ -31,6 +31,11 @@ class LayerPair:
     reason: str = ""
     """Why the value is undefined."""
 
+    def __str__(self) -> str:
+        if self.reason:
+            return f"undefined: {self.reason}"
+        return f"{self.value:.3f}, random {self.random:.3f}, width {self.width}"
+
 
 T = TypeVar("T")
 
@@ -42,6 +47,11 @@ class LayerPairs(dict[tuple[str, str], T]):
         super().__init__(pairs)
         self.left_out = dict(left_out)
         """Trainable matrices that are in no pair because they cannot be read as linear maps: parameter -> reason."""
+
+    def __str__(self) -> str:
+        width = max([5, *(len(f"{a} -> {b}") for a, b in self)])
+        lines = [f"{f'{a} -> {b}':{width}}  {pair}" for (a, b), pair in self.items()]
+        return "\n".join([*lines, *(f"left out: {name}: {reason}" for name, reason in self.left_out.items())])
 
 
 def layer_alignment(

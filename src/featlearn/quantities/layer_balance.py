@@ -32,6 +32,10 @@ class LayerBalance:
     reason: str = ""
     """Why it is not conserved, or has no value."""
 
+    def __str__(self) -> str:
+        state = "conserved" if self.conserved else f"not conserved: {self.reason}"
+        return f"norm {float(self.value.norm()):.3g}, {state}"
+
 
 _LINEAR = REARRANGEMENTS | {
     "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "AvgPool1DBackward0", "AvgPool2DBackward0",

@@ -94,6 +94,12 @@ def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     if not isinstance(initial, Mapping):
         raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
     inner = unwrapped(model)
+    now = {tensor.data_ptr() for tensor in inner.parameters()} - {0}
+    if any(isinstance(tensor, Tensor) and tensor.data_ptr() in now for tensor in initial.values()):
+        raise InputValueError(
+            "initial shares its memory with the model: it has moved along with it; expected a copy from before "
+            "training, {name: value.clone() for name, value in model.state_dict().items()}"
+        )
     twin = copied(inner, None)
     expected = set(inner.state_dict())
     state = dict(initial)

@@ -45,7 +45,7 @@ class Prediction(ABC):
 
         Args:
             measured: name -> (times, values), or anything with such a mapping as its `curves()`: another prediction or
-                a run.
+                a run. Names are those of `NAMES`: "loss", "ntk/alignment", "ntk/norm" ...
             names: which curves; by default all that both have, or all predicted ones if nothing was measured.
             axes: one matplotlib axes for each name; by default a new figure.
             time_scale: what the measured times are multiplied by to be those of the theory, a learning rate for steps.
@@ -82,6 +82,9 @@ def _points(measured: Any) -> dict[str, tuple[list[float], list[float]]]:
         raise InputTypeError(
             f"measured is {type(measured).__name__}, expected name -> (times, values), or something with curves()"
         )
+    for name, curve in found.items():
+        if not isinstance(curve, tuple | list) or len(curve) != 2 or len(curve[0]) != len(curve[1]):
+            raise InputValueError(f"measured[{name!r}] is no pair of equal length, expected (times, values)")
     return {name: ([float(t) for t in times], [float(v) for v in values]) for name, (times, values) in found.items()}
 
 

@@ -3,6 +3,7 @@
 import math
 from enum import StrEnum
 
+from featlearn.errors import InputTypeError
 from featlearn.theory.phases.exponents import Exponents
 
 EQUAL = 1e-9
@@ -36,6 +37,11 @@ def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_ta
         correlated_target: False for y = 0, or samples on a line whose targets are uncorrelated with them: A is minus
             infinity.
     """
+    if not isinstance(exponents, Exponents):
+        raise InputTypeError(
+            f"exponents is {type(exponents).__name__}, expected phases.Exponents; those of the usual schemes are in "
+            "phases.TABLE_1"
+        )
     A = exponents.feature_term if correlated_target else -math.inf
     B = exponents.kernel_term
     if max(A, B) < -EQUAL:
