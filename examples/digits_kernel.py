@@ -117,13 +117,13 @@ def main() -> None:
 
     start, end = (torch.stack([*layers.values()]).sum(0) for layers in (before, after))
     print(f"{'':34}{'before':>9}{'after':>9}")
-    aligned = [float(fl.metrics.alignment(kernel, targets[:PROBE])) for kernel in (start, end)]
+    aligned = [float(fl.metrics.centered_alignment(kernel, targets[:PROBE])) for kernel in (start, end)]
     print(f"{'kernel-task alignment (0 to 1)':34}{aligned[0]:9.3f}{aligned[1]:9.3f}")
     for name in before:
         shares = [float((k[name] * total).sum() / total.square().sum()) for k, total in ((before, start), (after, end))]
         print(f"{'share of the kernel, ' + name.removeprefix('network.'):34}{shares[0]:9.3f}{shares[1]:9.3f}")
     print(f"{'accuracy on unseen digits':34}{accuracy(model, test):18.3f}")
-    change = float(fl.metrics.kernel_distance(start, end))
+    change = float(fl.metrics.kernel_distance(start, end, centered=True))  # the constant part hides the rest
     print(f"{'change of the kernel, 1 - cosine':34}{change:18.3f}")
     print(verdict(change, error, loss_of(model, data.x, targets)))
 
