@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from featlearn import data as data
     from featlearn import dynamics as dynamics
     from featlearn import errors as errors
+    from featlearn import integrations as integrations
     from featlearn import metrics as metrics
     from featlearn import ops as ops
     from featlearn import readouts as readouts
+    from featlearn import record as record
     from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
+    from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.ops.registry import register_rule as register_rule
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
     from featlearn.quantities.representation import representation_kernels as representation_kernels
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
+    from featlearn.record.reader import open_run as open_run
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
+    from featlearn.watch.session import watch as watch
 
 __version__ = "0.1.0.dev0"
 
@@ -47,6 +52,7 @@ _HOME = {
     "SLO": "featlearn.steer.slo",
     "citation": "featlearn.citations",
     "corrupted_agop": "featlearn.quantities.gradient_products",
+    "diagnose": "featlearn.diagnosis.verdict",
     "egop": "featlearn.quantities.gradient_products",
     "feature_speed": "featlearn.quantities.velocity",
     "layer_alignment": "featlearn.quantities.layer_alignment",
@@ -54,12 +60,16 @@ _HOME = {
     "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",
     "ntk_velocity": "featlearn.quantities.velocity",
+    "open_run": "featlearn.record.reader",
     "plan": "featlearn.quantities.ntk",
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
+    "watch": "featlearn.watch.session",
 }
-_SUBMODULES = ("data", "dynamics", "errors", "metrics", "ops", "readouts", "steer", "theory")
+_SUBMODULES = (
+    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "steer", "theory",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

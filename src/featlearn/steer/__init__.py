@@ -1,7 +1,26 @@
-"""Steering: training that learns features on purpose."""
+"""Steering: training that learns features on purpose, or does not."""
 
 from featlearn.steer.adaptive_slo import AdaptiveSLO, hidden_correlations
+from featlearn.steer.advice import Advice, Change, advise
+from featlearn.steer.initialization import scale_init
 from featlearn.steer.layer_groups import speed_groups
+from featlearn.steer.output_scale import ScaledOutput, scale_output
+from featlearn.steer.parametrization import parametrize
 from featlearn.steer.slo import SLO
+from featlearn.steer.whitening import Whitened, whiten
 
-__all__ = ["SLO", "AdaptiveSLO", "hidden_correlations", "speed_groups"]
+__all__ = [
+    "SLO",
+    "AdaptiveSLO",
+    "Advice",
+    "Change",
+    "ScaledOutput",
+    "Whitened",
+    "advise",
+    "hidden_correlations",
+    "parametrize",
+    "scale_init",
+    "scale_output",
+    "speed_groups",
+    "whiten",
+]

@@ -1,0 +1,99 @@
+"""Statements with their number, their threshold and where that comes from; and the thresholds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Threshold(NamedTuple):
+    """Two numbers that divide low, between and high, and where they come from."""
+
+    low: float
+    high: float
+    source: str
+
+
+CALIBRATED = "regime: chosen on runs whose regime is known, see docs/how-to/read-a-diagnosis.md"
+
+KERNEL_MOVED = Threshold(0.003, 0.012, CALIBRATED)
+"""1 - cosine of the first and the last kernel."""
+SPEED = Threshold(2.5, 10.0, CALIBRATED)
+"""How many times longer the frozen first kernel takes."""
+SHAPE_SPEED = Threshold(1.5, 1.5, CALIBRATED)
+"""The same with the kernel at its later size: above, it is not growth alone that made training faster."""
+ALIGNMENT_ROSE = Threshold(0.08, 0.1, CALIBRATED)
+"""Rise of centred kernel-task alignment."""
+FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
+NORM_GREW = Threshold(
+    10.0, 10.0, "silent alignment: by definition, the kernel passes 10 % of its final norm (002 Fig. 1, App. J)"
+)
+MACHINE = Threshold(0.1, 0.1, "kernel machine: in 002 Fig. 1 the final kernel is off by 0.03, the initial one by 0.3")
+SPECIALIZED = Threshold(0.02, 0.02, "specialisation: linear networks, which cannot specialise, have 0.01 (000 Sec. 6)")
+LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
+SETTLED = Threshold(0.25, 0.25, "settled: by choice; lazy runs, which are settled from the start, have 0.05 to 0.2")
+POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half against that of the first")
+LEARNED = Threshold(0.1, 0.1, "layers: by choice, a weight that went a tenth of its first norm")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One statement."""
+
+    topic: str
+    """what it is about: regime, silent, kernel machine, settled, mechanism, ..."""
+    says: str
+    """in words, the number in it"""
+    value: float
+    """the number; the mean over runs; nan where it cannot be told"""
+    threshold: str
+    """what it was held against; empty where nothing was"""
+    source: str
+    """where the threshold comes from"""
+    spread: float = math.nan
+    """standard deviation over runs; nan for one run"""
+    runs: int = 1
+    """runs that it comes from"""
+    verdict: str = ""
+    """what it speaks for: lazy, rich, between, yes, no, ...; empty where it only informs"""
+
+    def __str__(self) -> str:
+        return f"{self.says} [{self.threshold}]" if self.threshold else self.says
+
+
+class Sample(NamedTuple):
+    """A number over runs."""
+
+    mean: float
+    spread: float
+    runs: int
+
+    @property
+    def error(self) -> float:
+        """Of the mean; 0 for one run, whose spread is not known."""
+        return self.spread / math.sqrt(self.runs) if self.runs > 1 else 0.0
+
+    @property
+    def words(self) -> str:
+        """The number, with its spread over runs."""
+        spread = f" ± {self.spread:.2g} over {self.runs} runs" if self.runs > 1 else ""
+        return f"{self.mean:.3g}{spread}"
+
+    def side(self, threshold: Threshold) -> int:
+        """-1 below, 1 above, 0 between; outside by two errors of the mean."""
+        if self.mean + 2 * self.error < threshold.low:
+            return -1
+        return 1 if self.mean - 2 * self.error > threshold.high else 0
+
+
+def sample(values: Sequence[float], *, logarithmic: bool = False) -> Sample | None:
+    """Mean and spread of the finite values; None if there are none. `logarithmic` takes the geometric mean."""
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+    if not finite:
+        return None
+    numbers = [math.log(value) for value in finite] if logarithmic else finite
+    mean = sum(numbers) / len(numbers)
+    spread = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else math.nan
+    if logarithmic:
+        return Sample(math.exp(mean), math.exp(mean) * spread, len(numbers))
+    return Sample(mean, spread, len(numbers))

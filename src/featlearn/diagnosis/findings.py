@@ -1,0 +1,103 @@
+"""Everything that one run shows, before any of it is judged."""
+
+import math
+from functools import cached_property
+
+from featlearn.diagnosis.events import Events, events
+from featlearn.diagnosis.layers import LayerLearning, Mechanism, layer_learning, mechanisms
+from featlearn.diagnosis.machine import KernelMachine, kernel_machine
+from featlearn.diagnosis.pace import Pace, Speed, Unknown
+from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.settling import Settling, settling
+from featlearn.errors import FeatlearnError
+from featlearn.metrics import feature_rate, kernel_distance
+from featlearn.record import Run
+
+
+class Findings:
+    """Numbers of one run, nan where they were not recorded."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.reading = Reading(run)
+        self.pace = Pace(self.reading)
+
+    @cached_property
+    def moved(self) -> float:
+        """1 - cosine of the first and the last kernel."""
+        recorded = self.reading.curve("ntk/distance")
+        if recorded is not None:
+            return recorded.last
+        steps = self.reading.kernel_steps
+        if len(steps) < 2:
+            return math.nan
+        return float(kernel_distance(self.reading.kernel(steps[0]), self.reading.kernel(steps[-1])))
+
+    @cached_property
+    def loss_left(self) -> float:
+        """Lowest loss by the first."""
+        loss = self.reading.loss
+        return math.nan if loss is None or loss.first <= 0 else float(loss.values.min()) / loss.first
+
+    @cached_property
+    def speed(self) -> Speed | Unknown:
+        """Of the loss, against the first kernel."""
+        return self.pace.speed
+
+    @cached_property
+    def events(self) -> Events:
+        """Event times."""
+        return events(self.reading)
+
+    @cached_property
+    def settling(self) -> Settling | Unknown:
+        """When the kernel settled."""
+        return settling(self.pace)
+
+    @cached_property
+    def machine(self) -> KernelMachine:
+        """Regression against the network."""
+        return kernel_machine(self.reading)
+
+    @cached_property
+    def mechanisms(self) -> dict[str, Mechanism]:
+        """By layer pair."""
+        return mechanisms(self.reading)
+
+    @cached_property
+    def layers(self) -> dict[str, LayerLearning]:
+        """By layer."""
+        return layer_learning(self.reading)
+
+    @property
+    def specialization(self) -> float:
+        """Mean of the diagonal of the last specialisation matrix, less that of the rest."""
+        return self._specialization(-1)
+
+    @property
+    def specialization_at_start(self) -> float:
+        """The same of the first one."""
+        return self._specialization(0)
+
+    def _specialization(self, at: int) -> float:
+        diagonal, y = self.reading.curve("ntk/specialization"), self.reading.targets
+        if diagonal is None or y is None or y.shape[1] < 2:
+            return math.nan
+        # every column averages to 1
+        outputs = y.shape[1]
+        return (float(diagonal.values[at]) - 1) * outputs / (outputs - 1)
+
+    @cached_property
+    def feature_rate(self) -> float:
+        """The effective feature rate of the whole run, for kernels and targets of norm one."""
+        reading, y, steps = self.reading, self.reading.targets, self.reading.kernel_steps
+        if y is None or len(steps) < 2:
+            return math.nan
+        key = "mean" if y.shape[1] == 1 else "each"
+        first, last = reading.array("kernel", steps[0], key), reading.array("kernel", steps[-1], key)
+        if first is None or last is None or first.shape != last.shape:
+            return math.nan
+        try:
+            return float(feature_rate(first, last, y[:, 0] if key == "mean" else y, normalized=True))
+        except FeatlearnError:
+            return math.nan

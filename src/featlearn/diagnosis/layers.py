@@ -1,0 +1,106 @@
+"""What happened between and in the layers: mechanism of each pair, where features were learned."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from featlearn.diagnosis.evidence import LAYER_CHANGED
+from featlearn.diagnosis.reading import Reading
+
+_PAIR = re.compile(r"layers/(?P<first>.+)--(?P<second>.+)/alignment")
+_LAYER = re.compile(r"weights/(?P<layer>.+)/distance")
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What changed the product U W of two layers that follow each other (004 Sec. 3).
+
+    ln |U W| changed by the sum of `alignment`, `first_norm` and `second_norm`: |U W| = zeta |U| |W|.
+    """
+
+    name: str
+    """"alignment" or "disalignment" where zeta changed, "rescaling" where only norms did, else "none" """
+    alignment: float
+    """change of ln zeta; negative is disalignment"""
+    first_norm: float
+    """change of ln |W|"""
+    second_norm: float
+    """change of ln |U|"""
+    start: float
+    """zeta at the start"""
+    end: float
+    """zeta at the end"""
+    random: float
+    """zeta of random weights of this shape"""
+
+    @property
+    def rescaling(self) -> float:
+        """Change of ln |U| |W|."""
+        return self.first_norm + self.second_norm
+
+
+def mechanisms(reading: Reading) -> dict[str, Mechanism]:
+    """ "first--second" -> what happened between them."""
+    found = {}
+    for name in reading.scalar_names:
+        match = _PAIR.fullmatch(name)
+        zeta = reading.curve(name) if match else None
+        if match is None or zeta is None or not (zeta.first > 0 and zeta.last > 0):
+            continue
+        norms = [_log_growth(reading, match[layer]) for layer in ("first", "second")]
+        turned = math.log(zeta.last / zeta.first)
+        random = reading.curve(name.removesuffix("alignment") + "random")
+        found[f"{match['first']}--{match['second']}"] = Mechanism(
+            name_of(turned, sum(norms)), turned, norms[0], norms[1], zeta.first, zeta.last,
+            math.nan if random is None else random.last,
+        )  # fmt: skip
+    return found
+
+
+def name_of(turned: float, stretched: float) -> str:
+    """By the angle first: rescaling is what happens where it stays (004 Sec. 3.2 to 3.4)."""
+    if abs(turned) >= LAYER_CHANGED.low:
+        return "alignment" if turned > 0 else "disalignment"
+    return "rescaling" if abs(stretched) >= LAYER_CHANGED.low else "none"
+
+
+def _log_growth(reading: Reading, layer: str) -> float:
+    norm = reading.curve(f"weights/{layer}/norm")
+    if norm is None or not (norm.first > 0 and norm.last > 0):
+        return math.nan
+    return math.log(norm.last / norm.first)
+
+
+@dataclass(frozen=True)
+class LayerLearning:
+    """How much one layer learned; nan where it was not recorded."""
+
+    distance: float
+    """|W - W0| / |W0|"""
+    correlation: float
+    """rise of the uncentred neural feature correlation"""
+    kernel_share: float
+    """its share of the last kernel"""
+    alignment: float
+    """rise of the alignment of its kernel with the task"""
+
+
+def layer_learning(reading: Reading) -> dict[str, LayerLearning]:
+    """Layer -> how much it learned, the one whose weight went furthest first."""
+    found = {}
+    for name in reading.scalar_names:
+        match = _LAYER.fullmatch(name)
+        distance = reading.curve(name) if match else None
+        if match is None or distance is None:
+            continue
+        layer = match["layer"]
+        correlation = reading.curve(f"features/{layer}/uncentered")
+        share = reading.curve(f"ntk/layers/{layer}/share")
+        alignment = reading.curve(f"ntk/layers/{layer}/alignment")
+        found[layer] = LayerLearning(
+            distance.last,
+            math.nan if correlation is None else correlation.rise,
+            math.nan if share is None else share.last,
+            math.nan if alignment is None else alignment.rise,
+        )
+    return dict(sorted(found.items(), key=lambda item: -item[1].distance))

@@ -1,0 +1,111 @@
+"""Whether the network is a kernel machine: regression with a recorded kernel against the network on test points."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from featlearn.diagnosis.evidence import MACHINE
+from featlearn.diagnosis.pace import Pace
+from featlearn.diagnosis.reading import Reading
+from featlearn.dynamics import kernel_descent
+from featlearn.errors import FeatlearnError
+from featlearn.metrics import Agreement, agreement
+
+LONGEST, LONGEST_OF_ENTROPY = 1e8, 1e4
+"""How long descent is followed, in units of the inverse of the largest eigenvalue."""
+TIMES = 200
+LARGEST = 4096
+"""Samples times outputs up to which a kernel between all outputs is solved with."""
+
+
+@dataclass(frozen=True)
+class KernelMachine:
+    """How well regression with the kernels of a run stands for the network."""
+
+    of: str | None
+    """the kernel whose machine the network is: "final", "initial", "optimizer"; None if of none, or if unknown"""
+    errors: dict[str, float] = field(default_factory=dict)
+    """kernel -> relative error |g - f| / |f - f0| on test points"""
+    correlations: dict[str, float] = field(default_factory=dict)
+    """kernel -> correlation of the changes g - f0 and f - f0"""
+    reason: str = ""
+    """why it cannot be told"""
+
+
+def kernel_machine(reading: Reading) -> KernelMachine:
+    """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
+
+    At zero loss that is the regression of 002 Theorem 1. Training that ended before is compared with a regression that
+    ended as early: no rate has to be known.
+    """
+    first, last = 0, max(reading.array_steps("test"), default=-1)
+    if last <= 0 or reading.array("test", first, "f") is None:
+        return KernelMachine(None, reason="no test points were watched (test=(x, y))")
+    if last not in reading.kernel_steps or first not in reading.kernel_steps:
+        return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
+    f0, f1 = reading.array("test", first, "f"), reading.array("test", last, "f")
+    y = reading.targets
+    if f0 is None or f1 is None or y is None or f0.shape != f1.shape:
+        return KernelMachine(None, reason="outputs of the test points are missing")
+    if not bool((f1 != f0).any()):
+        return KernelMachine(None, reason="the outputs did not change")
+    errors, correlations, whole = {}, {}, True
+    for name, place, step in (("final", "kernel", last), ("initial", "kernel", first),
+                              ("optimizer", "optimizer_kernel", last)):  # fmt: skip
+        pair = _kernels(reading, place, step)
+        if pair is None:
+            continue
+        found = _agreement(reading, *pair, f0, f1)
+        if found is not None:
+            errors[name], correlations[name] = float(found.relative_error), float(found.correlation)
+            whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
+    if not errors:
+        return KernelMachine(None, reason="no kernel between test points and probe was recorded")
+    # the simplest that will do: a network that is a machine of its first kernel is one of its last, too
+    of = next((name for name in ("initial", "final", "optimizer") if errors.get(name, math.inf) <= MACHINE.high), None)
+    if of is not None:
+        return KernelMachine(of, errors, correlations)
+    reason = "" if whole else "kernels between different outputs were not recorded, and may be what is missing"
+    return KernelMachine(None, errors, correlations, reason)
+
+
+def _kernels(reading: Reading, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+    """Kernel of the probe, and of test points with the probe: between all outputs, if recorded, else their mean."""
+    crosses = place if place == "optimizer_kernel" else "test"
+    whole = reading.array(place, step, "full"), reading.array(crosses, step, "cross_full")
+    if whole[0] is not None and whole[1] is not None and whole[0].dim() == whole[1].dim() == 4:
+        size = whole[0].shape[0] * whole[0].shape[2]
+        if size <= LARGEST:
+            return whole[0], whole[1]
+    mean, cross = reading.array(place, step, "mean"), reading.array(crosses, step, "cross")
+    return None if mean is None or cross is None else (mean, cross)
+
+
+def _agreement(reading: Reading, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
+    start, end, pace = reading.outputs(0), reading.outputs(max(reading.array_steps("test"))), Pace(reading)
+    first, learned = f0.double().reshape(len(f0), -1), (f1 - f0).double().reshape(len(f0), -1)
+    rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
+    try:
+        slowest = 1 / float(torch.linalg.matrix_norm(rows.double(), 2))
+        spans = LONGEST_OF_ENTROPY if reading.entropy else LONGEST
+        path = kernel_descent(
+            kernel, pace.targets, times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
+            f0=start, K_test=cross, f0_test=first, loss="cross-entropy" if reading.entropy else "mse",
+        )  # fmt: skip
+    except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
+        return None
+    assert path.test_outputs is not None
+    predicted = _stopped(path.loss, path.test_outputs, pace.loss_of(end) * len(start)) - first
+    found = agreement(predicted, learned)
+    return found if math.isfinite(float(found.relative_error)) else None
+
+
+def _stopped(loss: Tensor, outputs: Tensor, level: float) -> Tensor:
+    """Outputs (T, P, C) where a falling loss (T,) comes to a level; the last where it does not."""
+    below = (loss <= level).nonzero().flatten()
+    i = int(below[0]) if len(below) else len(loss) - 1
+    if i == 0 or not len(below):
+        return outputs[i]
+    return torch.lerp(outputs[i - 1], outputs[i], (loss[i - 1] - level) / (loss[i - 1] - loss[i]))

@@ -1,0 +1,229 @@
+"""How fast the loss fell, against what the first kernel predicts: frozen, and rescaled to the size it came to have."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from featlearn.diagnosis.evidence import FALLEN, SPEED
+from featlearn.diagnosis.reading import Curve, Reading
+from featlearn.diagnosis.replay import Replay
+from featlearn.dynamics import rate
+from featlearn.dynamics.rate import NEEDS
+
+LEVEL = 0.2
+"""Speeds are compared at this share of the first loss, or at the lowest loss of a run that does not come so far."""
+REACH = 1e4
+"""How many times as long as the run the frozen kernel is followed."""
+REPLAYED = 40
+"""Kernels that are replayed at most."""
+SAMPLES = 64
+"""Samples of the probe that are replayed at most, for cross-entropy."""
+FITS = 0.3
+"""Relative error up to which the first change of the outputs counts as a step of kernel descent."""
+AGREES = 1.5
+"""Factor up to which a declared rate agrees with that of the first steps."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Why something cannot be told."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times longer the first kernel takes to the loss that the run came to."""
+
+    frozen: float
+    """as it was; 1 where training was lazy"""
+    rescaled: float
+    """multiplied to the size of the kernel at that loss: what is left is due to its shape"""
+    level: float
+    """the loss at which this was asked, as a share of the first one"""
+    rate: float
+    """per unit of learning rate (or step), with which the recorded kernels came to that loss when the run did"""
+    bound: bool
+    """whether the frozen kernel never got there, or not within reach: the numbers are lower bounds"""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time in units in which df/dt = -K (f - y): a rate times the learning rate summed over steps."""
+
+    rate: float
+    """per unit of learning rate, or per step where none was recorded"""
+    source: str
+    """in words, where it comes from"""
+    elapsed: Curve
+    """steps -> sum of learning rates (or steps)"""
+
+    def at(self, steps: Tensor) -> Tensor:
+        """Time at some steps."""
+        return self.rate * self.elapsed.at(steps.double())
+
+
+class Pace:
+    """The measured loss of a run beside predictions from recorded kernels."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    @cached_property
+    def elapsed(self) -> Curve:
+        """Steps -> learning rates summed over steps; steps themselves where no learning rate is known."""
+        reading = self.reading
+        lr = reading.curve("lr")
+        last = float(max(reading.steps, 1))
+        if lr is None or not bool((lr.values > 0).all()):
+            ends = torch.tensor([0.0, last], dtype=torch.float64)
+            return Curve(ends, ends)
+        steps = torch.cat([lr.steps.new_zeros(1), lr.steps, lr.steps.new_full((1,), last)]).unique()
+        values = lr.at(steps)
+        spent = ((values[1:] + values[:-1]) / 2 * steps.diff()).cumsum(0)
+        return Curve(steps, torch.cat([steps.new_zeros(1), spent]))
+
+    @cached_property
+    def speed(self) -> Speed | Unknown:
+        """Descent with the first kernel against descent with the kernels as they came.
+
+        The rate is the one with which the recorded kernels bring the loss to where it was, when it was there: no
+        learning rate has to be known, and what the recorded kernels leave out (terms between outputs, samples that are
+        not in the probe) is left out of both.
+        """
+        loss, steps = self.reading.loss, self.reading.kernel_steps
+        if loss is None or len(steps) < 3 or steps[0] != 0:
+            return Unknown("fewer than three kernels with their outputs were recorded from the beginning")
+        level = max(float(loss.values.min()), LEVEL * loss.first)
+        if not level <= FALLEN.high * loss.first:
+            return Unknown(f"the loss has only fallen to {level / loss.first:.0%} of its first value")
+        at = reached(loss, level)
+        if not at > 0:
+            return Unknown("the loss was lowest before training")
+        replay = self._replay([s for s in steps if s < at], at)
+        found = replay.rate_to(level)
+        if found is None:
+            return Unknown("descent with the recorded kernels does not come to the loss of the run")
+        taken = found * float(replay.times[-1])
+        needed = replay.frozen_time(level, REACH * taken)
+        growth = float(replay.kernels[-1].norm() / replay.kernels[0].norm())
+        bound = replay.frozen_loss(needed) > 1.01 * level
+        if bound and needed < SPEED.high * taken:
+            return Unknown("cross-entropy descent with the first kernel is too stiff to be followed far enough")
+        return Speed(needed / taken, needed / taken / growth, level / loss.first, found, bound)
+
+    def _replay(self, steps: list[int], until: float) -> Replay:
+        """Kernels of these steps and, in between, of the step (a fraction) at which the replay ends."""
+        reading = self.reading
+        after = next(s for s in reading.kernel_steps if s >= until or s == reading.kernel_steps[-1])
+        if len(steps) > REPLAYED:
+            steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
+        share = min(1.0, (until - steps[-1]) / max(after - steps[-1], 1))
+        last = torch.lerp(reading.kernel(steps[-1]).double(), reading.kernel(after).double(), share)
+        kernels = torch.stack([*(reading.kernel(s).double() for s in steps), last])
+        start, targets = reading.outputs(0), self.targets
+        if reading.entropy and len(start) > SAMPLES:
+            some = torch.linspace(0, len(start) - 1, SAMPLES).round().long()
+            kernels, start, targets = kernels[:, some][:, :, some], start[some], targets[some]
+        elapsed = self.elapsed.at(torch.tensor([*map(float, steps), until]))
+        return Replay(kernels, elapsed, start, targets, reading.entropy)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded less their mean."""
+        y = self.reading.targets
+        assert y is not None
+        rows = y.double()
+        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.reading.entropy else rows
+
+    def loss_of(self, f: Tensor) -> float:
+        """Of outputs (P, C), in the unit of `Reading.loss`."""
+        if self.reading.entropy:
+            return -float((self.targets * f.log_softmax(1)).sum(1).mean())
+        return float((f - self.targets).square().sum(1).mean())
+
+    @cached_property
+    def clock(self) -> Clock | Unknown:
+        """The rate of the run itself: as declared, if the first steps agree; else from the first steps."""
+        steps = self.reading.kernel_steps
+        if not steps or steps[0] != 0:
+            return Unknown("no kernel, outputs and targets were recorded before training")
+        told, seen = self._declared(), self._fitted()
+        if isinstance(told, Clock) and isinstance(seen, Clock):
+            ratio = told.rate / seen.rate
+            if 1 / AGREES <= ratio <= AGREES:
+                return told
+            return Clock(seen.rate, f"{seen.source} (the declared one is {ratio:.3g} times that)", seen.elapsed)
+        return seen
+
+    def _declared(self) -> Clock | Unknown:
+        reading, y = self.reading, self.reading.targets
+        loss = reading.run.config.get("loss_convention")
+        kind, momentum, one_rate = reading.optimizer
+        known = isinstance(loss, str) and (loss in NEEDS or loss == "cross-entropy")
+        if not known or kind != "SGD" or not one_rate or reading.curve("lr") is None or y is None:
+            return Unknown("the loss convention, or one plain learning rate, was not declared")
+        convention = "mean-half" if loss == "cross-entropy" else loss
+        per_lr = rate(1.0, convention, P=len(y), C=y.shape[1]) / (1 - momentum)  # type: ignore[arg-type]
+        return Clock(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
+
+    def _fitted(self) -> Clock | Unknown:
+        """The rate with which the first kernel moves the outputs as the first steps did."""
+        reading, loss = self.reading, self.reading.loss
+        if loss is None:
+            return Unknown("too few losses were recorded")
+        early = [s for s in reading.kernel_steps[1:] if float(loss.at(torch.tensor([float(s)]))) > 0.8 * loss.first]
+        fits = [fit for fit in map(self._fit, early[:8] or reading.kernel_steps[1:2]) if fit is not None]
+        if not fits:
+            return Unknown("the outputs did not move in the first steps")
+        error, step, per_unit = min(fits)
+        if error > FITS:
+            return Unknown(
+                f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimiser, unequal "
+                "learning rates, terms between outputs, or noise"
+            )
+        return Clock(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)
+
+    def _fit(self, step: int) -> tuple[float, int, float] | None:
+        """(relative error of the change of the outputs, step, rate per unit of elapsed)."""
+        reading = self.reading
+        start = reading.outputs(0)
+        moved = reading.outputs(step) - start
+        # recorded in single precision
+        if float(moved.norm()) <= 1e-4 * float(start.norm()) or not bool(moved.any()):
+            return None
+        kernel = reading.kernel(0).double()
+        pull = self.targets - (start.softmax(1) if reading.entropy else start)
+        speed = kernel @ pull
+        elapsed = float(self.elapsed.at(torch.tensor([float(step)]))) * self._momentum_share(step)
+        if not bool(speed.any()) or elapsed <= 0:
+            return None
+        linear = float((speed * moved).sum() / speed.square().sum())
+        if linear <= 0 or reading.entropy:
+            return float((moved - linear * speed).norm() / moved.norm()), step, linear / elapsed
+        values, vectors = torch.linalg.eigh(kernel)
+        away, wanted = vectors.mT @ pull, vectors.mT @ moved
+        times = linear * torch.logspace(-1, 2, 241, dtype=torch.float64)
+        paths = -torch.expm1(-values.clamp_min(0)[:, None] * times)  # (P, T)
+        # |difference|^2 summed over modes, for all times at once
+        errors = away.square().sum(1) @ paths.square() - 2 * (away * wanted).sum(1) @ paths + wanted.square().sum()
+        best = int(errors.argmin())
+        return math.sqrt(max(float(errors[best]), 0.0)) / float(moved.norm()), step, float(times[best]) / elapsed
+
+    def _momentum_share(self, step: int) -> float:
+        """How much of its final speed momentum had reached over the first steps, on average."""
+        momentum = self.reading.optimizer[1]
+        return 1 - momentum * (1 - momentum**step) / ((1 - momentum) * step)
+
+
+def reached(curve: Curve, level: float) -> float:
+    """The step, a fraction, at which a falling curve first comes to a level that it reaches; by its logarithm."""
+    i = int((curve.values <= level * (1 + 1e-9)).nonzero()[0])
+    if i == 0:
+        return float(curve.steps[0])
+    above, below = (max(float(v), 1e-300) for v in curve.values[i - 1 : i + 1])
+    share = math.log(above / max(level, 1e-300)) / math.log(above / below) if above > below else 1.0
+    return float(curve.steps[i - 1] + min(max(share, 0.0), 1.0) * (curve.steps[i] - curve.steps[i - 1]))

@@ -1,0 +1,172 @@
+"""A recorded run as the diagnosis reads it: what is missing, damaged or nan is None, never an error."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from featlearn.errors import FeatlearnError
+from featlearn.record import Run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One recorded quantity, where it is finite."""
+
+    steps: Tensor
+    """(T,) increasing"""
+    values: Tensor
+    """(T,)"""
+
+    @property
+    def first(self) -> float:
+        """At the first measurement."""
+        return float(self.values[0])
+
+    @property
+    def last(self) -> float:
+        """At the last one."""
+        return float(self.values[-1])
+
+    @property
+    def rise(self) -> float:
+        """Last less first."""
+        return self.last - self.first
+
+    def at(self, steps: Tensor) -> Tensor:
+        """By linear interpolation, constant beyond the ends."""
+        found = numpy.interp(steps.numpy(), self.steps.numpy(), self.values.numpy())
+        return torch.from_numpy(numpy.atleast_1d(found))
+
+
+class Reading:
+    """One run. Everything after the step at which numbers stopped being finite is left out."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._arrays: dict[tuple[str, int, str], Tensor | None] = {}
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
+        """(step, values), up to where the loss on the probe stopped being finite."""
+        lines = [(int(line["step"]), line["values"]) for line in self.run.lines]
+        broken = [step for step, values in lines if not math.isfinite(values.get("probe/loss", 0.0))]
+        return [line for line in lines if not broken or line[0] < broken[0]]
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which training broke down, None if it did not."""
+        lost = [line["step"] for line in self.run.lines if not math.isfinite(line["values"].get("probe/loss", 0.0))]
+        told = [event["step"] for event in self.run.events if event["kind"] == "diverged"]
+        steps = [step for step in [*lost, *told] if step is not None]
+        return min(steps) if steps else None
+
+    @property
+    def steps(self) -> int:
+        """The last step that can be used."""
+        return self._lines[-1][0] if self._lines else 0
+
+    @property
+    def scalar_names(self) -> list[str]:
+        """Names of all recorded scalars."""
+        return self.run.names
+
+    def curve(self, name: str) -> Curve | None:
+        """One scalar where it is finite; None with fewer than two such measurements."""
+        pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
+        if len(pairs) < 2:
+            return None
+        steps, values = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+        return Curve(steps, values)
+
+    def array(self, name: str, step: int, key: str) -> Tensor | None:
+        """One recorded array, as it was recorded; None where it is missing, damaged or not finite."""
+        place = (name, step, key)
+        if place not in self._arrays:
+            self._arrays[place] = self._read(name, step, key)
+        return self._arrays[place]
+
+    def _read(self, name: str, step: int, key: str) -> Tensor | None:
+        if step not in self.run.arrays.get(name, ()):
+            return None
+        try:
+            found = self.run.array(name, step).get(key)
+        except FeatlearnError:
+            return None
+        if found is None or found.dtype.kind not in "fiu" or found.size == 0:
+            return None
+        tensor = torch.from_numpy(numpy.array(found))
+        return tensor if bool(torch.isfinite(tensor).all()) else None
+
+    def array_steps(self, name: str) -> list[int]:
+        """The steps at which an array was recorded, before training broke down."""
+        return [step for step in self.run.arrays.get(name, []) if step <= self.steps]
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """(P, C)"""
+        found = next((self.array("targets", step, "y") for step in self.array_steps("targets")), None)
+        return found if found is None or found.dim() == 2 else found.reshape(len(found), -1)
+
+    @cached_property
+    def kernel_steps(self) -> list[int]:
+        """Steps at which the kernel and the outputs are there, of one and the same probe."""
+        y = self.targets
+        found = []
+        for step in self.array_steps("kernel"):
+            kernel, f = self.array("kernel", step, "mean"), self.array("outputs", step, "f")
+            if y is not None and kernel is not None and f is not None:
+                whole = tuple(kernel.shape) == (len(y), len(y)) and f.numel() == y.numel()
+                if whole and bool(kernel.any()):
+                    found.append(step)
+        return found
+
+    def kernel(self, step: int) -> Tensor:
+        """(P, P), the mean over outputs, as it was recorded; for a step of `kernel_steps`."""
+        kernel = self.array("kernel", step, "mean")
+        assert kernel is not None
+        return kernel
+
+    def outputs(self, step: int) -> Tensor:
+        """(P, C) in double; for a step of `kernel_steps`."""
+        f, y = self.array("outputs", step, "f"), self.targets
+        assert f is not None
+        assert y is not None
+        return f.double().reshape(y.shape)
+
+    @cached_property
+    def entropy(self) -> bool:
+        """Whether it was trained on cross-entropy: as it says, or by which of the two losses fell further."""
+        told = self.run.config.get("loss_convention")
+        entropy, square = self.curve("probe/cross_entropy"), self.curve("probe/loss")
+        if entropy is None or isinstance(told, str):
+            return entropy is not None and told == "cross-entropy"
+        falls = [float(c.values.min()) / c.first if c is not None and c.first > 0 else 1.0 for c in (entropy, square)]
+        return falls[0] < falls[1]
+
+    @cached_property
+    def loss(self) -> Curve | None:
+        """Of the probe, as it was trained: mean over samples of |f - y|^2, or of the cross-entropy."""
+        entropy = self.curve("probe/cross_entropy") if self.entropy else None
+        return entropy or self.curve("probe/loss")
+
+    @property
+    def optimizer(self) -> tuple[str, float, bool]:
+        """Class, momentum, and whether all groups have one learning rate; ("", 0, True) where nothing is known."""
+        told = self.run.config.get("optimizer")
+        if not isinstance(told, dict):
+            return "", 0.0, True
+        given = told.get("groups")
+        groups = [group for group in given if isinstance(group, dict)] if isinstance(given, list) else []
+        momentum = _number(groups[0].get("momentum")) if groups else 0.0
+        rates = {_number(group.get("lr")) for group in groups}
+        return str(told.get("class") or ""), momentum if 0 <= momentum < 1 else 0.0, len(rates) < 2
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

@@ -1,0 +1,141 @@
+"""Descent replayed with recorded kernels: with those of the run as they came, and with the first one alone."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+SUBSTEPS = 4000
+"""Steps of cross-entropy descent that are replayed at most."""
+STRIDE = 0.5
+"""Step times largest eigenvalue in them: the derivative of softmax is at most 1/2."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """df/dt = -rate K(t) (f - y), or softmax(f) - y, with kernels known at some times.
+
+    One kernel for all outputs. In each interval the mean of the kernels at its ends is used, which is exact to second
+    order in its length.
+    """
+
+    kernels: Tensor
+    """(T, P, P)"""
+    times: Tensor
+    """(T,) increasing, from 0"""
+    start: Tensor
+    """(P, C) outputs at time 0"""
+    targets: Tensor
+    """(P, C); probabilities for cross-entropy"""
+    entropy: bool = False
+
+    @cached_property
+    def _modes(self) -> list[tuple[Tensor, Tensor]]:
+        """Eigenvalues and eigenvectors of the kernel in each interval, and of the first kernel before them."""
+        middle = (self.kernels[1:].double() + self.kernels[:-1].double()) / 2
+        return [_modes(kernel) for kernel in [self.kernels[0].double(), *middle]]
+
+    def loss(self, rate: float) -> float:
+        """At the last time, with the kernels as they came."""
+        f = self.start
+        for (values, vectors), length in zip(self._modes[1:], self.times.diff().tolist(), strict=True):
+            f = self._moved(f, values, vectors, rate * length)
+        return self._loss(f)
+
+    def frozen_loss(self, rated_time: float) -> float:
+        """After a rate times a time, with the first kernel."""
+        return self._loss(self._moved(self.start, *self._modes[0], rated_time))
+
+    def frozen_losses(self, rated_times: Tensor) -> Tensor:
+        """(T,): the same at several times, in order."""
+        values, vectors = self._modes[0]
+        if not self.entropy:
+            # over modes: a residual that no kernel sees stays
+            power = (vectors.mT @ (self.start - self.targets)).square().sum(1)
+            return torch.exp(-2 * values * rated_times[:, None]) @ power / len(self.targets)
+        losses, f, done = [], self.start, 0.0
+        for time in rated_times.tolist():
+            f, done = self._moved(f, values, vectors, time - done), time
+            losses.append(self._loss(f))
+        return torch.tensor(losses, dtype=torch.float64)
+
+    def _moved(self, f: Tensor, values: Tensor, vectors: Tensor, length: float) -> Tensor:
+        if not self.entropy:
+            away = vectors.mT @ (f - self.targets)
+            return self.targets + vectors @ (torch.exp(-values * length)[:, None] * away)
+        parts = max(1, math.ceil(length * float(values[-1]) / STRIDE))
+        if parts > SUBSTEPS:
+            raise TooStiff
+        kernel = (vectors * (values * length / parts)) @ vectors.mT
+        for _ in range(parts):
+            f = f - kernel @ (f.softmax(1) - self.targets)
+        return f
+
+    def _loss(self, f: Tensor) -> float:
+        if self.entropy:
+            return -float((self.targets * f.log_softmax(1)).sum(1).mean())
+        return float((f - self.targets).square().sum(1).mean())
+
+    def rate_to(self, level: float) -> float | None:
+        """The rate with which the loss is at `level` at the last time; None if none is found."""
+        return _crossing(lambda rate: self.loss(rate) - level, 1 / self._scale(float(self.times[-1])))
+
+    def frozen_time(self, level: float, longest: float) -> float:
+        """Rate times time that the first kernel needs to a level.
+
+        `longest` where it needs longer or never gets there; less, still a lower bound, where cross-entropy is too stiff
+        to be followed so far.
+        """
+        if self.entropy:
+            longest = min(longest, 0.99 * STRIDE * SUBSTEPS / max(float(self._modes[0][0][-1]), 1e-300))
+        if self.frozen_loss(longest) > level:
+            return longest
+        found = _crossing(lambda time: self.frozen_loss(time) - level, min(longest, 1 / self._scale(1.0)))
+        return longest if found is None else min(found, longest)
+
+    def _scale(self, time: float) -> float:
+        """A typical rate of the first kernel, times a time."""
+        return float(self._modes[0][0].mean().clamp_min(1e-300)) * time
+
+
+def _modes(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
+    return values.clamp_min(0.0), vectors
+
+
+class TooStiff(Exception):
+    """More steps than may be replayed."""
+
+
+def _crossing(difference: Callable[[float], float], guess: float) -> float | None:
+    """Where a falling function of a positive number crosses zero, by bisection of its logarithm; None if it does not.
+
+    What is too stiff to be followed is beyond the crossing, if there is one.
+    """
+
+    def beyond(at: float) -> tuple[bool, bool]:
+        """Whether a number is beyond the crossing, and whether that was seen."""
+        try:
+            return difference(at) <= 0, True
+        except TooStiff:
+            return True, False
+
+    low = high = guess
+    while beyond(low)[0]:
+        low /= 4
+        if low < 1e-60:
+            return None
+    while not beyond(high)[0]:
+        high *= 4
+        if high > 1e60:
+            return None
+    seen = beyond(high)[1]
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        passed, known = beyond(middle)
+        low, high = (low, middle) if passed else (middle, high)
+        seen = seen or (passed and known)
+    return math.sqrt(low * high) if seen else None

@@ -1,0 +1,132 @@
+"""When the kernel settled: from when on frozen-kernel descent, restarted there, predicts the rest of the loss."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.diagnosis.evidence import POWER_LAW, SETTLED
+from featlearn.diagnosis.pace import Clock, Pace, Unknown
+from featlearn.diagnosis.reading import Curve
+from featlearn.diagnosis.replay import Replay, TooStiff
+
+CANDIDATES = 25
+"""Steps that are tried at most; fewer for cross-entropy, whose descent is followed step by step."""
+CANDIDATES_OF_ENTROPY = 8
+LEFT = 0.3
+"""Logarithm of what the loss must still fall by: a prediction of nothing proves nothing."""
+FALLING = 0.9
+"""Share of the first loss from which on its exponent is asked for."""
+FREE = 2.0
+"""Factor by which the rate may differ from the overall one where it is fitted."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """When, and how the loss fell before and after."""
+
+    step: float
+    """nan if it did not settle while the loss still fell"""
+    error: float
+    """largest error of the logarithm of the loss predicted from there; of the best start, if it did not settle"""
+    fitted: bool
+    """whether the rate was fitted, within a factor of two: where terms between outputs were not recorded, or the
+    learning rate is not known"""
+    before: tuple[float, float] | None
+    """local exponents -d log loss / d log time in the first and the second half of the time before it settled"""
+    after: tuple[float, float] | None
+    """the same after it settled"""
+
+
+def settling(pace: Pace) -> Settling | Unknown:
+    """Try recorded steps from the first on."""
+    reading, loss, clock, speed = pace.reading, pace.reading.loss, pace.clock, pace.speed
+    if loss is None or len(reading.kernel_steps) < 3:
+        return Unknown("too few kernels and losses were recorded")
+    exact = reading.targets is not None and reading.targets.shape[1] == 1 and isinstance(clock, Clock)
+    if exact and isinstance(clock, Clock):
+        rate = clock.rate
+    elif not isinstance(speed, Unknown):
+        rate = speed.rate
+    else:
+        return Unknown(f"no rate is known: {speed.reason}")
+    rates = torch.tensor([1.0]) if exact else torch.logspace(-math.log10(FREE), math.log10(FREE), 9)
+    rates = rate * rates.double()
+    most = CANDIDATES_OF_ENTROPY if reading.entropy else CANDIDATES
+    best, found = math.inf, math.nan
+    for step in _some(reading.kernel_steps, most):
+        later = loss.steps > step
+        now = float(loss.at(torch.tensor([float(step)])))
+        if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
+            break
+        error = _error(
+            pace, step, rates[::4] if reading.entropy else rates, Curve(loss.steps[later], loss.values[later])
+        )
+        best = min(best, error)
+        if error <= SETTLED.high:
+            found = float(step)
+            break
+    if math.isinf(best):
+        return Unknown("the loss hardly fell while kernels were recorded")
+    elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
+    before, after = _exponents(loss, elapsed, 0.0, found), _exponents(loss, elapsed, found, math.inf)
+    return Settling(found, best, not exact, before, after)
+
+
+def _some(steps: list[int], most: int) -> list[int]:
+    if len(steps) <= most:
+        return steps
+    return sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
+
+
+def _error(pace: Pace, step: int, rates: Tensor, rest: Curve) -> float:
+    """Largest difference of log loss, predicted and measured, over the rest; for the best of the rates."""
+    reading = pace.reading
+    since = pace.elapsed.at(rest.steps) - pace.elapsed.at(torch.tensor([float(step)]))
+    measured = rest.values.clamp_min(1e-300).log()
+    replay = Replay(reading.kernel(step)[None], torch.zeros(1), reading.outputs(step), pace.targets, reading.entropy)
+    errors = []
+    for rate in rates.tolist():
+        try:
+            predicted = replay.frozen_losses(rate * since)
+        except TooStiff:
+            continue
+        errors.append(float((predicted.clamp_min(1e-300).log() - measured).abs().max()))
+    return min(errors, default=math.inf)
+
+
+def _exponents(loss: Curve, elapsed: Curve, begin: float, end: float) -> tuple[float, float] | None:
+    """Exponents of the loss over time between two steps, in the first and the second half of log time."""
+    if math.isnan(begin):
+        return None
+    end = math.inf if math.isnan(end) else end
+    # until the loss has begun to fall, it is flat in log time whatever the law
+    fallen = loss.values <= FALLING * loss.first
+    inside = (loss.steps >= max(begin, 1.0)) & (loss.steps <= end) & (loss.values > 0) & fallen
+    if int(inside.sum()) < 6:
+        return None
+    t, v = elapsed.values[inside].log(), loss.values[inside].log()
+    middle = (t[0] + t[-1]) / 2
+    halves = [(t <= middle), (t >= middle)]
+    if min(int(half.sum()) for half in halves) < 3:
+        return None
+    slopes = [_slope(t[half], v[half]) for half in halves]
+    return -slopes[0], -slopes[1]
+
+
+def _slope(x: Tensor, y: Tensor) -> float:
+    away = x - x.mean()
+    return float((away * y).sum() / away.square().sum())
+
+
+def against_power_law(exponents: tuple[float, float] | None) -> str:
+    """In words; empty where it cannot be told."""
+    if exponents is None:
+        return ""
+    first, second = exponents
+    if second <= 0.02:
+        return "hardly at all"
+    if first <= 0 or second / first > POWER_LAW.high:
+        return "faster than a power law"
+    return "as a power law" if second / first >= POWER_LAW.low else "slower than a power law"

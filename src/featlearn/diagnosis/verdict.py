@@ -1,0 +1,123 @@
+"""The verdict on one or several runs, in words and with its evidence."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from featlearn.diagnosis.evidence import Evidence
+from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.judgement import (
+    judged_features,
+    judged_layers,
+    judged_machine,
+    judged_regime,
+    judged_settling,
+    judged_silence,
+    numbers,
+)
+from featlearn.diagnosis.layers import LayerLearning, Mechanism
+from featlearn.diagnosis.machine import KernelMachine
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.record import Run, open_run
+
+Regime = Literal["lazy", "rich", "mixed", "cannot tell"]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What a run did. `print` it; every statement stands in `evidence` with its number and threshold."""
+
+    regime: Regime
+    """"lazy" (a fixed kernel explains it), "rich" (features were learned), "mixed", or "cannot tell" """
+    numbers: Mapping[str, float]
+    """what the regime is judged by: kernel_moved, speedup, speedup_rescaled, alignment_rise, loss_left"""
+    silent: bool | None
+    """whether alignment was done before kernel norm and loss moved; None where that cannot be told"""
+    kernel_machine: KernelMachine
+    """of which kernel the network is the regression, and how well"""
+    mechanism: Mapping[str, Mechanism]
+    """by layer pair, "first--second", as the run names its layers"""
+    layers: Mapping[str, LayerLearning]
+    """how much each layer learned, the one whose weight went furthest first"""
+    times: Mapping[str, float]
+    """steps: loss_half, alignment_90, norm_10, kernel_settled; nan where it did not happen; means over runs"""
+    specialization: float
+    """how much better each output's kernel fits its own target than the others do"""
+    feature_rate: float
+    """effective feature rate (000 Sec. 7) for kernels and targets of norm one"""
+    evidence: Sequence[Evidence]
+    runs: tuple[str, ...]
+    """names of the runs"""
+
+    def __str__(self) -> str:
+        head = f"{', '.join(self.runs)}: {_SAID[self.regime]}"
+        topics: dict[str, list[str]] = {}
+        for item in self.evidence:
+            topics.setdefault(item.topic, []).append(str(item))
+        blocks = [f"{topic}:\n" + "\n".join(f"  - {line}" for line in lines) for topic, lines in topics.items()]
+        sources = dict.fromkeys(item.source for item in self.evidence if item.source)
+        return "\n".join([head, *blocks, "thresholds:", *(f"  - {source}" for source in sources)])
+
+    def to_json(self) -> str:
+        """All of it; nan and infinity become null."""
+        return json.dumps(_plain(self.__dict__), indent=1)
+
+
+_SAID = {
+    "lazy": "lazy training. The network stayed near its first kernel, which explains what it learned.",
+    "rich": "rich training. The kernel turned towards the task: features were learned.",
+    "mixed": "mixed. The kernel moved, but not so far that the first one explains nothing.",
+    "cannot tell": "cannot tell whether training was lazy or rich.",
+}
+
+
+def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]) -> Diagnosis:
+    """Say what a watched run did: lazy or rich, aligned in silence or not, a kernel machine or not, and by which means.
+
+    Args:
+        run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed: numbers are then
+            means, and are held against thresholds with twice the error of the mean.
+
+    Nothing is measured again, and nothing that is missing, nan or damaged is an error: what cannot be told is said to
+    be so, with the reason. The thresholds of the regime were chosen on runs whose regime is known by construction;
+    docs/how-to/read-a-diagnosis.md has the table, and says how to read each statement.
+    """
+    findings = [Findings(one) for one in _runs(run)]
+    regime, about_regime = judged_regime(findings)
+    silent, times, about_silence = judged_silence(findings)
+    settled, about_settling = judged_settling(findings)
+    machine, about_machine = judged_machine(findings)
+    mechanism, layers, about_layers = judged_layers(findings)
+    specialization, rate, about_features = judged_features(findings)
+    evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
+    return Diagnosis(
+        regime, numbers(findings), silent, machine, mechanism, layers, {**times, "kernel_settled": settled},
+        specialization, rate, tuple(evidence), tuple(one.run.name for one in findings),
+    )  # fmt: skip
+
+
+def _runs(given: Any) -> list[Run]:
+    if isinstance(given, Run):
+        return [given]
+    if isinstance(given, str | os.PathLike):
+        return [open_run(given)]
+    if isinstance(given, Sequence):
+        if not given:
+            raise InputValueError("no runs are given, expected at least one")
+        return [one for part in given for one in _runs(part)]
+    raise InputTypeError(f"run is {type(given).__name__}, expected a Run, its path, or several of them")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {key: _plain(getattr(value, key)) for key in value.__dataclass_fields__}
+    return value

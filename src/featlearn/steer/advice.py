@@ -1,0 +1,135 @@
+"""From a diagnosis to changes that make training richer or lazier (004 Cor. 1 to 3, 001 Sec. 4.2, 003 Sec. 5.1)."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.errors import InputValueError
+from featlearn.record import Run
+
+__all__ = ["Advice", "Change", "advise"]
+
+# Chosen on the runs of docs/how-to/read-a-diagnosis.md. In lazy training the kernel moves as gamma, and 1 - cosine as
+# its square: with gamma^2 = 3 / distance it would have moved all it can. In rich training the distance saturates, but
+# the frozen kernel takes longer in proportion to gamma.
+FAR, LAZIER = 3.0, 2.5
+SMALLEST, LARGEST = 3.0, 1000.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to go; the ways of an advice are alternatives, not steps."""
+
+    what: str
+    call: str
+    """in Python"""
+    rate_factor: float
+    """what to multiply the learning rate by; nan where the change sets it"""
+    expect: str
+    because: str
+
+    def __str__(self) -> str:
+        rate = "" if math.isnan(self.rate_factor) else f", learning rate times {self.rate_factor:.3g}"
+        return f"{self.what}: {self.call}{rate}\n    expect: {self.expect}\n    because: {self.because}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change in a run."""
+
+    toward: str
+    regime: str
+    """what the run was"""
+    gamma: float
+    """divisor of the output, beside whatever it was divided by already; 1 where nothing has to change"""
+    changes: tuple[Change, ...]
+    note: str
+
+    @property
+    def rate_factor(self) -> float:
+        """gamma^2, for the learning rate of the first change."""
+        return self.gamma**2
+
+    def __str__(self) -> str:
+        head = f"The run was {self.regime}; to make it {self.toward}: {self.note}"
+        return "\n".join([head, *(f"  {i}. {change}" for i, change in enumerate(self.changes, 1))])
+
+
+def advise(
+    run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]] | Diagnosis,
+    toward: Literal["rich", "lazy"],
+) -> Advice:
+    """What to change to make a run richer or lazier, and what to expect.
+
+    By 004 the target's share in the speed of training, over that of the first kernel, grows as the square of what the
+    output is divided by, if the learning rate is multiplied by that square, which keeps the kernel times the rate
+    (Cor. 1: training stays stable at its start). How large a factor is needed is estimated from how far the kernel
+    moved, or from how much slower the frozen kernel would have been; diagnose the new run, and ask again if it did not
+    go far enough.
+
+    Args:
+        run: a run, its path, several runs that differ in their seed, or a diagnosis.
+        toward: "rich" or "lazy".
+    """
+    if toward not in ("rich", "lazy"):
+        raise InputValueError(f"toward={toward!r}, expected 'rich' or 'lazy'")
+    found = run if isinstance(run, Diagnosis) else diagnose(run)
+    if found.regime == toward:
+        return Advice(toward, found.regime, 1.0, (), "nothing has to change.")
+    gamma = _gamma(found, toward)
+    note = "any one of these."
+    if found.regime == "cannot tell":
+        note = "it is not known where it stands, so that this is a guess. Any one of these."
+    return Advice(toward, found.regime, gamma, tuple(_changes(found, gamma, toward)), note)
+
+
+def _gamma(found: Diagnosis, toward: str) -> float:
+    """The divisor of the output, rounded to two digits."""
+    if toward == "rich":
+        moved = found.numbers["kernel_moved"]
+        wanted = math.sqrt(FAR / moved) if moved > 0 else 100.0
+        return float(f"{min(max(wanted, SMALLEST), LARGEST):.2g}")
+    speedup = found.numbers["speedup"]
+    wanted = LAZIER * speedup if speedup > 0 else 100.0
+    return float(f"{1 / min(max(wanted, SMALLEST), 10 * LARGEST):.2g}")
+
+
+def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
+    weights = len(found.layers)
+    kept = "at first the loss falls as before, the rate times the kernel being the same"
+    if toward == "rich":
+        then = (
+            f"{kept}; then the kernel grows and turns to the task, alignment rises, and the frozen first kernel falls "
+            "behind. The grown kernel may need a smaller step: if the loss jumps, divide the learning rate by 4"
+        )
+    else:
+        then = f"{kept}, and goes on so: the kernel stays, and its regression predicts the network. It may take longer"
+    changes = [Change(
+        "divide the output", f"model = fl.steer.scale_output(model, {gamma:g})", gamma**2, then,
+        "004 Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times gamma (001 4.2)",
+    )]  # fmt: skip
+    if weights > 1:
+        sigma = gamma ** (-1 / weights)
+        changes.append(Change(
+            "scale the first weights", f"fl.steer.scale_init(model, {sigma:.3g})", gamma ** (2 - 2 / weights),
+            "the same, if the network is homogeneous (ReLU, no norms, no biases); its output starts "
+            f"{'smaller' if sigma < 1 else 'larger'}, too",
+            f"003 Sec. 5.1: {weights} weight layers times sigma are an output times sigma^{weights}",
+        ))  # fmt: skip
+    scheme = '"mean_field" or "kaiming+"' if toward == "rich" else '"ntk" or "kaiming-"'
+    corollary = "Cor. 2: rates as width, output as its inverse" if toward == "rich" else "Cor. 3: rates below width"
+    changes.append(Change(
+        "choose the scaling with width", f"model, groups = fl.steer.parametrize(model, {scheme}, lr)", math.nan,
+        "features are learned at any width alike" if toward == "rich" else "the wider, the lazier",
+        f"004 {corollary}, Table 1",
+    ))  # fmt: skip
+    if toward == "rich":
+        changes.append(Change(
+            "limit the speed of each layer", 'optimizer = fl.SLO(fl.steer.speed_groups(model, {...}), lr)', math.nan,
+            "the fast layers leave their first weights, and learn features; see docs/how-to/steer-with-slo.md",
+            "003 Sec. 5.2",
+        ))  # fmt: skip
+    return changes

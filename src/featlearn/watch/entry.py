@@ -1,0 +1,75 @@
+"""`fl.watch`: what may be asked of a watch, checked before anything runs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.capture.admission import unwrapped
+from featlearn.capture.probe import Inputs, Readout
+from featlearn.dynamics.rate import NEEDS
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.watch.budget import Budget
+from featlearn.watch.description import every_entry
+from featlearn.watch.instruments import Quantities, instruments
+from featlearn.watch.schedule import Every, Schedule
+from featlearn.watch.seen import Seen, sight
+from featlearn.watch.session import Watch
+from featlearn.watch.sinks import checked_sinks
+
+LOSSES = (*NEEDS, "cross-entropy")
+
+
+def watch(
+    model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
+    budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
+    quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
+    resume: bool = False, name: str | None = None,
+) -> Watch:  # fmt: skip
+    """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
+
+        with fl.watch(model, probe=(x, y), out="runs/a") as watch:
+            for inputs, targets in loader:
+                ...
+                optimizer.step()
+                watch.step(loss=loss)
+
+    Measuring changes nothing: losses, weights, optimiser state and random numbers are, bit for bit, those of a run
+    that is not watched. A model that cannot be measured is an error on entering; later nothing stops training: a
+    measurement that fails or cannot be written is recorded as an event, and you are warned once.
+
+    Args:
+        model: any `nn.Module`, also one wrapped by `torch.compile` or DDP; measured in eval mode.
+        probe: (x, y), 100 to 500 samples say, the same at every measurement. y: targets (P, C), numbers (P,), or class
+            labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
+        out: a directory for the run, new or empty.
+        every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
+        budget: the share of training time that measuring may take, the first and the last measurement apart. What
+            does not fit is measured later, expensive quantities less often than cheap ones, and the probe is thinned
+            where nothing would fit for long. At least what 20 s of training earn may be spent. None: no limit.
+        test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
+        optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
+        quantities: names out of kernel, features, layers, weights, test, optimizer; by default all but the last. A
+            mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
+            the `Moment` is a quantity of your own; it returns a number or a mapping of numbers.
+        readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
+        loss: what is trained on, if it is to be compared with theory: `"mean"`, `"mean-half"`, `"sum-half"`,
+            `"mean-over-outputs"` (`nn.MSELoss()`; see `fl.dynamics.rate`) or `"cross-entropy"`.
+        sinks: where numbers go as well: `"tensorboard"`, `"wandb"`, or anything with `log_metrics(mapping, step)`.
+        resume: go on with the run in `out`, if there is one.
+        name: what the run is called; by default as its directory.
+    """
+    settings = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every)}
+    if loss is not None and loss not in LOSSES:
+        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
+    checked_sinks(sinks)
+    network = unwrapped(model)
+    seen = Seen(network, sight(probe, "probe", network), None if test is None else sight(test, "test", network),
+                optimizer, readout)  # fmt: skip
+    chosen = instruments(quantities, test=test is not None, optimizer=optimizer is not None)
+    settings["quantities"] = [one.name for one in chosen]
+    return Watch(seen, Path(out), Schedule(every), Budget(budget), chosen, settings, sinks, resume)

@@ -1,0 +1,101 @@
+"""Which quantities are read, and when."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.watch.moment import Moment
+from featlearn.watch.names import safe_path
+from featlearn.watch.readings import BUILT_IN, Place, Read, Reading
+from featlearn.watch.schedule import Schedule
+
+Quantities = Any
+"""Names or functions in a list, or a mapping: see `fl.watch`."""
+
+BY_DEFAULT = ("kernel", "features", "layers", "weights")
+
+
+@dataclass(eq=False)
+class Instrument:
+    """One quantity with its schedule."""
+
+    name: str
+    read: Read
+    schedule: Schedule | None
+    """Its own schedule; None for that of the run."""
+    asked: bool
+    """Whether the user named it: it must then work from the start."""
+    pending: bool = False
+    """Whether it is due and has not been read yet."""
+    cost: float = 0.0
+    """Seconds that it took the last time."""
+    spent: float = 0.0
+    """Seconds that it has taken, as far as they count."""
+
+
+def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[Instrument]:
+    """What is to be read."""
+    defaults: dict[str, Any] = dict.fromkeys(BY_DEFAULT, True)
+    if test:
+        defaults["test"] = True
+    if quantities is None:
+        chosen, asked = defaults, set()
+    elif isinstance(quantities, Mapping):
+        chosen, asked = {**defaults, **quantities}, set(quantities)
+    elif isinstance(quantities, list | tuple | set | frozenset):
+        chosen = dict(_entry(one) for one in quantities)
+        asked = set(chosen)
+    else:
+        raise InputTypeError(
+            f"quantities={quantities!r}, expected a list of {', '.join(BUILT_IN)} and of functions of the moment, or a "
+            "mapping from such names to True, False, a schedule or a function"
+        )
+    for name, given in (("test", test), ("optimizer", optimizer)):
+        if chosen.get(name) and not given:
+            raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
+    found = [_instrument(name, value, name in asked) for name, value in chosen.items() if value is not False]
+    order = list(BUILT_IN)
+    return sorted(found, key=lambda one: order.index(one.name) if one.name in BUILT_IN else len(order))
+
+
+def _entry(one: Any) -> tuple[str, Any]:
+    if isinstance(one, str):
+        return one, True
+    if callable(one):
+        return getattr(one, "__name__", type(one).__name__), one
+    raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of the moment")
+
+
+def _instrument(name: str, value: Any, asked: bool) -> Instrument:
+    if name in BUILT_IN:
+        return Instrument(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
+    function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not callable(function):
+        close = get_close_matches(str(name), BUILT_IN, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputValueError(
+            f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of the moment "
+            f"for a quantity of your own{hint}"
+        )
+    return Instrument(str(name), _own(str(name), function), None if when is None else Schedule(when), asked)
+
+
+def _own(name: str, function: Callable[[Moment], Any]) -> Read:
+    def read(moment: Moment, place: Place) -> Reading:
+        found = function(moment)
+        if isinstance(found, Mapping):
+            return Reading({safe_path(str(key)): _number(value, key) for key, value in found.items()})
+        return Reading({safe_path(name): _number(found, name)})
+
+    return read
+
+
+def _number(value: Any, name: Any) -> float:
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1) or hasattr(value, "item"):
+        return float(value)
+    raise InputTypeError(f"the quantity {name!r} is {type(value).__name__}, expected one number, or numbers by name")

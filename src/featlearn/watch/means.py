@@ -1,0 +1,60 @@
+"""Numbers that come in at every step, averaged without waiting for the device that computes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputTypeError
+from featlearn.watch.names import safe_path
+
+
+class Means:
+    """Sums by name; tensors on a device are added up there, and read only when a line is written."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """One more number."""
+        number = _detached(name, value)
+        if name in self._sums:
+            self._sums[name] = self._sums[name] + number
+            self._counts[name] += 1
+        else:
+            # A copy: what the loop does to its loss later is not ours.
+            self._sums[name] = number.clone() if isinstance(number, Tensor) else number
+            self._counts[name] = 1
+
+    def taken(self) -> dict[str, float]:
+        """The mean of each since the last time."""
+        found = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return found
+
+
+def numbers_of(given: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers under names that can be recorded."""
+    means = Means()
+    for name, value in given.items():
+        means.add(safe_path(name), value)
+    return means.taken()
+
+
+def _detached(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise InputTypeError(
+                f"{name} is a tensor of shape {tuple(value.shape)}, expected one number; take its mean"
+            )
+        if value.device.type == "cpu":
+            return float(value.detach())
+        number = value.detach()
+        number = number if number.dim() == 0 else number.reshape(())
+        return number if number.dtype in (torch.float32, torch.float64) else number.float()
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} is {str(value)[:80]!r}, expected one number") from error

@@ -1,0 +1,235 @@
+"""The network at one step, seen through its probe: what several quantities need is captured once."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from featlearn.capture.admission import trainable_parameters
+from featlearn.capture.measurement import Measurement, measuring
+from featlearn.capture.pairs import Pair, consecutive
+from featlearn.capture.probe import Inputs
+from featlearn.quantities.arriving import measured_layers
+from featlearn.quantities.directions import Outputs, Probes
+from featlearn.quantities.layer_balance import Rates, pair_balance
+from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.neural_features import measured_features, network_at, refuse_shared
+from featlearn.quantities.ntk import measured_kernels
+from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.watch.seen import Seen, as_targets
+
+MANY_OUTPUTS, DIRECTIONS = 16, 8
+"""Up to so many outputs each has its kernel; beyond, a few random directions, always the same, stand for all."""
+
+
+@dataclass
+class Origin:
+    """What is kept of the first measurement, for later ones to be compared with."""
+
+    kernel: Tensor | None = None
+    """(P, P), the mean over outputs."""
+    outputs: Tensor | None = None
+    """(P, C)"""
+    balances: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
+    """Pair of layers -> what gradient flow conserves between them."""
+    weights: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Pair of layers -> |W|^2 / rate of the first of them."""
+    rates: Rates | None = None
+    """Learning rates when training began."""
+
+
+class Moment:
+    """One step of a run: what is asked of it is measured, once. Tensors are on the CPU.
+
+    Quantities of your own take it: `quantities={"mine": lambda moment: float(moment.kernel.trace())}`.
+    """
+
+    def __init__(self, seen: Seen, step: int, origin: Origin | None, now: Measurement, stack: ExitStack) -> None:
+        self.seen, self.step = seen, step
+        self.origin = origin
+        """What is kept of the first moment of the run; None if this is it."""
+        self._now, self._stack = now, stack
+
+    @property
+    def model(self) -> nn.Module:
+        """The network as it is now; only read it."""
+        return self.seen.model
+
+    @property
+    def x(self) -> Inputs:
+        """The probe."""
+        return self.seen.probe.x
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """(P, C) outputs on the probe."""
+        return self._now.outputs(self._now.probes[0]).cpu()
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """(P, C) targets in double; class labels become one-hot rows less 1 / C."""
+        return None if self.seen.probe.y is None else as_targets(self.seen.probe.y, self.outputs)
+
+    @cached_property
+    def layer_kernels(self) -> dict[str, Tensor]:
+        """Layer -> (C, P, P), one kernel per output; (1, P, P), their mean, where outputs are many."""
+        return {name: kernel.cpu() for name, kernel in _kernels(self._now, "layer").items()}
+
+    @cached_property
+    def kernel_each(self) -> Tensor:
+        """(C, P, P), or (1, P, P) where outputs are many."""
+        total: Tensor = sum(self.layer_kernels.values(), torch.zeros(()))
+        return total
+
+    @cached_property
+    def kernel(self) -> Tensor:
+        """(P, P), the mean over outputs."""
+        return self.kernel_each.mean(0)
+
+    @cached_property
+    def features(self) -> NeuralFeatures:
+        """Neural features of every layer, compared with the start of the run where it is known."""
+        outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
+        start = None if self.origin is None or not self.seen.initial else self._start
+        return measured_features(self._now, start, None, outputs)
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], Pair]:
+        """Weights that follow each other."""
+        return self._followed[0]
+
+    @cached_property
+    def balances(self) -> dict[tuple[str, str], Tensor]:
+        """Pair of layers -> what gradient flow conserves between them; its diagonal where not all of it."""
+        pairs, measurement = self._followed
+        return {names: pair_balance(pair, names, self.rates, measurement).value for names, pair in pairs.items()}
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Learning rates of layers when training began; 1 where no optimiser is known, or it begins at 0."""
+        if self.origin is not None and self.origin.rates is not None:
+            return self.origin.rates
+        optimizer = self.seen.optimizer
+        known = optimizer is not None and all(float(group["lr"]) > 0 for group in optimizer.param_groups)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
+        complete = all(id(p) in held for p in self._now.originals.values())
+        return Rates(optimizer if known and complete else None, self._now, [])
+
+    @cached_property
+    def optimizer_kernel(self) -> Tensor | None:
+        """(P, P) kernel of the update that the optimiser makes, None before its first step or without one."""
+        rates = self._step_rates
+        return None if rates is None else _kernels(self._now, "network", rates)[""].mean(0).cpu()
+
+    @cached_property
+    def optimizer_cross_kernel(self) -> Tensor | None:
+        """(P', P) kernel of the optimiser's update between the test probe and the probe."""
+        rates = self._step_rates
+        return None if rates is None or self.seen.test is None else self._cross(rates)
+
+    @cached_property
+    def test_outputs(self) -> Tensor | None:
+        """(P', C) outputs on the test probe."""
+        return None if self._test is None else self._test.outputs(self._test.probes[0]).cpu()
+
+    @cached_property
+    def test_targets(self) -> Tensor | None:
+        """(P', C) targets of the test probe."""
+        test, outputs = self.seen.test, self.test_outputs
+        return None if test is None or test.y is None or outputs is None else as_targets(test.y, outputs)
+
+    @cached_property
+    def test_kernel(self) -> Tensor | None:
+        """(P', P') kernel of the test probe, the mean over outputs."""
+        return None if self._test is None else _kernels(self._test, "network")[""].mean(0).cpu()
+
+    @cached_property
+    def cross_kernel(self) -> Tensor | None:
+        """(P', P) kernel of the test probe with the probe, the mean over outputs."""
+        return None if self.seen.test is None else self._cross({})
+
+    def as_origin(self, *, kernel: bool, layers: bool) -> Origin:
+        """What later moments are compared with, as far as it is asked for."""
+        origin = Origin(self.kernel if kernel else None, self.outputs, rates=self.rates)
+        if layers:
+            origin.balances = self.balances
+            for names, pair in self.pairs.items():
+                rate = self.rates.of(names[0], pair.first.parameters[0])
+                origin.weights[names] = float(pair.before.square().sum()) / rate
+        return origin
+
+    @cached_property
+    def _start(self) -> Measurement:
+        twin = network_at(self.seen.model, self.seen.initial)
+        start = self._measured_layers(twin)
+        refuse_shared(start, self.seen.model)
+        return start
+
+    @cached_property
+    def _test(self) -> Measurement | None:
+        if self.seen.test is None:
+            return None
+        return self._stack.enter_context(
+            measuring(self.seen.model, [self.seen.test.x], readout=self.seen.readout, audited_before=self._now,
+                      remembering=True)
+        )  # fmt: skip
+
+    @cached_property
+    def _followed(self) -> tuple[dict[tuple[str, str], Pair], Measurement]:
+        pairs = consecutive(self._now.pilots[0])[0]
+        if all(pair.after is not None for pair in pairs.values()):
+            return pairs, self._now
+        # Fused attention has no second derivative, by which channels are followed; its parts have.
+        with sdpa_kernel(SDPBackend.MATH):
+            again = self._measured_layers(self.seen.model)
+            return consecutive(again.pilots[0])[0], again
+
+    @property
+    def _step_rates(self) -> dict[str, Rate] | None:
+        """As they stand after the step that was made: the measurement has put its gradients aside."""
+        optimizer = self.seen.optimizer
+        if optimizer is None or (not optimizer.state and not isinstance(optimizer, torch.optim.SGD)):
+            return None
+        return step_rates(optimizer, trainable_parameters(self.seen.model))
+
+    def _cross(self, rates: Mapping[str, Rate]) -> Tensor:
+        assert self.seen.test is not None
+        inputs = [self.seen.test.x, self.seen.probe.x]
+        with measuring(
+            self.seen.model, inputs, readout=self.seen.readout, audited_before=self._now
+        ) as measurement:  # fmt: skip
+            return _kernels(measurement, "network", rates)[""].mean(0).cpu()
+
+    def _measured_layers(self, model: nn.Module) -> Measurement:
+        return self._stack.enter_context(
+            measured_layers(model, [self.seen.probe.x], self.seen.readout, None, audited_before=self._now,
+                            remembering=True)
+        )  # fmt: skip
+
+
+def _kernels(measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
+    """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
+    many = measurement.classes > MANY_OUTPUTS
+    outputs: Outputs = Probes(DIRECTIONS) if many else "each" if by == "layer" else "mean"
+    kernels = measured_kernels(measurement, outputs, by, rates=rates)
+    divisor = measurement.classes if many else 1
+    return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
+
+
+@contextmanager
+def moment(seen: Seen, step: int, origin: Origin | None, audited: Measurement | None) -> Iterator[Moment]:
+    """The network at this step, while it can be measured."""
+    with ExitStack() as stack:
+        now = stack.enter_context(
+            measured_layers(seen.model, [seen.probe.x], seen.readout, None, audited_before=audited, remembering=True)
+        )
+        yield Moment(seen, step, origin, now, stack)
+
+
+def audit_of(now: Moment) -> Measurement:
+    """What the next measurement need not check again, without what this one holds."""
+    return replace(now._now, probes=(), pilots=(), last={}, graphs=[])

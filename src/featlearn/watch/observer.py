@@ -1,0 +1,114 @@
+"""Measurements of one run, each compared with the first and with the one before."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.measurement import Measurement
+from featlearn.errors import CoupledSamplesError
+from featlearn.quantities.neural_features import network_at
+from featlearn.watch.instruments import Instrument
+from featlearn.watch.moment import Moment, Origin, audit_of, moment
+from featlearn.watch.names import Names
+from featlearn.watch.readings import Place, Reading, probe
+from featlearn.watch.seen import Seen
+
+
+class Observation(NamedTuple):
+    """What one measurement gave."""
+
+    reading: Reading
+    failures: list[tuple[Instrument, Exception]]
+    outputs: Tensor
+    """(P, C), on the CPU."""
+    costs: dict[str, float]
+    """Seconds that each quantity took."""
+    common: float
+    """Seconds that all of them need, without the audit that only the first measurement makes."""
+
+
+class Latest(NamedTuple):
+    """What is kept of the latest measurement, lest it be the last."""
+
+    step: int
+    read: set[str]
+    """Names of the quantities."""
+    kernel_each: Tensor | None
+    """(C, P, P)"""
+
+
+class Observer:
+    """Reads the network through its probe, step after step."""
+
+    def __init__(self, seen: Seen, names: Names) -> None:
+        self.seen, self.names = seen, names
+        self.origin: Origin | None = None
+        self._audited: Measurement | None = None
+        self._previous: tuple[int, Tensor] | None = None
+        self.latest: Latest | None = None
+
+    def observe(self, step: int, chosen: Sequence[Instrument], *, end: bool = False, last: bool = False) -> Observation:
+        """The network as it is now."""
+        return self._observe(self.seen, step, chosen, end, last)
+
+    def observe_start(self, chosen: Sequence[Instrument]) -> Observation:
+        """The network as it was when the run began; later measurements are compared with it."""
+        start = replace(self.seen, model=network_at(self.seen.model, self.seen.initial), optimizer=None)
+        before, self.origin, self._previous = self.origin, None, None
+        found = self._observe(start, 0, chosen, True, False)
+        origin: Origin | None = self.origin
+        if origin is not None and before is not None and before.rates is not None:
+            origin.rates = before.rates
+        return found
+
+    def synchronise(self) -> None:
+        """Wait for what is under way: it is not measuring that takes this time."""
+        if any(p.device.type == "cuda" for p in self.seen.model.parameters()):
+            torch.cuda.synchronize()
+
+    def _observe(self, seen: Seen, step: int, chosen: Sequence[Instrument], end: bool, last: bool) -> Observation:
+        self.synchronise()
+        try:
+            return self._read(seen, step, chosen, end, last)
+        except CoupledSamplesError:
+            if self._audited is None:
+                raise
+            # Rounding may have grown since the first measurement; a new audit tells it from coupling.
+            self._audited = None
+            return self._read(seen, step, chosen, end, last)
+
+    def _read(self, seen: Seen, step: int, chosen: Sequence[Instrument], end: bool, last: bool) -> Observation:
+        begun = time.perf_counter()
+        place = Place(self.names, end, last, self._previous)
+        failures: list[tuple[Instrument, Exception]] = []
+        costs: dict[str, float] = {}
+        with moment(seen, step, self.origin, self._audited) as now:
+            begun = time.perf_counter() if self._audited is None else begun
+            reading = probe(now, place)
+            for one in chosen:
+                started = time.perf_counter()
+                try:
+                    reading.add(one.read(now, place))
+                except CoupledSamplesError:
+                    raise
+                except Exception as error:
+                    failures.append((one, error))
+                costs[one.name] = time.perf_counter() - started
+            read = {one.name for one in chosen} - {one.name for one, _ in failures}
+            self._keep(now, step, read)
+            outputs = now.outputs
+        self.synchronise()
+        common = time.perf_counter() - begun - sum(costs.values())
+        return Observation(reading, failures, outputs, costs, common)
+
+    def _keep(self, now: Moment, step: int, read: set[str]) -> None:
+        if self.origin is None:
+            self.origin = now.as_origin(kernel="kernel" in read, layers="layers" in read)
+        if "kernel" in read and (self._previous is None or step > self._previous[0]):
+            self._previous = (step, now.kernel)
+        self.latest = Latest(step, read, now.kernel_each if "kernel" in read else None)
+        self._audited = audit_of(now)

@@ -1,0 +1,71 @@
+"""Going on with a run: where it began is read back from it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from featlearn.errors import RunError
+from featlearn.record import Run
+from featlearn.watch.moment import Origin
+from featlearn.watch.names import Names
+from featlearn.watch.observer import Observer
+from featlearn.watch.seen import Seen
+
+LARGEST = 2**26
+"""Bytes of weights that are kept in a run for it to be resumed."""
+
+
+def stored_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+    """Weights as arrays with plain keys, and the names they stand for; nothing where they are too large."""
+    size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, Tensor))
+    if size > LARGEST or not all(isinstance(t, Tensor) for t in state.values()):
+        return {}, None
+    return {f"t{number}": _array(tensor) for number, tensor in enumerate(state.values())}, list(state)
+
+
+def _array(tensor: Tensor) -> numpy.ndarray:
+    # numpy has no bfloat16 and smaller; float32 holds them exactly
+    small = tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    found: numpy.ndarray = (tensor.float() if small else tensor).numpy()
+    return found
+
+
+def resumed(observer: Observer, run: Run) -> None:
+    """Make an observer go on where a run stood: the same names, samples and start."""
+    config = run.config
+    seen = observer.seen
+    probe = config.get("probe")
+    if not isinstance(probe, Mapping) or probe.get("sha256") != seen.probe.digest:
+        raise RunError(
+            f"{run.path} was recorded with another probe, expected the same samples in the same order; pass them, or "
+            "start a new run"
+        )
+    stride = config.get("thinned", 1)
+    if isinstance(stride, int) and stride > 1:
+        seen = seen.thinned(stride)
+    names = config.get("layer_names")
+    if isinstance(names, Mapping):
+        observer.names = Names({str(key): str(value) for key, value in names.items()})
+    observer.seen = replace(seen, initial=_initial(run, seen))
+    if not observer.seen.initial:
+        observer.origin = _origin(run)
+
+
+def _initial(run: Run, seen: Seen) -> dict[str, Any]:
+    names = run.config.get("initial")
+    if not isinstance(names, list) or 0 not in run.arrays.get("initial", ()):
+        return {}
+    arrays, expected = run.array("initial", 0), seen.model.state_dict()
+    if names != list(expected) or any(f"t{number}" not in arrays for number in range(len(names))):
+        raise RunError(f"{run.path} was recorded with another model, expected the same layers; start a new run")
+    return {name: torch.from_numpy(arrays[f"t{number}"]).to(expected[name].dtype) for number, name in enumerate(names)}
+
+
+def _origin(run: Run) -> Origin:
+    kernel = torch.from_numpy(run.array("kernel", 0)["mean"]) if 0 in run.arrays.get("kernel", ()) else None
+    outputs = torch.from_numpy(run.array("outputs", 0)["f"]) if 0 in run.arrays.get("outputs", ()) else None
+    return Origin(kernel, outputs)

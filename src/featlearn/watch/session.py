@@ -1,0 +1,349 @@
+"""The watch around a training loop."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from featlearn.errors import InputValueError, RunError
+from featlearn.record import Run, open_run
+from featlearn.watch.budget import Budget
+from featlearn.watch.description import description
+from featlearn.watch.instruments import Instrument
+from featlearn.watch.ledger import Ledger
+from featlearn.watch.means import Means, numbers_of
+from featlearn.watch.names import Names, safe_path
+from featlearn.watch.observer import Observation, Observer
+from featlearn.watch.ranks import Ranks
+from featlearn.watch.ration import Ration
+from featlearn.watch.readings import kernel_arrays
+from featlearn.watch.resumption import resumed, stored_state
+from featlearn.watch.schedule import Schedule
+from featlearn.watch.seen import Seen, kept_state
+
+PATIENCE = 100
+"""Steps after which a second measurement that does not fit into the budget is made with fewer samples."""
+FEWEST = 32
+"""Samples that thinning leaves."""
+
+
+class Watch:
+    """A run being watched; `fl.watch` makes one."""
+
+    def __init__(
+        self, seen: Seen, path: Path, schedule: Schedule, budget: Budget, chosen: list[Instrument],
+        settings: Mapping[str, Any], sinks: Any, resume: bool,
+    ) -> None:  # fmt: skip
+        self.path = path
+        """The directory of the run."""
+        self.steps = 0
+        """How many steps of training have been made."""
+        self.measurements = 0
+        """How many measurements have been made, by this process."""
+        self._observer = Observer(seen, Names())
+        self._schedule, self._budget, self._instruments = schedule, budget, chosen
+        self._ration = Ration(budget, chosen)
+        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._ranks: Ranks | None = None
+        self._ledger: Ledger | None = None
+        self._means = Means()
+        self._frequent: dict[str, int] = {}
+        self._ask_at = self._look_at = 0
+        self._skipped = 0
+        self._waited = 0.0  # seconds of training that the device was still at
+        self._diverged = False
+        self._recorded = -1
+
+    @property
+    def run(self) -> Run:
+        """What has been recorded so far."""
+        return open_run(self.path)
+
+    def __enter__(self) -> "Watch":
+        if self._ranks is not None:
+            raise InputValueError("this watch has been used already, expected a new one for every run")
+        self._ranks = Ranks(self.path)
+        if self._ranks.first:
+            try:
+                self._begin()
+            except BaseException as error:
+                message = f"rank 0 could not begin: {error}"
+                self._ranks.agreed(lambda: message)
+                raise
+        refusal = self._ranks.agreed(lambda: "")
+        if refusal:
+            raise RunError(refusal)
+        self._budget.begin()
+        return self
+
+    def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
+        """Call it after every step of the optimiser.
+
+        Args:
+            loss: the loss of this step; what is recorded is the mean since the last line.
+            step: the number of this step, where it is not one more than before.
+            scalars: numbers of your own: accuracy on test data, say. Those that come at every step are averaged as the
+                loss is, others are recorded at once.
+        """
+        ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
+        if step is None:
+            self.steps += 1
+        else:
+            self._look_at = 0 if step <= self.steps else self._look_at  # it went back to a checkpoint
+            self.steps = step
+        try:
+            self._advance(ranks, loss, scalars)
+        finally:
+            # What is left is little, but there may be a million of it.
+            rest = time.perf_counter() - begun - (self._budget.measuring + self._waited - before)
+            self._budget.spent(rest, counted=True)
+
+    def _advance(self, ranks: Ranks, loss: Any, scalars: Mapping[str, Any]) -> None:
+        if ranks.first:
+            self._note(loss, scalars)
+        if self.steps < self._look_at:
+            return
+        due = self._schedule.due(self.steps)
+        for one in self._instruments:
+            one.pending |= due if one.schedule is None else one.schedule.due(self.steps)
+        waiting = self.steps >= self._ask_at and any(one.pending for one in self._instruments)
+        chosen = self._decided(ranks) if waiting else []
+        if ranks.first and chosen:
+            self._spend(lambda: self._observed(chosen))
+        elif ranks.first and due:
+            self._skipped += 1
+            self._spend(lambda: self._write(self._line()))
+        self._look_at = self._next()
+
+    def _next(self) -> int:
+        """Before this step there is nothing to do."""
+        own = [one.schedule for one in self._instruments if one.schedule is not None]
+        following = min(schedule.following for schedule in (self._schedule, *own))
+        return min(following, self._ask_at) if any(one.pending for one in self._instruments) else following
+
+    def log(self, loss: Any = None, **scalars: Any) -> None:
+        """Record numbers of the present step at once."""
+        if self._entered().first:
+            given = scalars if loss is None else {"loss": loss, **scalars}
+            self._spend(lambda: self._write(numbers_of(given)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self._ranks is not None and self._ranks.first and self._ledger is not None:
+            if error is not None:
+                self._ledger.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
+            try:
+                self._last()
+            except KeyboardInterrupt:  # of somebody who does not want to wait for it
+                self._ledger.event("failed", self.steps, message="the last measurement was interrupted")
+                if error is None:
+                    raise
+            finally:
+                self._finish(error is None)
+        return False
+
+    def _begin(self) -> None:
+        observer = self._observer
+        if self._resume and (self.path / "run.json").exists():
+            self._go_on()
+            return
+        observer.seen = replace(observer.seen, initial=kept_state(observer.seen.model))
+        found = observer.observe(0, self._instruments, end=True)
+        self._drop_failing(found)
+        config = description(observer.seen, found.outputs, **self._settings)
+        state, names = stored_state(observer.seen.initial)
+        config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
+        self._ledger = Ledger(self.path, config, resume=self._resume, sinks_=self._sinks)
+        self._ledger.event("started", 0)
+        self._tell_failures(found, 0)
+        arrays = {**found.reading.arrays, **({"initial": state} if state else {})}
+        self._ledger.measurement(0, {**self._rate(), **found.reading.scalars}, arrays, 0.0)
+        self._note_cost(found)
+
+    def _go_on(self) -> None:
+        run = open_run(self.path)
+        self._ledger = Ledger(self.path, {}, resume=True, sinks_=self._sinks)
+        self.steps = max(self._ledger.last_step, 0)
+        resumed(self._observer, run)
+        found = self._observer.observe_start(self._instruments) if self._observer.seen.initial else None
+        if found is None:
+            found = self._observer.observe(self.steps, self._instruments)
+            self._ledger.tell("resume", "the weights at the start were too large to be kept, so that distances from "
+                              "the start are not known after a resume")  # fmt: skip
+        self._drop_failing(found)
+        self._schedule.due(self.steps)
+        self._ledger.event("resumed", self.steps)
+        self._ledger.describe(finished=False)
+        self._note_cost(found)
+
+    def _drop_failing(self, found: Observation) -> None:
+        """What cannot be measured at the start is an error if it was asked for, and else left out."""
+        for one, error in found.failures:
+            if one.asked or one.name == "kernel":
+                raise error
+            self._instruments.remove(one)
+
+    def _note_cost(self, found: Observation, *, counted: bool = False) -> None:
+        self.measurements += 1
+        self._ration.note(found.costs, found.common, counted=counted)
+
+    def _entered(self) -> Ranks:
+        if self._ranks is None or (self._ranks.first and self._ledger is None):
+            raise InputValueError("the watch is not running; write: with fl.watch(...) as watch: and step inside")
+        return self._ranks
+
+    def _note(self, loss: Any, scalars: Mapping[str, Any]) -> None:
+        if loss is not None:
+            self._means.add("loss", loss)
+        rare = {}
+        for name, value in scalars.items():
+            if self._frequent.get(name) == self.steps - 1:
+                self._means.add(safe_path(name), value)
+            else:
+                rare[name] = value
+            self._frequent[name] = self.steps
+        if rare:
+            self._spend(lambda: self._write(numbers_of(rare)))
+
+    def _decided(self, ranks: Ranks) -> list[Instrument]:
+        """What is measured now, as rank 0 sees it; if nothing is, when to ask again."""
+        decision = json.loads(ranks.agreed(self._decision))
+        self._ask_at = self.steps + decision["wait"]
+        chosen = [one for one in self._instruments if one.name in decision["read"]]
+        for one in chosen:
+            one.pending = False
+        return chosen
+
+    def _decision(self) -> str:
+        chosen = self._ration.affordable(self.steps)
+        if not chosen and self._thinned():
+            chosen = self._ration.affordable(self.steps)
+        wait = 1
+        if not chosen:  # asking at every step would cost more than all the rest of it
+            seconds = self._ration.missing(self.steps) / (self._budget.share or 1.0)
+            pace = self._budget.training / max(self.steps, 1)
+            wait = min(max(1, int(seconds / pace / 2)), PATIENCE // 4) if pace > 0 else 1
+        return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
+
+    def _thinned(self) -> bool:
+        """Fewer samples, where a second measurement does not fit for long; the first is then made again with them."""
+        seen, stride = self._observer.seen, 2
+        most = seen.probe.samples // FEWEST
+        while 2 * stride <= most and self._ration.missing(self.steps, stride) > 0:
+            stride *= 2
+        waited = self.measurements == 1 and self.steps >= PATIENCE
+        if not waited or stride > most or not seen.initial or self._ration.missing(self.steps, stride) > 0:
+            return False
+        self._spend(lambda: self._thin(stride), counted=False)
+        return True
+
+    def _thin(self, stride: int) -> None:
+        ledger, observer = self._written(), self._observer
+        observer.seen = observer.seen.thinned(stride)
+        found = observer.observe_start(self._instruments)
+        ledger.describe(thinned=observer.seen.stride)
+        ledger.event("thinned", self.steps, samples=observer.seen.probe.samples, stride=observer.seen.stride)
+        ledger.measurement(0, found.reading.scalars, found.reading.arrays, 0.0)
+        self._ration.note(found.costs, found.common, counted=False)
+
+    def _spend(self, act: Callable[[], None], *, counted: bool = True) -> None:
+        """Do something that is not training."""
+        asked = time.perf_counter()
+        self._observer.synchronise()
+        begun = time.perf_counter()
+        self._waited += begun - asked
+        try:
+            act()
+        finally:
+            self._budget.spent(time.perf_counter() - begun, counted=counted)
+
+    def _observed(self, chosen: list[Instrument], *, last: bool = False) -> None:
+        ledger = self._written()
+        numbers = self._line()
+        try:
+            found = self._observer.observe(self.steps, chosen, end=last, last=last)
+        except Exception as error:
+            self._failed("the measurement", error)
+            self._write(numbers)
+            return
+        self._tell_failures(found, self.steps)
+        self._note_cost(found, counted=not last)
+        self._check(numbers)
+        ledger.measurement(self.steps, {**numbers, **found.reading.scalars}, found.reading.arrays,
+                           self._budget.training)  # fmt: skip
+        self._recorded = self.steps
+
+    def _tell_failures(self, found: Observation, step: int) -> None:
+        for one, error in found.failures:
+            self._failed(one.name, error, step)
+
+    def _failed(self, what: str, error: Exception, step: int | None = None) -> None:
+        ledger = self._written()
+        kind = "diverged" if "not finite" in str(error) else "failed"
+        ledger.event(
+            kind, self.steps if step is None else step, what=what, message=f"{type(error).__name__}: {error}"[:2000]
+        )
+        ledger.tell(f"{kind} {what}", f"{what} could not be measured: {error}")
+
+    def _line(self) -> dict[str, float]:
+        """Means since the last line, and the learning rate."""
+        return {**self._rate(), **self._means.taken()}
+
+    def _rate(self) -> dict[str, float]:
+        optimizer = self._observer.seen.optimizer
+        return {} if optimizer is None else {"lr": float(optimizer.param_groups[0]["lr"])}
+
+    def _write(self, numbers: Mapping[str, float]) -> None:
+        self._written().scalars(self.steps, numbers, self._budget.training)
+        self._check(numbers)
+
+    def _check(self, numbers: Mapping[str, float]) -> None:
+        ledger = self._written()
+        if not math.isfinite(numbers.get("loss", 0.0)) and not self._diverged:
+            self._diverged = True
+            ledger.event("diverged", self.steps, what="loss", value=str(numbers["loss"]))
+            ledger.tell("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
+
+    def _written(self) -> Ledger:
+        assert self._ledger is not None
+        return self._ledger
+
+    def _last(self) -> None:
+        if not self.steps or not self.measurements:
+            return
+        chosen, latest = self._instruments, self._observer.latest
+        if (
+            latest is not None
+            and self._recorded == latest.step == self.steps
+            and latest.read >= {one.name for one in chosen}
+        ):
+            # It was measured just now; only what is recorded at the end alone is missing.
+            chosen = [one for one in chosen if one.name in ("test", "optimizer")]
+            if latest.kernel_each is not None:
+                arrays = {"kernel": kernel_arrays(latest.kernel_each, end=True)}
+                self._spend(lambda: self._written().arrays(self.steps, arrays), counted=False)
+            if not chosen:
+                return
+        self._spend(lambda: self._observed(chosen, last=True), counted=False)
+
+    def _finish(self, finished: bool) -> None:
+        ledger, budget = self._written(), self._budget
+        overhead = budget.overhead
+        summary = {"measurements": self.measurements, "overhead": overhead, "measuring": budget.measuring}
+        if self._skipped:
+            ledger.event("skipped", self.steps, count=self._skipped, reason="budget")
+        ledger.event("finished", self.steps, complete=finished, **summary)
+        ledger.describe(finished=finished, steps=self.steps, **summary)
+        ledger.close()
+        lost = f", {ledger.not_written} entries not written" if ledger.not_written else ""
+        print(
+            f"featlearn: {self.measurements} measurements in {self.steps} steps, {overhead:.1%} of the training time "
+            f"(first and last apart){lost}: {self.path}",
+            file=sys.stderr,
+        )

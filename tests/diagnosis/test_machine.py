@@ -1,0 +1,56 @@
+"""Whether a network is a kernel machine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import featlearn as fl
+from featlearn.diagnosis.machine import kernel_machine
+from featlearn.diagnosis.reading import Reading
+from tests.diagnosis.recording import record
+
+
+def data(outputs: int):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64, generator=generator)
+    w = torch.randn(5, outputs, dtype=torch.float64, generator=generator)
+    y = torch.tanh(x @ w)
+    return (x[:25], y[:25]), (x[25:], y[25:])
+
+
+def network(outputs: int) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 60), nn.Tanh(), nn.Linear(60, outputs)).double()
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("steps", [40, 400])
+def test_a_linearised_network_is_the_machine_of_its_first_kernel_at_any_time(tmp_path: Path, outputs: int, steps: int):
+    (x, y), test = data(outputs)
+    model = fl.dynamics.linearize(network(outputs))
+    run = record(tmp_path / "run", model, x, y, lr=0.05, steps=steps, test=test, layers=False)
+    found = kernel_machine(Reading(run))
+    assert found.of == "initial"
+    assert found.errors["initial"] < 0.01
+    assert found.errors["final"] == pytest.approx(found.errors["initial"], abs=1e-3)
+    assert found.correlations["initial"] > 0.999
+
+
+def test_a_rich_network_is_not(tmp_path: Path):
+    (x, y), test = data(1)
+    model = fl.steer.scale_output(network(1), 30.0)
+    run = record(tmp_path / "run", model, x, y, lr=0.005 * 900, steps=700, test=test, layers=False)
+    found = kernel_machine(Reading(run))
+    assert found.errors["initial"] > 0.15
+    assert found.of != "initial"
+    assert found.errors["final"] < found.errors["initial"]
+
+
+def test_without_test_points_it_cannot_be_told(tmp_path: Path):
+    (x, y), _ = data(1)
+    run = record(tmp_path / "run", network(1), x, y, lr=0.05, steps=20, layers=False)
+    found = kernel_machine(Reading(run))
+    assert found.of is None
+    assert "no test points" in found.reason

@@ -1,0 +1,81 @@
+"""When the kernel settled, on runs whose kernel stops at a known step."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from featlearn.diagnosis.pace import Pace
+from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.settling import Settling, against_power_law, settling
+from featlearn.dynamics import evolving_kernel_descent
+from tests.diagnosis.recording import written
+
+STEPS = [0, *range(1, 20), *range(20, 800, 10)]
+
+
+def run(path: Path, stop: float, outputs: int = 1, lr: float = 0.01):
+    """A kernel that grows and turns until step `stop`, then stays."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(2, 10, 14, dtype=torch.float64, generator=generator)
+    ends = root @ root.mT / 14
+    y = torch.randn(10, outputs, dtype=torch.float64, generator=generator)
+    share = (torch.tensor(STEPS, dtype=torch.float64) / max(stop, 1e-9)).clamp(max=1.0)[:, None, None]
+    if stop == 0:
+        share = torch.ones_like(share)
+    kernels = (1 - share) * 0.05 * ends[0] + share * 1.5 * ends[1]
+    path_of_f = evolving_kernel_descent(kernels, lr * torch.tensor(STEPS, dtype=torch.float64), y)
+    return written(path, STEPS, kernels, path_of_f.outputs, y, lr=lr)
+
+
+@pytest.mark.parametrize("stop", [0, 60, 150])
+def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
+    found = settling(Pace(Reading(run(tmp_path / "run", stop))))
+    assert isinstance(found, Settling)
+    assert not found.fitted
+    # shortly before it stops the prediction is good already; steps that are tried are some apart
+    assert 0.5 * stop <= found.step <= stop + 40
+    assert found.error <= 0.25
+
+
+def test_with_several_outputs_the_rate_is_fitted(tmp_path: Path):
+    found = settling(Pace(Reading(run(tmp_path / "run", 100, outputs=3))))
+    assert isinstance(found, Settling)
+    assert found.fitted
+    assert 40 <= found.step <= 140
+
+
+def test_a_kernel_that_never_stops_does_not_settle(tmp_path: Path):
+    kernel, y = torch.eye(4, dtype=torch.float64), torch.tensor([[1.0], [-2.0], [0.5], [3.0]], dtype=torch.float64)
+    times = torch.tensor(STEPS, dtype=torch.float64)
+    growth = torch.exp(times / 40)
+    kernels = 1e-10 * growth[:, None, None] * kernel
+    f = y * -torch.expm1(-1e-10 * 40 * (growth - 1))[:, None, None]  # the integral of the kernel
+    found = settling(Pace(Reading(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
+    assert isinstance(found, Settling)
+    assert math.isnan(found.step)
+    assert found.error > 0.25
+    assert found.after is None
+
+
+def test_a_loss_is_held_against_a_power_law():
+    assert against_power_law((1.0, 1.05)) == "as a power law"
+    assert against_power_law((0.5, 2.0)) == "faster than a power law"
+    assert against_power_law((1.0, 0.5)) == "slower than a power law"
+    assert against_power_law(None) == ""
+
+
+def test_the_exponents_are_those_of_the_loss(tmp_path: Path):
+    """Eigenvalues and task as power laws: loss ~ t^-(a-1)/b, and a kernel that was settled all along."""
+    modes = torch.arange(1, 401, dtype=torch.float64)
+    kernel, y = torch.diag(modes**-1.5), modes[:, None] ** -1.0
+    steps = [0, *sorted({round(10 ** (i / 8)) for i in range(21)})]
+    times = torch.tensor(steps, dtype=torch.float64)
+    f = y - torch.exp(-kernel.diagonal() * times[:, None])[..., None] * y
+    found = settling(Pace(Reading(written(tmp_path / "run", steps, kernel.expand(len(steps), -1, -1), f, y))))
+    assert isinstance(found, Settling)
+    assert found.step == 0
+    assert found.after is not None
+    assert found.after == pytest.approx((0.667, 0.667), abs=0.12)
+    assert against_power_law(found.after) == "as a power law"

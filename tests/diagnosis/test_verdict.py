@@ -1,0 +1,221 @@
+"""The verdict on small networks whose regime is known, and on runs that show little."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import featlearn as fl
+from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.diagnosis.reading import Reading
+from featlearn.record import Run, RunWriter, open_run
+from tests.diagnosis.recording import record
+
+
+def digits(samples: int = 48, seed: int = 0):
+    data = fl.data.digits("train")
+    some = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed))
+    x, y = data.x[some], nn.functional.one_hot(data.labels[some], 10).float() - 0.1
+    return (x[:samples], y[:samples]), (x[samples : samples + 40], y[samples : samples + 40])
+
+
+def trained(path: Path, scale: float, seed: int = 0, share: float = 0.5, steps: int = 700, **options) -> Run:
+    (x, y), test = digits()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
+    model = fl.steer.scale_output(model, 1 / scale)
+    largest = float(torch.linalg.eigvalsh(fl.ntk(model.network, x))[-1])
+    lr = share / largest * len(x) / 2 * model.rate_factor
+    return record(path, model, x, y, lr=lr, steps=steps, test=test, until=0.05, **options)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    rich = trained(folder / "rich", 0.1, share=0.1, steps=300)
+    return {"lazy": trained(folder / "lazy", 300.0, steps=300), "rich": rich}
+
+
+@pytest.mark.parametrize("regime", ["lazy", "rich"])
+def test_the_regime_is_the_one_that_was_made(runs: dict[str, Run], regime: str):
+    found = diagnose(runs[regime])
+    assert found.regime == regime
+    assert found.silent is False
+    assert found.times["loss_half"] > 0
+    assert (found.kernel_machine.of == "initial") == (regime == "lazy")
+    assert (found.times["kernel_settled"] == 0) == (regime == "lazy")
+    votes = [item for item in found.evidence if item.topic == "regime" and item.verdict == regime]
+    assert len(votes) >= 2
+    assert all(item.threshold and item.source for item in votes)
+
+
+def test_without_terms_between_outputs_a_failed_regression_proves_nothing(tmp_path: Path):
+    found = diagnose(trained(tmp_path / "run", 300.0, steps=300, layers=False, full=False)).kernel_machine
+    assert found.of is None
+    assert found.errors["initial"] > 0.1
+    assert "between different outputs" in found.reason
+
+
+def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
+    found = diagnose(runs["rich"])
+    text = str(found)
+    assert text.startswith("rich: rich training.")
+    for topic in ("regime", "silent alignment", "kernel machine", "mechanism", "where features are learned"):
+        assert f"\n{topic}:" in text
+    told = json.loads(found.to_json())
+    assert told["regime"] == "rich"
+    assert told["times"]["loss_half"] == found.times["loss_half"]
+    assert told["evidence"][0].keys() >= {"topic", "says", "value", "threshold", "source", "spread", "runs", "verdict"}
+    assert "NaN" not in found.to_json()
+
+
+def test_paths_and_packed_runs_are_taken(runs: dict[str, Run], tmp_path: Path):
+    packed = runs["lazy"].pack(tmp_path / "lazy.zip")
+    assert diagnose(packed).regime == diagnose(str(runs["lazy"].path)).regime == "lazy"
+
+
+@pytest.mark.parametrize("loss", ["mean", "cross-entropy", None])
+def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
+    """Squared error and cross-entropy, told or found out by which of the two fell."""
+    (x, y), test = digits(32)
+    labels = y.argmax(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 if loss == "mean" else 0.3, momentum=0.5)
+    with fl.watch(
+        model, (x, labels), tmp_path / "run", test=test, optimizer=optimizer, loss=loss, budget=None
+    ) as watch:
+        for _ in range(120):
+            optimizer.zero_grad()
+            f = model(x)
+            value = (f - y).square().sum(1).mean() if loss == "mean" else nn.functional.cross_entropy(f, labels)
+            value.backward()
+            optimizer.step()
+            watch.step(loss=value)
+    found = diagnose(watch.run)
+    assert found.regime in ("rich", "mixed", "lazy")
+    assert found.numbers["speedup"] > 1
+    assert set(found.kernel_machine.errors) == {"final", "initial"}
+    assert set(found.mechanism) == {"0--2"}
+    assert set(found.layers) == {"0", "2"}
+    assert Reading(watch.run).entropy == (loss != "mean")
+
+
+def test_several_seeds_give_means_and_spreads(runs: dict[str, Run], tmp_path: Path):
+    other = trained(tmp_path / "other", 300.0, seed=1, steps=300, layers=False)
+    one, two = diagnose(runs["lazy"]), diagnose(other)
+    both = diagnose([runs["lazy"], other.path])
+    assert both.regime == "lazy"
+    assert both.runs == ("lazy", "other")
+    moved = next(item for item in both.evidence if "moved by" in item.says)
+    values = [one.numbers["kernel_moved"], two.numbers["kernel_moved"]]
+    assert moved.value == pytest.approx(sum(values) / 2)
+    assert moved.spread == pytest.approx(numpy.std(values, ddof=1))
+    assert moved.runs == 2
+    # seeds that disagree are no evidence for either
+    assert diagnose([runs["lazy"], runs["rich"]]).regime == "mixed"
+
+
+def test_training_that_did_not_happen_cannot_be_judged(tmp_path: Path):
+    found = diagnose(trained(tmp_path / "run", 1.0, share=1e-5, steps=30, layers=False))
+    assert found.regime == "cannot tell"
+    assert found.silent in (None, False)
+
+
+def test_a_run_that_broke_down_is_read_up_to_there(tmp_path: Path):
+    run = trained(tmp_path / "run", 0.1, share=40.0, steps=40, layers=False)
+    found = diagnose(run)
+    assert any("broke down" in item.says for item in found.evidence)
+    assert "rich" in found.regime or found.regime in ("mixed", "cannot tell")
+
+
+def test_an_empty_run_is_no_error(tmp_path: Path):
+    RunWriter(tmp_path / "run", {"name": "nothing"}).close()
+    found = diagnose(tmp_path / "run")
+    assert found.regime == "cannot tell"
+    assert found.silent is None
+    assert found.kernel_machine.of is None
+    assert all(math.isnan(time) for time in found.times.values())
+    assert isinstance(str(found), str)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(fl.errors.RunError):
+        diagnose(tmp_path)
+    with pytest.raises(fl.errors.InputTypeError, match="expected a Run"):
+        diagnose(3)
+    with pytest.raises(fl.errors.InputValueError, match="no runs"):
+        diagnose([])
+
+
+def thinned(run: Run, out: Path, draw) -> Run:
+    """A copy in which scalars and arrays are missing, nan or damaged."""
+    shutil.rmtree(out, ignore_errors=True)
+    config = {key: value for key, value in run.config.items() if key not in ("schema", "created")}
+    for key in list(config):
+        if draw(st.integers(0, 4)) == 0:
+            config[key] = draw(st.sampled_from([None, 3, "mean", [], {"groups": [None]}, {"class": 3, "groups": 7}]))
+    writer = RunWriter(out, config)
+    bad = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308])
+    gone = {name for name in run.names if draw(st.integers(0, 5)) == 0}
+    spoiled = {name: draw(bad) for name in run.names if draw(st.integers(0, 5)) == 0}
+    for line in run.lines:
+        if draw(st.integers(0, 9)) == 0:
+            continue
+        values = {name: value for name, value in line["values"].items() if name not in gone}
+        some = draw(st.integers(0, 1))
+        values |= {name: value for name, value in spoiled.items() if name in values and (some or line["step"] > 5)}
+        writer.scalars(line["step"], values)
+    for name, steps in run.arrays.items():
+        for step in steps:
+            act = draw(st.integers(0, 11))
+            arrays = run.array(name, step)
+            if act == 0:
+                continue
+            if act == 1:
+                arrays = {key: numpy.full_like(array, draw(bad)) for key, array in arrays.items()}
+            elif act == 2:
+                arrays = {key: array[..., :-1] for key, array in arrays.items()}
+            elif act == 3:
+                arrays = dict([*arrays.items()][1:]) or {"other": numpy.zeros(3)}
+            elif act == 4:
+                arrays = {key: array.ravel() for key, array in arrays.items()}
+            writer.array(name, step, **arrays)
+            if act == 5:
+                (out / "arrays" / name / f"{step:012d}.npz").write_bytes(b"damaged")
+    writer.close()
+    return open_run(out)
+
+
+@pytest.fixture(scope="module", params=["mean", "cross-entropy"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3), torch.randn(8, 2)
+    if request.param == "cross-entropy":
+        y = nn.functional.one_hot(y.argmax(1), 2) - 0.5
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    path = tmp_path_factory.mktemp("small") / "run"
+    return record(path, model, x, y, lr=0.3, steps=30, test=(x[:4] + 1, y[:4]), loss=request.param)
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.data())
+def test_whatever_is_missing_nan_or_damaged_it_is_no_error(small: Run, tmp_path_factory, data: st.DataObject):
+    run = thinned(small, tmp_path_factory.getbasetemp() / "thinned", data.draw)
+    found = diagnose(run)
+    assert isinstance(found, Diagnosis)
+    assert found.regime in ("lazy", "rich", "mixed", "cannot tell")
+    assert str(found)
+    json.loads(found.to_json())

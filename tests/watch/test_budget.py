@@ -1,0 +1,179 @@
+"""How much measuring may cost, when it is done, and under which names."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import featlearn as fl
+from featlearn.record.layout import checked_scalar_name
+from featlearn.watch import Moment, watch
+from featlearn.watch.budget import SAVED_UP, Budget
+from featlearn.watch.instruments import Instrument
+from featlearn.watch.names import Names, safe
+from featlearn.watch.ration import Ration
+from featlearn.watch.readings import Reading
+from featlearn.watch.schedule import Schedule
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_earned_is_a_share_of_training():
+    clock = Clock()
+    budget = Budget(0.05, clock)
+    budget.begin()
+    clock.now += 40.0
+    assert budget.earned(1000) == pytest.approx(2.0)
+    clock.now += 3.0
+    budget.spent(3.0, counted=True)
+    assert budget.earned(1000) == pytest.approx(2.0), "measuring is no training"
+    assert budget.overhead == pytest.approx(3.0 / 40.0)
+    clock.now += 4.0
+    budget.spent(4.0, counted=False)
+    assert (budget.training, budget.counted, budget.measuring) == (pytest.approx(40.0), 3.0, 7.0)
+    assert Budget(None, clock).earned(1) == float("inf")
+
+
+def test_short_runs_may_measure_as_if_they_had_trained_for_a_while():
+    """Evenly in the logarithm of the step: a tenth of 10,000 steps has had three quarters of it."""
+    clock = Clock()
+    budget = Budget(0.05, clock)
+    budget.begin()
+    earned = []
+    for steps in (1, 10, 100, 1000, 9999):
+        clock.now = 5.0 + steps * SAVED_UP / 9999
+        earned.append(budget.earned(steps))
+    assert earned[-1] == pytest.approx(0.05 * SAVED_UP)
+    assert earned == pytest.approx(
+        [0.05 * SAVED_UP * math.log(1 + n) / math.log(1e4) for n in (1, 10, 100, 1000, 9999)]
+    )
+
+
+def instrument(name: str, cost: float) -> Instrument:
+    return Instrument(name, lambda moment, place: Reading(), None, False, True, cost)
+
+
+def test_expensive_quantities_share_the_budget_and_cheap_ones_come_along():
+    clock = Clock()
+    budget = Budget(0.1, clock)
+    budget.begin()
+    kernel, features, weights = instrument("kernel", 1.0), instrument("features", 4.0), instrument("weights", 0.1)
+    ration, made = Ration(budget, [kernel, features, weights]), {"kernel": 0, "features": 0, "weights": 0}
+    for steps in range(1, 2001):
+        clock.now += 0.5
+        for one in (kernel, features, weights):
+            one.pending = True
+        chosen = ration.affordable(steps)
+        spent = sum(one.cost for one in chosen)
+        clock.now += spent
+        budget.spent(spent, counted=True)
+        ration.note({one.name: one.cost for one in chosen}, 0.0, counted=True)
+        for one in chosen:
+            made[one.name] += 1
+        assert budget.counted <= 0.1 * max(budget.training, SAVED_UP) + 1e-9
+    assert budget.counted > 0.095 * budget.training, "the budget is used"
+    assert 0.8 < made["kernel"] / (4 * made["features"]) < 1.25, "half of it for each"
+    assert made["weights"] >= made["kernel"]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.02])
+def test_the_budget_is_kept(share: float, tmp_path: Path):
+    """Measurements of 30 ms, steps of 2 ms: what is counted stays below the share of what has been saved up."""
+
+    def slow(moment: Moment) -> float:
+        time.sleep(0.03)
+        return 0.0
+
+    model = nn.Linear(3, 1)
+    with watch(model, probe=(torch.randn(5, 3), None), out=tmp_path / "run", every=1, budget=share,
+               quantities=[slow]) as seen:  # fmt: skip
+        for _ in range(400):
+            time.sleep(0.002)
+            seen.step(loss=1.0)
+    run = seen.run
+    measured = run.scalar("slow")[0]
+    counted = run.config["overhead"]
+    allowed = share * max(SAVED_UP, 0.8)
+    assert len(run.scalar("loss")[0]) == 400, "losses are recorded when they are due, measured or not"
+    assert (measured[0], measured[-1]) == (0, 400)
+    assert 0.3 * allowed < counted * 0.8 < 1.7 * allowed
+    skipped = sum(event.get("count", 0) for event in run.events if event["kind"] == "skipped")
+    assert skipped + len(measured) == pytest.approx(401, abs=2)
+
+
+def test_the_probe_is_thinned_where_a_second_measurement_never_fits(tmp_path: Path):
+    def slow(moment: Moment) -> float:
+        time.sleep(0.002 * len(moment.outputs))
+        return len(moment.outputs)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    x, y = torch.randn(128, 3), torch.arange(128) % 2
+    test = (x[:10], y[:10])
+    quantities = {"slow": slow}
+    with watch(model, probe=(x, y), out=tmp_path / "run", every=50, budget=0.01, quantities=quantities,
+               test=test) as seen:  # fmt: skip
+        for _ in range(120):
+            with torch.no_grad():
+                model[0].weight += 0.01
+            time.sleep(0.001)
+            seen.step()
+    run = seen.run
+    (thinned,) = [event for event in run.events if event["kind"] == "thinned"]
+    assert (thinned["samples"], thinned["stride"], thinned["step"]) == (32, 4, 100)
+    assert run.scalar("slow")[0][[0, -1]].tolist() == [0, 120]
+    assert set(run.scalar("slow")[1]) == {32}, "the first is made again with the samples of the others"
+    now, model = fl.ntk(model, x[::4]), model
+    model.load_state_dict(start)
+    first = fl.ntk(model, x[::4])
+    assert numpy.allclose(run.array("kernel", 0)["mean"], first, rtol=1e-5)
+    assert numpy.allclose(run.array("kernel", 120)["mean"], now, rtol=1e-5)
+    assert run.scalar("ntk/norm")[1][0] == pytest.approx(float(first.norm()), rel=1e-5)
+    distance = float(fl.metrics.kernel_distance(first, now))
+    assert run.scalar("ntk/distance")[1].tolist()[0] == 0.0
+    assert run.scalar("ntk/distance")[1][-1] == pytest.approx(distance, rel=1e-4)
+    assert run.config["thinned"] == 4
+    assert run.config["probe"]["samples"] == 128
+
+
+def steps_of(every: Any, steps: range) -> list[int]:
+    """Those that are due; asked at every step, and only where something may be."""
+    always, sometimes = Schedule(every), Schedule(every)
+    found = [step for step in steps if always.due(step)]
+    assert [step for step in steps if step >= sometimes.following and sometimes.due(step)] == found
+    return found
+
+
+def test_schedules():
+    assert steps_of("log", range(40)) == [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33]
+    assert steps_of("log", range(1000, 1500)) == [1000, 1200, 1440]
+    assert steps_of(4, range(10)) == [0, 4, 8]
+    assert steps_of(lambda step: step in (2, 3), range(10)) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a.b", ".hidden", "-x", "ends.", "a/b c", "[0]", "ä", "y" * 300, "h.0[1]", "..", "-"]
+)
+def test_safe_names_can_be_recorded(name: str):
+    assert checked_scalar_name(f"layers/{safe(name)}--{safe(name)}/alignment")
+
+
+def test_names_are_never_shared():
+    names = Names()
+    given = ["a b", "a_b", "a/b", "y" * 200 + "1", "y" * 200 + "2", "", "root"]
+    found: list[Any] = [names[name] for name in given]
+    assert len(set(found)) == len(given)
+    assert found == [names[name] for name in given]
+    assert names[""] == "root"

@@ -1,0 +1,189 @@
+"""A run that was killed is opened, and goes on."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from featlearn.errors import RunError
+from featlearn.record import open_run
+from featlearn.watch import resumption as resumption_module
+from featlearn.watch import watch
+
+WORKER = """
+import signal, sys, time, torch
+from torch import nn
+from featlearn.watch import watch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+with watch(model, probe=(torch.randn(6, 4), torch.arange(6) % 2), out=sys.argv[1], every=5, budget=None) as seen:
+    print("entered", flush=True)
+    while True:
+        seen.step(loss=1.0)
+        time.sleep(0.001)
+"""
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def probe() -> tuple[Any, Any]:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 2
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Any, numbers: range) -> None:
+    for number in numbers:
+        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(number))
+        loss = model(x).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.step(loss=loss, step=number)
+
+
+def begun(path: Path, until: int, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    seen = watch(model, probe=probe(), out=path, every=1, budget=None, optimizer=optimizer, **options)
+    seen.__enter__()
+    steps(model, optimizer, seen, range(1, until + 1))
+    return model, optimizer, seen
+
+
+def without_time(path: Path) -> list[tuple[int, dict[str, float]]]:
+    return [(line["step"], line["values"]) for line in open_run(path).lines]
+
+
+def test_a_resumed_run_is_the_run_itself(tmp_path: Path):
+    _, _, whole = begun(tmp_path / "whole", 8)
+    whole.__exit__(None, None, None)
+    model, optimizer, _ = begun(tmp_path / "cut", 5)  # and is lost
+    with watch(model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer,
+               resume=True) as seen:  # fmt: skip
+        assert seen.steps == 5
+        steps(model, optimizer, seen, range(4, 9))  # from a checkpoint that is older than the last line
+    found, expected = (dict(without_time(tmp_path / name)) for name in ("cut", "whole"))
+    assert found.keys() == expected.keys()
+    for step in (1, 2, 3, 6, 7, 8):
+        own = {name for name in expected[step] if name != "ntk/velocity"}
+        if step <= 3 or step >= 6:
+            assert found[step].keys() >= own
+    # the weights of steps 4 and 5 were made twice, so that the network is further on; what compares with the start
+    # must be there, and be about as large
+    assert found[8]["weights/distance"] == pytest.approx(expected[8]["weights/distance"], rel=0.8)
+    assert "features/0/centered" in found[8]
+    assert [event["kind"] for event in seen.run.events] == ["started", "resumed", "finished"]
+    assert seen.run.config["finished"]
+
+
+def test_where_the_run_began_is_known_exactly_after_a_resume(tmp_path: Path):
+    _, _, whole = begun(tmp_path / "whole", 8)
+    whole.__exit__(None, None, None)
+    model, optimizer, _ = begun(tmp_path / "cut", 5)
+    with watch(model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer,
+               resume=True) as seen:  # fmt: skip
+        steps(model, optimizer, seen, range(6, 9))
+    found, expected = (dict(without_time(tmp_path / name)) for name in ("cut", "whole"))
+    assert found.keys() == expected.keys()
+    for step, values in expected.items():
+        own = {name: value for name, value in values.items() if (step, name) != (6, "ntk/velocity")}
+        assert {name: found[step][name] for name in own} == pytest.approx(own, rel=1e-6, abs=1e-9, nan_ok=True), step
+
+
+def test_a_start_too_large_to_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resumption_module, "LARGEST", 10)
+    model, optimizer, _ = begun(tmp_path / "run", 5)
+    with pytest.warns(UserWarning, match="too large to be kept"):
+        seen = watch(model, probe=probe(), out=tmp_path / "run", every=1, budget=None, resume=True).__enter__()
+    steps(model, optimizer, seen, range(6, 8))
+    seen.__exit__(None, None, None)
+    run = seen.run
+    assert "initial" not in run.arrays
+    assert run.scalar("ntk/distance")[0].tolist() == list(range(8)), "from the first kernel, which is on disk"
+    assert run.scalar("ntk/distance")[1][-1] > run.scalar("ntk/distance")[1][1] > 0
+    assert run.scalar("features/0/centered")[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_another_probe_or_model_is_refused(tmp_path: Path):
+    model, _, _ = begun(tmp_path / "run", 2)
+    x, y = probe()
+    with pytest.raises(RunError, match="another probe"):
+        watch(model, probe=(x + 1, y), out=tmp_path / "run", resume=True).__enter__()
+    with pytest.raises(RunError, match="another model"):
+        watch(nn.Linear(4, 2), probe=(x, y), out=tmp_path / "run", resume=True).__enter__()
+
+
+def test_resume_without_a_run_begins_one(tmp_path: Path):
+    _, _, seen = begun(tmp_path / "run", 2, resume=True)
+    seen.__exit__(None, None, None)
+    assert seen.run.scalar("ntk/norm")[0].tolist() == [0, 1, 2]
+
+
+def endless(path: Path) -> None:
+    torch.set_num_threads(1)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    with watch(
+        model, probe=probe(), out=path, every=1, budget=None, resume=True, quantities=["kernel", "weights"]
+    ) as seen:
+        for number in range(seen.steps + 1, 10**6):
+            steps(model, optimizer, seen, range(number, number + 1))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills copies of this process")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_twenty_kills_lose_the_measurement_in_progress_at_most(tmp_path: Path):
+    path, context, chance = tmp_path / "run", multiprocessing.get_context("fork"), random.Random(0)
+    before = -1
+    for _ in range(20):
+        child = context.Process(target=endless, args=(path,))
+        child.start()
+        limit = time.monotonic() + 30
+        while time.monotonic() < limit and last_step(path) < before + 2:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0.0, 0.03))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        found = [line["step"] for line in open_run(path).lines]
+        assert found == list(range(len(found))), "no step is missing"
+        assert len(found) - 1 >= before + 2
+        for step in found:
+            assert open_run(path).array("kernel", step)["mean"].shape == (8, 8)
+        before = found[-1]
+
+
+def last_step(path: Path) -> int:
+    """Without opening the run: it may be read while it is written, but this is asked very often."""
+    try:
+        return (path / "scalars.jsonl").read_bytes().count(b"\n") - 1
+    except FileNotFoundError:
+        return -1
+
+
+def test_control_c_ends_a_run_in_order(tmp_path: Path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "entered\n"
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert "featlearn: " in errors
+    run = open_run(tmp_path / "run")
+    kinds = [event["kind"] for event in run.events]
+    assert (kinds[0], kinds[-2:]) == ("started", ["interrupted", "finished"])
+    assert run.scalar("ntk/norm")[0][-1] == run.config["steps"]
