@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from featlearn.record.reader import open_run as open_run
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
-    from featlearn.watch.session import watch as watch
+    from featlearn.watch.entry import watch as watch
 
 __version__ = "0.1.0.dev0"
 
@@ -65,7 +65,7 @@ _HOME = {
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
-    "watch": "featlearn.watch.session",
+    "watch": "featlearn.watch.entry",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "steer", "theory",
