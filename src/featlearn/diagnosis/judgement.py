@@ -243,9 +243,7 @@ def judged_features(findings: Sequence[Findings]) -> tuple[float, float, list[Ev
     begun = _mean([one.specialization_at_start for one in findings])
     if special is not None:
         yes = special.mean - begun > SPECIALIZED.high
-        says = (
-            f"outputs' kernels fit their own target better than others' by {special.words}, at the start by {begun:.2g}"
-        )
+        says = f"the kernel of an output fits its own target better by {special.words}, at the start by {begun:.2g}"
         evidence.append(_evidence("specialisation", says, special, f"grown by more than {SPECIALIZED.high:g}",
                                   SPECIALIZED, "yes" if yes else "no"))  # fmt: skip
     if rate is not None:
