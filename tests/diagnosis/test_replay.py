@@ -1,9 +1,11 @@
 """Descent replayed with recorded kernels, against the dynamics of the library."""
 
+import math
+
 import pytest
 import torch
 
-from featlearn.diagnosis.replay import Replay
+from featlearn.diagnosis.replay import Replay, _crossing
 from featlearn.dynamics import evolving_kernel_descent, kernel_descent
 
 
@@ -66,3 +68,8 @@ def test_levels_that_are_never_reached():
     replay = Replay(blind.expand(3, 7, 7), times[:3], f, y)
     assert replay.rate_to(1e-6) is None
     assert replay.frozen_time(1e-6, 1e3) == 1e3
+
+
+@pytest.mark.parametrize("guess", [math.nan, math.inf, 0.0, 1e-200, 1e200, -1.0])
+def test_a_search_from_a_guess_that_is_no_rate_ends(guess: float):
+    assert _crossing(lambda at: 1.0 - at, guess) is None

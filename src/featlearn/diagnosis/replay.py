@@ -124,14 +124,13 @@ def _crossing(difference: Callable[[float], float], guess: float) -> float | Non
             return True, False
 
     low = high = guess
-    while beyond(low)[0]:
+    # The limits are written so that a guess that is no number ends the search too.
+    while 1e-60 <= low <= 1e60 and beyond(low)[0]:
         low /= 4
-        if low < 1e-60:
-            return None
-    while not beyond(high)[0]:
+    while 1e-60 <= low <= high <= 1e60 and not beyond(high)[0]:
         high *= 4
-        if high > 1e60:
-            return None
+    if not 1e-60 <= low <= high <= 1e60:
+        return None
     seen = beyond(high)[1]
     while high / low > 1.001:
         middle = math.sqrt(low * high)
