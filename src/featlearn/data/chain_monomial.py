@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from featlearn.data.regression import Regression
-from featlearn.data.sampling import checked_count, checked_generator, standard_normal
+from featlearn.data.sampling import checked_count, checked_generator, checked_spectrum, standard_normal
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_tensor
 
 __all__ = ["ChainMonomial", "chain_monomial"]
 
@@ -71,7 +70,7 @@ def chain_monomial(
     if ring > columns:
         raise InputValueError(f"degree is {ring} and dimension {columns}, expected degree <= dimension")
     generator = checked_generator(generator)
-    variances = _variances(spectrum, columns).to(generator.device)
+    variances = checked_spectrum(spectrum, columns).to(generator.device)
     neighbours = torch.zeros(columns, columns, dtype=torch.float64, device=generator.device)
     for k in range(ring):  # the two ends of every edge; for r = 1 and 2 the same pair more than once
         neighbours[k, (k + 1) % ring] += 1
@@ -86,15 +85,3 @@ def chain_monomial(
     target = ChainMonomial(ring, math.sqrt(variance))
     x = standard_normal(rows, columns, generator=generator) * variances.sqrt()
     return Regression(x.to(dtype), target(x).to(dtype), target, gradient_outer / variance, torch.diag(variances))
-
-
-def _variances(spectrum: Tensor | None, dimension: int) -> Tensor:
-    if spectrum is None:
-        return torch.ones(dimension, dtype=torch.float64)
-    variances = checked_tensor(spectrum, "spectrum")
-    if variances.shape != (dimension,) or not (variances >= 0).all():
-        raise InputValueError(
-            f"spectrum has shape {tuple(variances.shape)} and minimum {float(variances.amin()):.3g}, expected "
-            f"variances >= 0 of shape (d,) = ({dimension},)"
-        )
-    return variances

@@ -33,4 +33,5 @@ def digits(split: Literal["all", "train", "test"] = "all") -> Labelled:
         x=torch.from_numpy(pixels[part]).to(torch.float32) / 16,
         labels=torch.from_numpy(labels[part]).to(torch.int64),
         classes=10,
+        name="digits",
     )

@@ -19,11 +19,15 @@ class Labelled:
         x: inputs, shape (P, ...), float32.
         labels: classes from 0 to ``classes - 1``, shape (P,), int64.
         classes: number of classes C, whether or not each of them occurs.
+        name: of the data set.
+        centers: means of the classes, shape (C, ...), float64, for a mixture that was made of them; None otherwise.
     """
 
     x: Tensor
     labels: Tensor
     classes: int
+    name: str = ""
+    centers: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.labels.shape != self.x.shape[:1]:
@@ -43,3 +47,12 @@ class Labelled:
         """
         targets = torch.nn.functional.one_hot(self.labels, self.classes).to(dtype)
         return targets - 1 / self.classes if centered else targets
+
+    def signs(self, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Targets of shape (P,) for two classes: -1 for class 0 and +1 for class 1."""
+        if self.classes != 2:
+            raise InputValueError(
+                f"there are {self.classes} classes, expected two for targets -1 and +1; choose them, classes=(0, 1), "
+                "or take one_hot()"
+            )
+        return (2 * self.labels - 1).to(dtype)

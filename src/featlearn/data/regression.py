@@ -1,4 +1,4 @@
-"""Samples with one real target each, and what is known about the task."""
+"""Samples with real targets, and what is known about the task."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ class Regression:
 
     Attributes:
         x: inputs, shape (P, d).
-        y: targets, shape (P,).
-        target: the function behind the targets, from inputs (P, d) to (P,), differentiable; None where there is none.
+        y: targets, shape (P,), or (P, C) for C > 1 targets.
+        target: the function behind the targets, from inputs (P, d) to the shape of y, without noise, differentiable;
+            None where there is none.
         egop: expected gradient outer product E[grad target grad target^T] over the distribution of the inputs, exact,
-            shape (d, d), float64; None where it is not known.
+            summed over targets, shape (d, d), float64; None where it is not known.
         covariance: of the distribution of the inputs, exact, shape (d, d), float64; None where it is not known.
     """
 
@@ -30,9 +31,11 @@ class Regression:
     covariance: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.y.shape != self.x.shape[:1]:
+        several = self.y.dim() == 2 and self.y.shape[1] > 1
+        if self.y.shape[:1] != self.x.shape[:1] or not (self.y.dim() == 1 or several):
             raise InputValueError(
-                f"y has shape {tuple(self.y.shape)}, expected (P,) = ({len(self.x)},); pass one number per sample"
+                f"y has shape {tuple(self.y.shape)}, expected (P,) = ({len(self.x)},), or (P, C) with C > 1; pass one "
+                "number per sample and target"
             )
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.shapes import checked_tensor
 
 
 def checked_count(value: Any, name: str) -> int:
@@ -32,3 +33,25 @@ def checked_generator(generator: Any) -> torch.Generator:
 def standard_normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
     """N(0, 1) in double, on the generator's device."""
     return torch.randn(*shape, dtype=torch.float64, generator=generator, device=generator.device)
+
+
+def checked_spectrum(spectrum: torch.Tensor | None, dimension: int) -> torch.Tensor:
+    """Variances of the coordinates, (d,), in double; ones by default."""
+    if spectrum is None:
+        return torch.ones(dimension, dtype=torch.float64)
+    variances = checked_tensor(spectrum, "spectrum")
+    if variances.shape != (dimension,) or not (variances >= 0).all():
+        raise InputValueError(
+            f"spectrum has shape {tuple(variances.shape)} and minimum {float(variances.amin()):.3g}, expected "
+            f"variances >= 0 of shape (d,) = ({dimension},)"
+        )
+    return variances
+
+
+def checked_nonnegative(value: Any, name: str) -> float:
+    """A finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        raise InputTypeError(f"{name} is {value!r}, expected a number >= 0")
+    if not 0 <= value < float("inf"):
+        raise InputValueError(f"{name} is {value!r}, expected a number >= 0")
+    return float(value)

@@ -1,0 +1,81 @@
+"""Classes that are Gaussian clouds around random centres (001 Sec. 6.2)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from featlearn.data.labelled import Labelled
+from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_finite
+
+__all__ = ["gaussian_mixture"]
+
+
+def gaussian_mixture(
+    samples: int,
+    dimension: int,
+    classes: int = 10,
+    *,
+    variance: float = 0.01,
+    spread: Literal["total", "coordinate"] = "total",
+    orthogonal: bool = False,
+    centers: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Labelled:
+    """Samples mu_c + noise around C centres mu_c on the unit sphere, as many of each class (001 App. E.5, Fig. 7).
+
+    Args:
+        samples: P, a multiple of the number of classes; 500 in the paper.
+        dimension: d; 1000 in the paper.
+        classes: C.
+        variance: sigma^2 of the noise, in the sense of `spread`.
+        spread: ``"total"``: E|noise|^2 = sigma^2, that is N(0, sigma^2 / d) for each coordinate. ``"coordinate"``: N(0,
+            sigma^2) for each. The paper prints N(mu, sigma^2 I) with sigma^2 = 0.01: literally, noise sqrt(10) times as
+            long as the centres at d = 1000. Its theory of small noise needs the first reading, the default.
+        orthogonal: make the centres exactly perpendicular, as the theory assumes (needs C <= d); otherwise they are
+            uniform on the sphere and perpendicular up to 1 / sqrt(d).
+        centers: mu, (C, d), as they are given; drawn before the noise by default. ``centers=task.centers`` makes
+            further samples of the same task.
+        generator: a new one with seed 0 by default.
+        dtype: of x.
+
+    Returns:
+        ``x`` (P, d), ``labels`` 0, 1 ... C - 1, 0, 1 ... in turn, ``centers`` (C, d) and ``one_hot()`` targets.
+    """
+    rows, columns, count = (
+        checked_count(value, name)
+        for value, name in ((samples, "samples"), (dimension, "dimension"), (classes, "classes"))
+    )
+    size = checked_nonnegative(variance, "variance")
+    if rows % count or spread not in ("total", "coordinate") or (orthogonal and count > columns):
+        raise InputValueError(
+            f"samples={rows}, classes={count}, dimension={columns}, spread={spread!r} and orthogonal={orthogonal}, "
+            "expected as many samples of each class, spread 'total' or 'coordinate', and classes <= dimension for "
+            "orthogonal centres"
+        )
+    generator = checked_generator(generator)
+    means = _centers(centers, count, columns, orthogonal, generator)
+    deviation = (size / columns if spread == "total" else size) ** 0.5
+    labels = torch.arange(rows, device=means.device) % count
+    x = means[labels] + deviation * standard_normal(rows, columns, generator=generator)
+    return Labelled(x.to(dtype), labels, count, "gaussian mixture", means)
+
+
+def _centers(
+    centers: Tensor | None, count: int, dimension: int, orthogonal: bool, generator: torch.Generator
+) -> Tensor:
+    if centers is not None:
+        given = checked_finite(centers, "centers").to(generator.device)
+        if given.shape != (count, dimension):
+            raise InputValueError(
+                f"centers have shape {tuple(given.shape)}, expected (C, d) = ({count}, {dimension}), one for each class"
+            )
+        return given
+    drawn = standard_normal(count, dimension, generator=generator)
+    if orthogonal:
+        drawn = torch.linalg.qr(drawn.mT).Q.mT.contiguous()
+    found: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
+    return found

@@ -1,0 +1,100 @@
+"""Targets that a linear function gives: the task of the linear networks of 000, 001 and 002."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from featlearn.data.regression import Regression
+from featlearn.data.sampling import (
+    checked_count,
+    checked_generator,
+    checked_nonnegative,
+    checked_spectrum,
+    standard_normal,
+)
+from featlearn.errors import InputValueError
+from featlearn.shapes import checked_finite
+
+__all__ = ["LinearTeacher", "linear_teacher"]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearTeacher:
+    """x -> beta . x, or one for each row of beta.
+
+    Attributes:
+        weights: beta, shape (d,) or (C, d), float64.
+    """
+
+    weights: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """From (..., d) to (...) or (..., C), differentiable."""
+        return x @ self.weights.to(x).mT if self.weights.dim() == 2 else x @ self.weights.to(x)
+
+
+def linear_teacher(
+    samples: int,
+    dimension: int,
+    outputs: int | None = None,
+    *,
+    inputs: Literal["gaussian", "sphere"] = "gaussian",
+    weights: Tensor | None = None,
+    spectrum: Tensor | None = None,
+    noise: float = 0.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Regression:
+    """Inputs from a simple distribution and y = beta . x, beta a random direction of length one.
+
+    The task of 000 Fig. 3 and 4B, 001 Fig. 4, 002 Fig. 3, C.2 and E.1.
+
+    Args:
+        samples: P.
+        dimension: d.
+        outputs: C > 1 for targets (P, C), each with a direction of its own; None for one target, (P,).
+        inputs: ``"gaussian"``, N(0, diag(spectrum)); or ``"sphere"``, uniform on the unit sphere (001 Fig. 4D). For
+            inputs whose own second moment is the identity, as in 002: ``fl.steer.whiten(task.x)``.
+        weights: beta, (d,) or (C, d), as it is given; drawn after the inputs by default, each row N(0, I) divided by
+            its length. ``weights=task.target.weights`` makes further samples of the same task.
+        spectrum: variances of the coordinates, (d,), ones by default.
+        noise: standard deviation of what is added to each target, N(0, noise^2), drawn last.
+        generator: a new one with seed 0 by default.
+        dtype: of x and y.
+
+    Returns:
+        `x` (P, d), `y` (P,) or (P, C), and the exact `target`, `egop` = beta beta^T (its sum over targets) and
+        `covariance`: diag(spectrum), or I / d on the sphere.
+    """
+    rows, columns = checked_count(samples, "samples"), checked_count(dimension, "dimension")
+    if inputs not in ("gaussian", "sphere") or (inputs == "sphere" and spectrum is not None):
+        raise InputValueError(f"inputs={inputs!r}, expected 'gaussian', or 'sphere' and no spectrum")
+    if outputs is not None and checked_count(outputs, "outputs") == 1:
+        raise InputValueError("outputs=1, expected None for one target, (P,), or more than one for (P, C)")
+    deviation = checked_nonnegative(noise, "noise")
+    generator = checked_generator(generator)
+    variances = checked_spectrum(spectrum, columns).to(generator.device)
+    x = standard_normal(rows, columns, generator=generator)
+    x = x / x.norm(dim=1, keepdim=True) if inputs == "sphere" else x * variances.sqrt()
+    target = LinearTeacher(_directions(weights, outputs, columns, generator))
+    clean = target(x)
+    y = clean + deviation * standard_normal(*clean.shape, generator=generator) if deviation else clean
+    betas = target.weights.reshape(-1, columns)
+    covariance = torch.diag(variances / columns if inputs == "sphere" else variances)
+    return Regression(x.to(dtype), y.to(dtype), target, betas.mT @ betas, covariance)
+
+
+def _directions(weights: Tensor | None, outputs: int | None, dimension: int, generator: torch.Generator) -> Tensor:
+    if weights is None:
+        shape = (dimension,) if outputs is None else (outputs, dimension)
+        drawn = standard_normal(*shape, generator=generator)
+        unit: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
+        return unit
+    given = checked_finite(weights, "weights").to(generator.device)
+    one, several = given.shape == (dimension,), given.dim() == 2 and given.shape[1] == dimension and len(given) > 1
+    if not (one or several) or (outputs is not None and given.shape != (outputs, dimension)):
+        wanted = f"(d,) = ({dimension},) or (C, d) with C > 1" if outputs is None else f"({outputs}, {dimension})"
+        raise InputValueError(f"weights have shape {tuple(given.shape)}, expected {wanted}")
+    return given
