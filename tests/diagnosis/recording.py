@@ -162,6 +162,11 @@ class _Recorder:
                 begun = self.start.setdefault(layer, weight)
                 values[f"weights/{layer}/norm"] = float(weight.norm())
                 values[f"weights/{layer}/distance"] = float((weight - begun).norm() / begun.norm())
+        now = dict(self.model.named_parameters())
+        pairs = [(now[f"{layer}.weight"].detach(), begun) for layer, begun in self.start.items()]
+        gone, size = (torch.stack([v.norm() for v in vs]).norm() for vs in ([a - b for a, b in pairs],
+                                                                            [b for _, b in pairs]))  # fmt: skip
+        values["weights/distance"] = float(gone / size)
         return values
 
 

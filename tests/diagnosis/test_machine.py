@@ -54,3 +54,30 @@ def test_without_test_points_it_cannot_be_told(tmp_path: Path):
     found = kernel_machine(Reading(run))
     assert found.of is None
     assert "no test points" in found.reason
+
+
+def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_between_them(tmp_path: Path):
+    """Outputs that share all but their last weights: the mean over outputs is not enough."""
+    (x, y), test = data(3)
+    torch.manual_seed(1)
+    layers = [nn.Linear(5, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)]
+    model = fl.steer.scale_output(nn.Sequential(*layers).double(), 0.002)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05 * model.rate_factor)
+    with fl.watch(model, (x, y), tmp_path / "run", test=test, optimizer=optimizer, loss="mean", budget=None,
+                  quantities=["kernel", "test"], every=200) as watch:  # fmt: skip
+        for _ in range(400):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().sum(1).mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+    reading = Reading(watch.run)
+    whole = kernel_machine(reading)
+    assert whole.of == "initial"
+    assert whole.outputs == "all"
+    assert whole.errors["initial"] < 0.01
+    for step in (0, 400):
+        reading._arrays["kernel", step, "full"] = None
+    mean = kernel_machine(reading)
+    assert mean.outputs == "mean"
+    assert mean.errors["initial"] > 3 * whole.errors["initial"]

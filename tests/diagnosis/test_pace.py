@@ -121,4 +121,4 @@ def test_a_loss_that_has_not_fallen_says_nothing(tmp_path: Path):
     run, *_ = ofe_run(tmp_path / "run", 0.0, lr=1e-5)
     speed = Pace(Reading(run)).speed
     assert isinstance(speed, Unknown)
-    assert "only fallen" in speed.reason
+    assert "fell only to" in speed.reason

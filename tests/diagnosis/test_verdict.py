@@ -16,7 +16,7 @@ import featlearn as fl
 from featlearn.diagnosis import Diagnosis, diagnose
 from featlearn.diagnosis.reading import Reading
 from featlearn.record import Run, RunWriter, open_run
-from tests.diagnosis.recording import record
+from tests.diagnosis.recording import record, written
 
 
 def digits(samples: int = 48, seed: int = 0):
@@ -69,8 +69,15 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     assert text.startswith("rich: rich training.")
     for topic in ("regime", "silent alignment", "kernel machine", "mechanism", "where features are learned"):
         assert f"\n{topic}:" in text
+    assert max(map(len, text.splitlines())) <= 100
     told = json.loads(found.to_json())
     assert told["regime"] == "rich"
+    assert told.keys() == {
+        "schema", "regime", "numbers", "silent", "kernel_machine", "mechanism", "layers", "times", "specialization",
+        "feature_rate", "evidence", "runs",
+    }  # fmt: skip
+    assert told["schema"] == 1
+    assert found.to_json() == diagnose(runs["rich"]).to_json()
     assert told["times"]["loss_half"] == found.times["loss_half"]
     assert told["evidence"][0].keys() >= {"topic", "says", "value", "threshold", "source", "spread", "runs", "verdict"}
     assert "NaN" not in found.to_json()
@@ -103,6 +110,7 @@ def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
     assert found.regime in ("rich", "mixed", "lazy")
     assert found.numbers["speedup"] > 1
     assert set(found.kernel_machine.errors) == {"final", "initial"}
+    assert found.kernel_machine.outputs == "all"
     assert set(found.mechanism) == {"0--2"}
     assert set(found.layers) == {"0", "2"}
     assert Reading(watch.run).entropy == (loss != "mean")
@@ -134,6 +142,72 @@ def test_a_run_that_broke_down_is_read_up_to_there(tmp_path: Path):
     found = diagnose(run)
     assert any("broke down" in item.says for item in found.evidence)
     assert "rich" in found.regime or found.regime in ("mixed", "cannot tell")
+    told = Reading(run).diverged
+    assert told is not None
+    assert Reading(run).steps < told
+
+
+def test_a_number_that_was_not_finite_once_is_no_end(tmp_path: Path):
+    writer = RunWriter(tmp_path / "run", {"name": "run"})
+    for step, loss in enumerate([4.0, math.nan, 2.0, 1.0]):
+        writer.scalars(step, {"probe/loss": loss})
+    writer.event("diverged", 1)
+    writer.close()
+    reading = Reading(open_run(tmp_path / "run"))
+    assert reading.diverged is None
+    assert reading.loss is not None
+    assert reading.loss.values.tolist() == [4.0, 2.0, 1.0]
+
+
+def test_the_kernel_is_compared_without_its_constant(tmp_path: Path):
+    """A constant much larger than the rest, which turns by an angle: 1 - cosine without the constant is known."""
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.randn(7, 2, dtype=torch.float64, generator=generator)
+    u, v = torch.linalg.qr(columns - columns.mean(0))[0].unbind(1)
+    angle = 0.3
+    w = math.cos(angle) * u + math.sin(angle) * v
+    constant = 50 * torch.ones(7, 7, dtype=torch.float64)
+    kernels = torch.stack([constant + torch.outer(a, a) for a in (u, w)])
+    y = u[:, None]
+    run = written(tmp_path / "run", [0, 5], kernels, torch.stack([0 * y, 0.5 * y]), y)
+    numbers = diagnose(run).numbers
+    assert numbers["kernel_moved"] == pytest.approx(1 - math.cos(angle) ** 2, rel=1e-6)
+    assert numbers["kernel_moved_raw"] < 1e-5
+
+
+def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
+    (x, _), _ = digits(20)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 1))
+    found = diagnose(record(tmp_path / "run", model, x, torch.ones(20, 1), lr=0.02, steps=60, layers=False))
+    assert math.isnan(found.numbers["alignment_rise"])
+    assert found.silent is None
+    assert "target is constant" in str(found)
+
+
+def test_after_three_steps_nothing_is_claimed(tmp_path: Path):
+    found = diagnose(trained(tmp_path / "run", 1.0, share=0.02, steps=3, layers=False))
+    assert found.regime == "cannot tell"
+    assert found.silent is None
+    assert found.kernel_machine.errors["initial"] < 0.1  # trivially
+    assert found.kernel_machine.of is None
+    assert "hardly fallen" in found.kernel_machine.reason
+
+
+def test_what_makes_numbers_less_sure_is_said(tmp_path: Path):
+    (x, y), _ = digits(24)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    with fl.watch(model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, quantities=["kernel"]) as watch:
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            watch.step()
+    text = " ".join(str(diagnose(watch.run)).split())
+    assert "trained with AdamW, whose steps are not those of the tangent kernel" in text
+    assert "BatchNorm" in text
 
 
 def test_an_empty_run_is_no_error(tmp_path: Path):

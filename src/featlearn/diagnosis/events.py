@@ -7,6 +7,9 @@ from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
 from featlearn.diagnosis.reading import Curve, Reading
 from featlearn.metrics import time_to
 
+RISEN = 0.01
+"""A rise of alignment that is large enough to have a time."""
+
 
 @dataclass(frozen=True)
 class Events:
@@ -15,7 +18,7 @@ class Events:
     loss_half: float
     """the loss is at half of its first value"""
     alignment_90: float
-    """90 % of the rise of centred kernel-task alignment are done"""
+    """90 % of the rise of centred kernel-task alignment are done; nan where it rose by less than a hundredth"""
     norm_10: float
     """the kernel norm passes 10 % of its final value; nan if it started above"""
     rise: float
@@ -26,18 +29,25 @@ class Events:
     @property
     def silent(self) -> bool | None:
         """Alignment was done before kernel norm and loss moved (002); None where that cannot be told."""
-        if math.isnan(self.rise) or math.isnan(self.growth):
+        if self.missing:
             return None
-        if self.rise < ALIGNMENT_ROSE.low or self.growth < NORM_GREW.low:
+        if self.rise < ALIGNMENT_ROSE.high or self.growth < NORM_GREW.low:
             return False
-        if math.isnan(self.loss_half):
-            return None  # the loss has not moved yet
         return self.alignment_90 <= min(self.norm_10, self.loss_half)
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be told whether alignment was silent; empty where it can."""
+        if math.isnan(self.rise):
+            return "no centred alignment was recorded twice, or the target is constant"
+        if math.isnan(self.growth):
+            return "the kernel norm was not recorded twice"
+        return "the loss has not halved" if math.isnan(self.loss_half) else ""
 
 
 def alignment_curve(reading: Reading) -> Curve | None:
-    """Centred kernel-task alignment; raw where it was not recorded."""
-    return reading.curve("ntk/centered_alignment") or reading.curve("ntk/alignment")
+    """Centred kernel-task alignment; None also for a constant target, of which nothing is left without its mean."""
+    return reading.curve("ntk/centered_alignment")
 
 
 def events(reading: Reading) -> Events:
@@ -48,7 +58,7 @@ def events(reading: Reading) -> Events:
         half = time_to(loss.steps, loss.values, 0.5, of="initial")
     if alignment is not None:
         rise = alignment.rise
-        if rise > 0:
+        if rise >= RISEN:
             aligned = time_to(alignment.steps, alignment.values - alignment.first, 0.9)
             # time_to starts at the level of the first value, 0, which is no event
             aligned = math.nan if aligned == float(alignment.steps[0]) else aligned

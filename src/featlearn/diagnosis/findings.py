@@ -1,9 +1,11 @@
 """Everything that one run shows, before any of it is judged."""
 
 import math
+from dataclasses import replace
 from functools import cached_property
 
 from featlearn.diagnosis.events import Events, events
+from featlearn.diagnosis.evidence import FALLEN
 from featlearn.diagnosis.layers import LayerLearning, Mechanism, layer_learning, mechanisms
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
 from featlearn.diagnosis.pace import Pace, Speed, Unknown
@@ -24,20 +26,34 @@ class Findings:
 
     @cached_property
     def moved(self) -> float:
-        """1 - cosine of the first and the last kernel."""
-        recorded = self.reading.curve("ntk/distance")
-        if recorded is not None:
-            return recorded.last
+        """1 - cosine of the first and the last kernel, both without their constant."""
+        return self._distance(centered=True)
+
+    @cached_property
+    def moved_raw(self) -> float:
+        """The same with it: mostly a constant in ReLU networks, which hides what the rest does."""
+        return self._distance(centered=False)
+
+    def _distance(self, *, centered: bool) -> float:
+        """From the kernels themselves, if there are two, else as the run recorded it."""
         steps = self.reading.kernel_steps
-        if len(steps) < 2:
-            return math.nan
-        return float(kernel_distance(self.reading.kernel(steps[0]), self.reading.kernel(steps[-1])))
+        if len(steps) > 1:
+            first, last = (self.reading.kernel(step).double() for step in (steps[0], steps[-1]))
+            return float(kernel_distance(first, last, centered=centered))
+        recorded = self.reading.curve("ntk/centered_distance" if centered else "ntk/distance")
+        return math.nan if recorded is None else recorded.last
 
     @cached_property
     def loss_left(self) -> float:
         """Lowest loss by the first."""
         loss = self.reading.loss
         return math.nan if loss is None or loss.first <= 0 else float(loss.values.min()) / loss.first
+
+    @property
+    def weights_moved(self) -> float:
+        """|W - W0| / |W0| of all weights together."""
+        distance = self.reading.curve("weights/distance")
+        return math.nan if distance is None else distance.last
 
     @cached_property
     def speed(self) -> Speed | Unknown:
@@ -56,8 +72,11 @@ class Findings:
 
     @cached_property
     def machine(self) -> KernelMachine:
-        """Regression against the network."""
-        return kernel_machine(self.reading)
+        """Regression against the network; after little training every kernel would do."""
+        found = kernel_machine(self.reading)
+        if found.errors and not self.loss_left <= FALLEN.high:
+            return replace(found, of=None, reason="the loss has hardly fallen, so that any kernel would do")
+        return found
 
     @cached_property
     def mechanisms(self) -> dict[str, Mechanism]:

@@ -78,7 +78,7 @@ class LayerLearning:
     distance: float
     """|W - W0| / |W0|"""
     correlation: float
-    """rise of the uncentred neural feature correlation"""
+    """change of the uncentred neural feature correlation"""
     kernel_share: float
     """its share of the last kernel"""
     alignment: float

@@ -19,6 +19,9 @@ TIMES = 200
 LARGEST = 4096
 """Samples times outputs up to which a kernel between all outputs is solved with."""
 
+BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
+BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may be what is missing"
+
 
 @dataclass(frozen=True)
 class KernelMachine:
@@ -30,6 +33,8 @@ class KernelMachine:
     """kernel -> relative error |g - f| / |f - f0| on test points"""
     correlations: dict[str, float] = field(default_factory=dict)
     """kernel -> correlation of the changes g - f0 and f - f0"""
+    outputs: str = ""
+    """"all" where kernels between all outputs were used, "mean" where only their mean was recorded"""
     reason: str = ""
     """why it cannot be told"""
 
@@ -42,7 +47,7 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     """
     first, last = 0, max(reading.array_steps("test"), default=-1)
     if last <= 0 or reading.array("test", first, "f") is None:
-        return KernelMachine(None, reason="no test points were watched (test=(x, y))")
+        return KernelMachine(None, reason="no test points were watched (test=(x, y)), or none at the end")
     if last not in reading.kernel_steps or first not in reading.kernel_steps:
         return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
     f0, f1 = reading.array("test", first, "f"), reading.array("test", last, "f")
@@ -65,10 +70,10 @@ def kernel_machine(reading: Reading) -> KernelMachine:
         return KernelMachine(None, reason="no kernel between test points and probe was recorded")
     # the simplest that will do: a network that is a machine of its first kernel is one of its last, too
     of = next((name for name in ("initial", "final", "optimizer") if errors.get(name, math.inf) <= MACHINE.high), None)
+    outputs = "all" if whole else "mean"
     if of is not None:
-        return KernelMachine(of, errors, correlations)
-    reason = "" if whole else "kernels between different outputs were not recorded, and may be what is missing"
-    return KernelMachine(None, errors, correlations, reason)
+        return KernelMachine(of, errors, correlations, outputs)
+    return KernelMachine(None, errors, correlations, outputs, BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS)
 
 
 def _kernels(reading: Reading, place: str, step: int) -> tuple[Tensor, Tensor] | None:

@@ -99,7 +99,8 @@ class Pace:
             return Unknown("fewer than three kernels with their outputs were recorded from the beginning")
         level = max(float(loss.values.min()), LEVEL * loss.first)
         if not level <= FALLEN.high * loss.first:
-            return Unknown(f"the loss has only fallen to {level / loss.first:.0%} of its first value")
+            left = level / loss.first
+            return Unknown(f"the loss fell only to {left:.2g} of the first" if left < 1 else "the loss did not fall")
         at = reached(loss, level)
         if not at > 0:
             return Unknown("the loss was lowest before training")

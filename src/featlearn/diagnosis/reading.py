@@ -53,18 +53,20 @@ class Reading:
 
     @cached_property
     def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
-        """(step, values), up to where the loss on the probe stopped being finite."""
+        """(step, values), up to where training broke down."""
         lines = [(int(line["step"]), line["values"]) for line in self.run.lines]
-        broken = [step for step, values in lines if not math.isfinite(values.get("probe/loss", 0.0))]
-        return [line for line in lines if not broken or line[0] < broken[0]]
+        return [line for line in lines if self.diverged is None or line[0] < self.diverged]
 
-    @property
+    @cached_property
     def diverged(self) -> int | None:
-        """The step at which training broke down, None if it did not."""
-        lost = [line["step"] for line in self.run.lines if not math.isfinite(line["values"].get("probe/loss", 0.0))]
+        """The step at which training broke down, None if it did not, or went on all the same."""
+        fits = [
+            (line["step"], line["values"]["probe/loss"]) for line in self.run.lines if "probe/loss" in line["values"]
+        ]
+        sound = max((step for step, loss in fits if math.isfinite(loss)), default=-1)
+        lost = [step for step, loss in fits if not math.isfinite(loss)]
         told = [event["step"] for event in self.run.events if event["kind"] == "diverged"]
-        steps = [step for step in [*lost, *told] if step is not None]
-        return min(steps) if steps else None
+        return min((step for step in [*lost, *told] if step is not None and step > sound), default=None)
 
     @property
     def steps(self) -> int:
@@ -154,6 +156,12 @@ class Reading:
         """Of the probe, as it was trained: mean over samples of |f - y|^2, or of the cross-entropy."""
         entropy = self.curve("probe/cross_entropy") if self.entropy else None
         return entropy or self.curve("probe/loss")
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether statistics of batches took part in training: kernels are measured without them."""
+        told = self.run.config.get("model")
+        return isinstance(told, dict) and told.get("batch_norm") is True
 
     @property
     def optimizer(self) -> tuple[str, float, bool]:

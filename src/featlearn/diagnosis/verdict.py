@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,10 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 
 Regime = Literal["lazy", "rich", "mixed", "cannot tell"]
+SCHEMA = 1
+"""Of `Diagnosis.to_json`; a name that goes or changes its meaning makes it one more."""
+WIDTH = 100
+"""Columns of `str(diagnosis)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +38,8 @@ class Diagnosis:
     regime: Regime
     """"lazy" (a fixed kernel explains it), "rich" (features were learned), "mixed", or "cannot tell" """
     numbers: Mapping[str, float]
-    """what the regime is judged by: kernel_moved, speedup, speedup_rescaled, alignment_rise, loss_left"""
+    """what the regime is judged by: kernel_moved (without its constant), speedup, alignment_rise, loss_left; and beside
+    it kernel_moved_raw, speedup_rescaled, kernel_growth, weights_moved"""
     silent: bool | None
     """whether alignment was done before kernel norm and loss moved; None where that cannot be told"""
     kernel_machine: KernelMachine
@@ -57,21 +63,27 @@ class Diagnosis:
         topics: dict[str, list[str]] = {}
         for item in self.evidence:
             topics.setdefault(item.topic, []).append(str(item))
-        blocks = [f"{topic}:\n" + "\n".join(f"  - {line}" for line in lines) for topic, lines in topics.items()]
-        sources = dict.fromkeys(item.source for item in self.evidence if item.source)
-        return "\n".join([head, *blocks, "thresholds:", *(f"  - {source}" for source in sources)])
+        topics["thresholds"] = list(dict.fromkeys(item.source for item in self.evidence if item.source))
+        lines = [_wrapped(head, "", "  ")]
+        for topic, said in topics.items():
+            lines += [f"{topic}:", *(_wrapped(one, "  - ", "    ") for one in said)]
+        return "\n".join(lines)
 
     def to_json(self) -> str:
-        """All of it; nan and infinity become null."""
-        return json.dumps(_plain(self.__dict__), indent=1)
+        """All of it, under the names of the attributes; nan and infinity become null. `schema` counts changes."""
+        return json.dumps({"schema": SCHEMA, **_plain(self.__dict__)}, indent=1)
 
 
 _SAID = {
-    "lazy": "lazy training. The network stayed near its first kernel, which explains what it learned.",
-    "rich": "rich training. The kernel turned towards the task: features were learned.",
-    "mixed": "mixed. The kernel moved, but not so far that the first one explains nothing.",
-    "cannot tell": "cannot tell whether training was lazy or rich.",
+    "lazy": "lazy training. The first kernel predicts how the loss fell: few features were learned.",
+    "rich": "rich training. The kernel left its first state behind: features were learned.",
+    "mixed": "mixed, between lazy and rich: the numbers below lie in between, or do not agree.",
+    "cannot tell": "cannot tell whether training was lazy or rich: the evidence is too thin.",
 }
+
+
+def _wrapped(text: str, first: str, later: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]) -> Diagnosis:

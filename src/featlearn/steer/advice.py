@@ -12,10 +12,12 @@ from featlearn.record import Run
 
 __all__ = ["Advice", "Change", "advise"]
 
-# Chosen on the runs of docs/how-to/read-a-diagnosis.md. In lazy training the kernel moves as gamma, and 1 - cosine as
-# its square: with gamma^2 = 3 / distance it would have moved all it can. In rich training the distance saturates, but
-# the frozen kernel takes longer in proportion to gamma.
-FAR, LAZIER = 3.0, 2.5
+# Chosen on the runs of docs/how-to/read-a-diagnosis.md, by how far the weights moved, |W - W0| / |W0|. In lazy training
+# that goes as gamma: a run is rich from where it would be 8 by that law. In rich training of L layers it goes as
+# gamma^(1 / L), and is one where a hundredth of gamma is lazy; weights that begin large move less, but there the frozen
+# kernel takes longer in proportion to gamma. Too lazy does no harm, so that the larger of the two is taken.
+FAR, LAZIER, LAZIER_BY_SPEED = 8.0, 100.0, 2.5
+GUESS = 100.0
 SMALLEST, LARGEST = 3.0, 1000.0
 
 
@@ -66,9 +68,9 @@ def advise(
 
     By 004 the target's share in the speed of training, over that of the first kernel, grows as the square of what the
     output is divided by, if the learning rate is multiplied by that square, which keeps the kernel times the rate
-    (Cor. 1: training stays stable at its start). How large a factor is needed is estimated from how far the kernel
-    moved, or from how much slower the frozen kernel would have been; diagnose the new run, and ask again if it did not
-    go far enough.
+    (Cor. 1: training stays stable at its start). How large a factor is needed is estimated from how far the weights
+    moved, and from how much slower the frozen kernel would have been; diagnose the new run, and ask again if it did
+    not go far enough.
 
     Args:
         run: a run, its path, several runs that differ in their seed, or a diagnosis.
@@ -88,18 +90,26 @@ def advise(
 
 def _gamma(found: Diagnosis, toward: str) -> float:
     """The divisor of the output, rounded to two digits."""
+    moved, layers = found.numbers["weights_moved"], max(len(found.layers), 1)
+    known = math.isfinite(moved) and moved > 0
     if toward == "rich":
-        moved = found.numbers["kernel_moved"]
-        wanted = math.sqrt(FAR / moved) if moved > 0 else 100.0
+        wanted = FAR / moved if known else GUESS
         return float(f"{min(max(wanted, SMALLEST), LARGEST):.2g}")
     speedup = found.numbers["speedup"]
-    wanted = LAZIER * speedup if speedup > 0 else 100.0
+    wanted = max(
+        LAZIER * moved ** (layers if moved > 1 else 1) if known else 0.0,
+        LAZIER_BY_SPEED * speedup if math.isfinite(speedup) else 0.0,
+    )
+    wanted = wanted or GUESS
     return float(f"{1 / min(max(wanted, SMALLEST), 10 * LARGEST):.2g}")
 
 
 def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
     weights = len(found.layers)
-    kept = "at first the loss falls as before, the rate times the kernel being the same"
+    kept = (
+        f"at first the loss falls as before, the rate times the kernel being the same (Adam, which does not know the "
+        f"size of gradients: learning rate times {gamma:.3g})"
+    )
     if toward == "rich":
         then = (
             f"{kept}; then the kernel grows and turns to the task, alignment rises, and the frozen first kernel falls "
