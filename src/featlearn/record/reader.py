@@ -174,6 +174,14 @@ class Run:
             {"step": axis, "seconds": ("step", numpy.array(seconds, dtype=float))},
         )
 
+    def report(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write what it did into one HTML file that needs nothing else; options are those of `featlearn.report.report`.
+
+        Returns the path.
+        """
+        write = importlib.import_module("featlearn.report.page").report
+        return Path(write(self, path, **options))
+
     def __repr__(self) -> str:
         return f"<Run {self.name!r} in {str(self.path)!r}>"
 

@@ -1,0 +1,156 @@
+"""Runs that belong together: those that differ in nothing but their seed become one line with a band."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.diagnosis.findings import Findings
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.record import Run, open_run
+from featlearn.report.exhibits import Line, thinned
+
+# Of a run, not of what was run.
+_OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}
+_SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
+
+Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
+"""(places, values) of one run; None where it has none"""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One run, or several that share their configuration up to the seed."""
+
+    label: str
+    findings: Sequence[Findings]
+    color: int
+    points: int
+    """of a line, at most"""
+    alone: bool
+    """whether there is no other, so that lines need not say whose they are"""
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs themselves."""
+        return [one.run for one in self.findings]
+
+    @property
+    def first(self) -> Findings:
+        """The one that stands for all where there is no mean: a kernel, say."""
+        return self.findings[0]
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What they did."""
+        return diagnose(self.runs)
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Scalars that any of the runs has."""
+        return {name for run in self.runs for name in run.names}
+
+    def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> Line | None:
+        """One curve of the group, the mean over its runs; None where none of them has it."""
+        found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
+        if not found:
+            return None
+        name = self.named(label)
+        shade = self.color if color is None else color
+        if len(found) == 1:
+            return Line(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
+        x, mean, low, high = _band(found, self.points)
+        return Line(name, x, mean, shade, dash, low, high, self.color)
+
+    def named(self, label: str) -> str:
+        """What a line is called."""
+        return self.label if not label else label if self.alone else f"{self.label}: {label}"
+
+    def scalar(self, name: str, label: str = "", *, color: int | None = None, dash: int = 0) -> Line | None:
+        """The curve of a recorded number."""
+        return self.line(lambda one: finite(one.run, name), label, color=color, dash=dash)
+
+
+def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
+    """(steps, values) of a recorded number where it is finite; None if it nowhere is."""
+    pairs = [(float(line["step"]), line["values"][name]) for line in run.lines if name in line["values"]]
+    pairs = [pair for pair in pairs if math.isfinite(pair[1])]
+    return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
+
+
+def groups(runs: Any, *, bands: bool = True, points: int) -> list[Group]:
+    """Open runs, refuse damaged ones, and put those together that share everything but the seed."""
+    opened = _opened(runs)
+    if not opened:
+        raise InputValueError("no runs are given, expected at least one")
+    for run in opened:
+        _sound(run)
+    together: list[list[Run]] = []
+    for run in opened:
+        home = next((other for other in together if bands and _belongs(run, other)), None)
+        if home is None:
+            together.append([run])
+        else:
+            home.append(run)
+    labels = _labels([one[0].name for one in together])
+    return [
+        Group(label, [Findings(run) for run in one], color, points, len(together) == 1)
+        for color, (label, one) in enumerate(zip(labels, together, strict=True))
+    ]
+
+
+def _opened(runs: Any) -> list[Run]:
+    if isinstance(runs, Run):
+        return [runs]
+    if isinstance(runs, str | os.PathLike):
+        return [open_run(runs)]
+    if isinstance(runs, Sequence):
+        return [run for part in runs for run in _opened(part)]
+    raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
+
+
+def _sound(run: Run) -> None:
+    """Read all that will be shown: what is damaged is a RunError here, before anything is written."""
+    _ = run.lines, run.events
+    for name in _SHOWN:
+        for step in run.arrays.get(name, ()):
+            run.array(name, step)
+
+
+def _belongs(run: Run, others: Sequence[Run]) -> bool:
+    """Equal up to the seed, which differs from that of each of the others."""
+    seed = run.config.get("seed")
+    return (
+        seed is not None
+        and all(other.config.get("seed") not in (None, seed) for other in others)
+        and _identity(run.config) == _identity(others[0].config)
+    )
+
+
+def _identity(config: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in config.items() if key not in _OWN}, sort_keys=True, default=str)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Names, with a number where two runs share one."""
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _band(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Mean, smallest and largest where all runs were measured; in between by interpolation over log(1 + step).
+
+    Runs under a budget are measured at steps of their own.
+    """
+    begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    places = sorted({p for x, _ in curves for p in x if begin <= p <= end})
+    places, _ = thinned(places, places, points)
+    values = numpy.array([numpy.interp(numpy.log1p(places), numpy.log1p(x), y) for x, y in curves])
+    return places, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()

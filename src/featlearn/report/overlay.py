@@ -1,0 +1,59 @@
+"""Theories laid over runs: curves over the time of gradient flow, drawn over steps."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.report.exhibits import Line, thinned
+
+COLORS = 4
+"""The colour of the first theory: lines of a single run have those before it."""
+POINTS = 80
+"""Of a curve, at most: theories are smooth."""
+
+
+class Overlay:
+    """Predictions by label.
+
+    Anything with `times` and `curves()` is one, a result of `fl.theory` say. `time_scale` is what steps are multiplied
+    by to be its times, as for `Prediction.overlay`.
+    """
+
+    def __init__(self, theory: Mapping[str, Any] | None, time_scale: float = 1.0) -> None:
+        if not (isinstance(time_scale, int | float) and math.isfinite(time_scale) and time_scale > 0):
+            raise InputValueError(f"time_scale is {time_scale!r}, expected a positive number: theory time per step")
+        if theory is not None and not isinstance(theory, Mapping):
+            raise InputTypeError(f"theory is {type(theory).__name__}, expected label -> prediction")
+        self._curves = {str(label): _curves(label, one, time_scale) for label, one in (theory or {}).items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._curves)
+
+    def names(self) -> list[str]:
+        """What is predicted."""
+        return list(dict.fromkeys(name for curves in self._curves.values() for name in curves))
+
+    def lines(self, name: str, samples: int | None = None) -> list[Line]:
+        """The predictions of one quantity. Theories sum the loss over `samples`, runs take the mean."""
+        share = samples or 1
+        return [
+            Line(f"theory: {label}", x, [v / share for v in y], color, dash=3)
+            for color, (label, curves) in enumerate(self._curves.items(), COLORS)
+            for x, y in [curves.get(name, ([], []))]
+            if x
+        ]
+
+
+def _curves(label: Any, prediction: Any, time_scale: float) -> dict[str, tuple[list[float], list[float]]]:
+    times, curves = getattr(prediction, "times", None), getattr(prediction, "curves", None)
+    if times is None or not callable(curves):
+        raise InputTypeError(
+            f"theory[{label!r}] is {type(prediction).__name__}, expected a prediction with times and curves()"
+        )
+    steps = [float(t) / time_scale for t in times]
+    found = {}
+    for name, values in curves().items():
+        pairs = [(s, float(v)) for s, v in zip(steps, values, strict=True) if math.isfinite(s + float(v)) and s >= 0]
+        found[str(name)] = thinned([s for s, _ in pairs], [v for _, v in pairs], POINTS)
+    return found
