@@ -1,0 +1,118 @@
+"""Run the seeds that are not there yet, each in a process of its own where there are several."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from featlearn.errors import FeatlearnError
+from featlearn.papers.context import STOOD_IN, Context
+from featlearn.papers.registry import load
+from featlearn.papers.reproduction import Reproduction
+from featlearn.papers.runs import Runs, key, save, saved
+
+# before a library loads that would start one thread for each core
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def cache_folder(reproduction: Reproduction[Any], setup: Any, context: Context, cache: Path) -> Path:
+    """Where the seeds of a set-up are."""
+    device = context.device.split(":")[0]
+    name = key(reproduction.id, setup, reproduction.measure, device=device, fallback=context.fallback_digits)
+    return cache / name
+
+
+def finished(folder: Path, seeds: Sequence[int]) -> list[int]:
+    """Those of the seeds that are there."""
+    return [seed for seed in seeds if saved(_place(folder, seed)) is not None]
+
+
+def stood_in(folder: Path) -> list[str]:
+    """Data sets that digits stood in for."""
+    return sorted({path.read_text() for path in folder.glob(f"seed-*/{STOOD_IN}")})
+
+
+def execute(
+    reproduction: Reproduction[Any], setup: Any, context: Context, *, seeds: Sequence[int], jobs: int, cache: Path
+) -> Runs:
+    """The numbers of all seeds; those already in the cache are not run again.
+
+    With one job seeds run here, one after the other; with more each in a spawned process. A seed has one thread, so
+    that its numbers do not depend on `jobs`. A process that is killed loses its seed and no other: run the same again.
+    """
+    folder = cache_folder(reproduction, setup, context, cache)
+    missing = [seed for seed in seeds if seed not in finished(folder, seeds)]
+    if jobs == 1 or len(missing) < 2:
+        for seed in missing:
+            _run(reproduction, setup, _own(context, folder, seed), _place(folder, seed))
+    else:
+        _run_apart(reproduction.id, setup, [(_own(context, folder, s), _place(folder, s)) for s in missing], jobs)
+    found = [saved(_place(folder, seed)) for seed in seeds]
+    if None in found:
+        raise FeatlearnError(f"seed {seeds[found.index(None)]} left no numbers in {folder}; run the same again")
+    return Runs(seeds, [one for one in found if one is not None])
+
+
+def _place(folder: Path, seed: int) -> Path:
+    return folder / f"seed-{seed}.npz"
+
+
+def _own(context: Context, folder: Path, seed: int) -> Context:
+    return replace(context, seed=seed, folder=folder / f"seed-{seed}", started=time.monotonic())
+
+
+def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: Path) -> None:
+    import torch
+
+    context.folder.mkdir(parents=True, exist_ok=True)
+    begin, threads = time.monotonic(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        numbers = reproduction.measure(setup, context)
+    finally:
+        torch.set_num_threads(threads)
+    save(place, numbers, time.monotonic() - begin)
+    if not any(context.folder.iterdir()):
+        context.folder.rmdir()
+    context.say("done")
+
+
+def _run_by_id(id: str, setup: Any, context: Context, place: Path) -> None:
+    _run(load(id), setup, context, place)
+
+
+def _run_apart(id: str, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs: int) -> None:
+    with _one_thread(), ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_run_by_id, id, setup, context, place) for context, place in tasks]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BrokenProcessPool as error:
+            raise FeatlearnError(
+                "a process of a seed was killed, perhaps for want of memory; finished seeds are kept: run the same "
+                "again, with fewer --jobs"
+            ) from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,113 @@
+"""Results as web pages without any file beside them: one figure, or the gallery of all that are kept."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from featlearn.papers.registry import Declaration
+from featlearn.papers.results import Result
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+img { max-width: 100%; height: auto; background: #fff }
+table { border-collapse: collapse; width: 100%; font-size: 13px }
+th, td { text-align: left; vertical-align: top; padding: .3rem .5rem; border-bottom: 1px solid #ddd }
+.wide { overflow-x: auto }
+.holds { color: #00664b } .fails { color: #b34700; font-weight: 600 } .known { color: #666 }
+.how { color: #555; font-size: 13px } section { margin-bottom: 3.5rem }
+@media (prefers-color-scheme: dark) { body { background: #161616; color: #ddd } th, td { border-color: #444 }
+.holds { color: #4fc9a4 } .fails { color: #ff9d57 } .known, .how { color: #aaa } a { color: #7ab8e8 } }
+"""
+COLUMNS = ("claim", "paper", "ours", "spread", "difference", "holds within", "", "why")
+
+
+def figure_page(result: Result) -> str:
+    """The page of one figure: paper's value, ours, spread over seeds, difference, and why."""
+    return _document(f"{result.meta['id']}: {result.meta['title']}", _section(result))
+
+
+def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) -> str:
+    """All results that are kept, and the figures that are still missing."""
+    shown = [results[one.id] for one in declarations if one.id in results]
+    missing = [one for one in declarations if one.id not in results]
+    links = "".join(
+        f'<li><a href="#{_anchor(r)}">{escape(r.meta["id"])}</a> {escape(r.meta["title"])}: {escape(str(r.scale))} '
+        f"scale, {escape(r.summary)}</li>"
+        for r in shown
+    )
+    rest = "".join(f"<li>{escape(one.id)} {escape(one.title)}</li>" for one in missing)
+    body = f"<h1>The papers, reproduced</h1><ul>{links}</ul>" + "".join(map(_section, shown))
+    return _document("The papers, reproduced", body + (f"<h2>Not yet</h2><ul>{rest}</ul>" if rest else ""))
+
+
+def _document(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def _anchor(result: Result) -> str:
+    return escape(result.meta["id"].replace("/", "-"))
+
+
+def _section(result: Result) -> str:
+    meta = result.meta
+    picture = base64.b64encode((result.folder / "figure.png").read_bytes()).decode()
+    seeds = meta["seeds"]
+    how = f"{meta['scale']} scale, {len(seeds)} seed{'s' * (len(seeds) != 1)}, {_seconds(sum(meta['seconds']))}"
+    how += f" on {meta['device']}"
+    setup = ", ".join(f"{name} {value}" for name, value in meta["setup"].items())
+    left_out = meta["not_judged"]
+    return (
+        f'<section id="{_anchor(result)}"><h2>{escape(meta["id"])}: {escape(meta["title"])}</h2>'
+        f"<p>{escape(meta['about'])}</p>"
+        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}">'
+        f'<div class="wide"><table><tr>{"".join(f"<th>{name}</th>" for name in COLUMNS)}</tr>'
+        f"{''.join(_row(claim, meta['claims'][claim['id']]) for claim in result.claims)}</table></div>"
+        f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}.'
+        + (f" Not judged at this scale: {escape(', '.join(left_out))}." if left_out else "")
+        + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
+        + "</p></section>"
+    )
+
+
+def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
+    verdict = ("holds", "holds") if claim["holds"] else ("fails", "fails")
+    reason = details["why"]
+    if claim["known"] is not None:
+        verdict = ("known", "fails, as known") if not claim["holds"] else ("known", "holds, though known to fail")
+        reason = " ".join(filter(None, (claim["known"], reason)))
+    cells: Iterable[str] = (
+        claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
+        _number(details["difference"]), _band(claim["band"]),
+    )  # fmt: skip
+    if claim["band"] == [1, None] and set(details["values"]) <= {0, 1}:  # a yes or no, for every seed
+        share = f"{sum(details['values']):.0f} of {len(details['values'])} seeds"
+        cells = (claim["claim"], _number(claim["paper"]), share, "", "", "all seeds")
+    text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr>{text}<td class="{verdict[0]}">{verdict[1]}</td><td>{escape(reason)}</td></tr>'
+
+
+def _spread(details: dict[str, Any]) -> str:
+    count = len(details["values"])
+    return "" if details["spread"] is None else f"± {details['spread']:.2g} ({count} seeds)"
+
+
+def _band(band: Any) -> str:
+    if isinstance(band, str):
+        return band
+    low, high = band
+    if low is None or high is None:
+        return "any" if low is high else f"≥ {_number(low)}" if high is None else f"≤ {_number(high)}"
+    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 180 else f"{value / 60:.0f} min"

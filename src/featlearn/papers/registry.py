@@ -1,0 +1,69 @@
+"""Every figure and table that is reproduced, declared in one place. Imports no torch."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from featlearn.errors import InputValueError
+
+if TYPE_CHECKING:
+    from featlearn.papers.reproduction import Reproduction
+
+
+class Declaration(NamedTuple):
+    """One figure, and the file that holds it."""
+
+    id: str
+    """PAPER/FIGURE"""
+    title: str
+    module: str
+    """below featlearn.papers; it has a `Reproduction` of this id"""
+
+    @property
+    def written(self) -> bool:
+        """Whether the file is there."""
+        return find_spec(f"featlearn.papers.{self.module}") is not None
+
+
+DECLARATIONS = (
+    Declaration("000/fig1", "Networks learn faster than their first kernel: MNIST", "paper_000.fig1"),
+    Declaration("000/fig2", "Optimal feature evolution of an infinite-width kernel", "paper_000.fig2"),
+    Declaration("001/fig2", "Rescaled output: richer networks align more and learn faster", "paper_001.fig2"),
+    Declaration("001/fig6", "Two-layer ReLU networks: which part of the kernel turns", "paper_001.fig6"),
+    Declaration("002/fig1", "Silent alignment: the kernel turns before the loss falls", "paper_002.fig1"),
+    Declaration("002/fig4", "Anisotropic inputs spoil silent alignment", "paper_002.fig4"),
+    Declaration("002/figC2", "The scale of initial weights sets the time of silence", "paper_002.figC2"),
+    Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),
+    Declaration("003/fig2", "Centred and uncentred correlations of neural features", "paper_003.fig2"),
+    Declaration("003/fig4", "Speed-limited optimisation drives feature learning", "paper_003.fig4"),
+    Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
+    Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
+    Declaration("004/table1", "Phases of five common scalings", "paper_004.table1"),
+)  # fmt: skip
+
+
+def declaration(id: str) -> Declaration:
+    """The figure of an id, or an error with the nearest ones."""
+    known = {one.id.lower(): one for one in DECLARATIONS}
+    if id.lower() not in known:
+        close = get_close_matches(id.lower(), known, n=1)
+        hint = f"did you mean {known[close[0]].id}?" if close else "--list shows all"
+        raise InputValueError(f"there is no figure {id!r}, expected PAPER/FIGURE as in {DECLARATIONS[0].id}; {hint}")
+    return known[id.lower()]
+
+
+def load(id: str) -> "Reproduction[Any]":
+    """The reproduction of an id, from its file."""
+    from featlearn.papers.reproduction import Reproduction
+
+    declared = declaration(id)
+    if not declared.written:
+        raise InputValueError(f"{declared.id} is planned and not written yet; --list shows those that can be run")
+    module = import_module(f"featlearn.papers.{declared.module}")
+    for value in vars(module).values():
+        if isinstance(value, Reproduction) and value.id == declared.id:
+            return value
+    raise InputValueError(
+        f"{module.__name__} has no Reproduction with id {declared.id!r}, expected one at its top level"
+    )

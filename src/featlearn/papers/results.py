@@ -1,0 +1,108 @@
+"""Results as files: what a run writes, and the ones that are kept with the package. Reading imports no torch.
+
+figure.png, figure.pdf, numbers.csv (what is drawn), claims.json (the contract's seven fields), meta.json (how it was
+made, and seeds, spread and reasons of each claim), page.html.
+"""
+
+import dataclasses
+import json
+import platform
+import shutil
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from featlearn.errors import InputValueError
+from featlearn.papers.claims import Claim, write_json
+from featlearn.papers.registry import Declaration
+from featlearn.papers.scale import Scale
+
+KEPT = Path(__file__).parent / "results"
+FILES = ("figure.png", "numbers.csv", "claims.json", "meta.json")
+"""of a result that is kept"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One figure as it was found on disk."""
+
+    folder: Path
+    claims: list[dict[str, Any]]
+    meta: dict[str, Any]
+
+    @property
+    def scale(self) -> Scale:
+        """At which it was run."""
+        return Scale(self.meta["scale"])
+
+    @property
+    def summary(self) -> str:
+        """In a few words: how many claims hold."""
+        holding = sum(claim["holds"] for claim in self.claims)
+        known = sum(not claim["holds"] and claim["known"] is not None for claim in self.claims)
+        return f"{holding} of {len(self.claims)} claims hold" + (f", {known} known to fail" if known else "")
+
+
+def opened(folder: Path) -> Result | None:
+    """The result in a folder; None where there is none."""
+    try:
+        claims, meta = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("claims.json", "meta.json")
+        )
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputValueError(f"{folder} holds a damaged result: {error}; run it again") from error
+    return Result(folder, claims, meta)
+
+
+def kept(id: str) -> Result | None:
+    """The result that came with the package."""
+    return opened(KEPT / id)
+
+
+def keep(folder: Path) -> Path:
+    """Take a result into the package, unless one of a larger scale is there."""
+    result = opened(folder)
+    if result is None:
+        raise InputValueError(f"{folder} holds no result, expected claims.json and meta.json; run the figure first")
+    before = kept(result.meta["id"])
+    if before is not None and before.scale.rank > result.scale.rank:
+        raise InputValueError(
+            f"{result.meta['id']} is kept at scale {before.scale}, which is larger than {result.scale}"
+        )
+    place = KEPT / str(result.meta["id"])
+    place.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(folder / name, place / name)
+    return place
+
+
+def write(
+    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], **made: Any
+) -> Result:  # fmt: skip
+    """claims.json and meta.json; `made` goes to meta as it is. Claims below their scale are named there only."""
+    judged = [claim for claim in claims if claim.least.rank <= scale.rank]
+    names = [claim.id for claim in claims]
+    if len(set(names)) != len(names):
+        raise InputValueError(f"claims of {declared.id} have ids {names}, expected each once")
+    meta = {
+        "id": declared.id,
+        "title": declared.title,
+        "scale": str(scale),
+        **made,
+        "versions": versions(),
+        "claims": {claim.id: claim.details() for claim in judged},
+        "not_judged": [claim.id for claim in claims if claim.least.rank > scale.rank],
+    }
+    write_json(folder / "claims.json", [claim.to_json() for claim in judged])
+    write_json(folder / "meta.json", meta)
+    found = opened(folder)
+    assert found is not None
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("featlearn", "torch", "numpy")}}

@@ -1,0 +1,133 @@
+"""From an id to its result: run what is missing, draw, judge, write."""
+
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from featlearn.errors import InputValueError
+from featlearn.papers.context import Context
+from featlearn.papers.drawing import STYLE, save
+from featlearn.papers.execution import cache_folder, execute, finished, stood_in
+from featlearn.papers.page import figure_page
+from featlearn.papers.registry import declaration, load
+from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.results import Result, kept, write
+from featlearn.papers.scale import Scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What was asked for."""
+
+    id: str
+    scale: Scale
+    out: Path
+    seeds: int | None = None
+    """None for as many as the scale has"""
+    jobs: int | None = None
+    """None for one a core, on a GPU for one"""
+    device: str | None = None
+    data_root: Path | None = None
+    fallback_digits: bool = False
+    fresh: bool = False
+    """run seeds again that are there"""
+    quiet: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What an order will cost."""
+
+    id: str
+    scale: Scale
+    device: str
+    seeds: int
+    finished: int
+    """seeds that are already there"""
+    jobs: int
+    seconds: float
+    mebibytes: float
+    measured: bool
+    """whether the time is that of the result kept at this scale; else what its author expects"""
+
+
+TORCH = 400
+"""MiB of a process that has done nothing but load torch"""
+
+
+def estimate(order: Order) -> Estimate:
+    """Time and memory, before anything is run."""
+    reproduction, size, context, seeds, jobs = _resolved(order)
+    there = [] if order.fresh else finished(cache_folder(reproduction, size.setup, context, _cache(order)), seeds)
+    before = kept(reproduction.id)
+    measured = before is not None and before.scale is order.scale and before.meta["device"] == context.device
+    seconds = max(before.meta["seconds"]) if before is not None and measured else size.seconds
+    missing = len(seeds) - len(there)
+    return Estimate(
+        id=reproduction.id, scale=order.scale, device=context.device, seeds=len(seeds), finished=len(there), jobs=jobs,
+        seconds=seconds * math.ceil(missing / jobs), mebibytes=(TORCH + size.mebibytes) * min(jobs, max(1, missing)),
+        measured=measured,
+    )  # fmt: skip
+
+
+def reproduce(order: Order) -> Result:
+    """Run the figure and write its files to `order.out`."""
+    reproduction, size, context, seeds, jobs = _resolved(order)
+    folder = cache_folder(reproduction, size.setup, context, _cache(order))
+    if order.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    runs = execute(reproduction, size.setup, context, seeds=seeds, jobs=jobs, cache=_cache(order))
+    order.out.mkdir(parents=True, exist_ok=True)
+    _draw(reproduction, size.setup, runs, order.out)
+    result = write(
+        order.out, declaration(order.id), order.scale, list(reproduction.claims(size.setup, runs)),
+        about=reproduction.about, setup=asdict(size.setup), seeds=list(seeds), device=context.device,
+        seconds=[round(s, 2) for s in runs.seconds],
+        notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
+    )  # fmt: skip
+    (order.out / "page.html").write_text(figure_page(result), encoding="utf-8")
+    return result
+
+
+def _draw(reproduction: Reproduction[Any], setup: Any, runs: Any, folder: Path) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        save(reproduction.plot(setup, runs), folder)
+
+
+def _resolved(order: Order) -> tuple[Reproduction[Any], Size[Any], Context, Sequence[int], int]:
+    reproduction = load(order.id)
+    size = reproduction.size(order.scale)
+    for name, value in (("seeds", order.seeds), ("jobs", order.jobs)):
+        if value is not None and value < 1:
+            raise InputValueError(f"{name} is {value}, expected at least 1")
+    seeds = range(order.seeds or size.seeds)
+    device = order.device or _device(size.device)
+    jobs = order.jobs or (1 if device != "cpu" else min(len(seeds), _cores()))
+    context = Context(
+        seed=0, folder=order.out, device=device, data_root=order.data_root, fallback_digits=order.fallback_digits,
+        quiet=order.quiet,
+    )  # fmt: skip
+    return reproduction, size, context, seeds, jobs
+
+
+def _device(wanted: str) -> str:
+    """The device that a size is meant for, where there is one."""
+    if wanted == "cpu":
+        return wanted
+    import torch
+
+    return wanted if torch.cuda.is_available() else "cpu"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cache(order: Order) -> Path:
+    return order.out / "seeds"

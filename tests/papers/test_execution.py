@@ -1,0 +1,84 @@
+"""Seeds run once, wherever they run."""
+
+import subprocess
+import sys
+import time
+
+import numpy
+import pytest
+import torch
+
+from featlearn.papers.context import Context
+from featlearn.papers.execution import cache_folder, execute, finished
+from featlearn.papers.registry import load
+from featlearn.papers.runs import saved
+from featlearn.papers.scale import Scale
+from tests.papers import made_up
+
+
+@pytest.fixture
+def context(tmp_path):
+    return Context(seed=0, folder=tmp_path)
+
+
+def test_finished_seeds_are_not_run_again(monkeypatch, tmp_path, context):
+    figure = made_up.install(monkeypatch)
+    first = execute(figure, made_up.Setup(), context, seeds=[0, 1], jobs=1, cache=tmp_path)
+    more = execute(figure, made_up.Setup(), context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
+    assert made_up.calls == [0, 1, 2]
+    assert (more["drawn"][:2] == first["drawn"]).all()
+    assert len(numpy.unique(more["drawn"])) == 15
+    execute(figure, made_up.Setup(count=2), context, seeds=[0], jobs=1, cache=tmp_path)
+    assert made_up.calls == [0, 1, 2, 0]
+
+
+def test_a_seed_that_breaks_leaves_the_others(monkeypatch, tmp_path, context):
+    figure, setup = made_up.install(monkeypatch), made_up.Setup(fails_at=1)
+    with pytest.raises(RuntimeError, match="broken seed"):
+        execute(figure, setup, context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
+    assert finished(cache_folder(figure, setup, context, tmp_path), range(3)) == [0]
+
+
+def test_a_seed_has_one_thread_and_gives_the_others_back(monkeypatch, tmp_path, context):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = execute(made_up.install(monkeypatch), made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+        assert runs["threads"].tolist() == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_folders_that_a_seed_does_not_use_are_removed(monkeypatch, tmp_path, context):
+    figure = made_up.install(monkeypatch)
+    execute(figure, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+    assert [path.name for path in cache_folder(figure, made_up.Setup(), context, tmp_path).iterdir()] == ["seed-0.npz"]
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_numbers(tmp_path, context):
+    figure = load("004/table1")
+    setup = figure.size(Scale.SMOKE).setup
+    apart = execute(figure, setup, context, seeds=[0, 1], jobs=2, cache=tmp_path / "apart")
+    here = execute(figure, setup, context, seeds=[0, 1], jobs=1, cache=tmp_path / "here")
+    assert (apart["ntk/stable"] == here["ntk/stable"]).all()
+    assert saved(next((tmp_path / "apart").glob("*/seed-1.npz"))) is not None
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    """The command is killed once its first seed is there; that seed is not run again."""
+    words = [sys.executable, "-m", "featlearn", "reproduce", "002/figC2", "--seeds", "3", "--jobs", "1"]
+    words += ["--out", str(tmp_path), "--quiet"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob("seeds/*/seed-0.npz")):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    (first,) = tmp_path.glob("seeds/*/seed-0.npz")
+    assert not (tmp_path / "claims.json").exists()
+    written = first.stat().st_mtime_ns
+    assert subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert first.stat().st_mtime_ns == written
+    assert {path.name for path in first.parent.iterdir()} == {"seed-0.npz", "seed-1.npz", "seed-2.npz"}
