@@ -1,0 +1,68 @@
+"""What a command answers with: data for programs, text for people."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import PurePath
+from typing import Any
+
+from featlearn.errors import InputValueError
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The outcome of a command."""
+
+    data: Any
+    """what --json prints"""
+    text: str
+    """what is printed otherwise"""
+    code: int = DONE
+    """exit status"""
+
+
+class UsageError(InputValueError):
+    """Options that do not fit together, or a word that is none of those expected: exit status 2."""
+
+
+def document(data: Any) -> str:
+    """One JSON document; nan and infinity become null, as in `Diagnosis.to_json`."""
+    return json.dumps(_plain(data), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """'; did you mean ...?', or nothing."""
+    close = get_close_matches(word.lower(), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under their heads; the first to the left, the others, numbers mostly, to the right."""
+    lines = [list(heads), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+
+    def padded(line: Sequence[str]) -> str:
+        first, *others = zip(line, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(padded(line) for line in lines)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A few digits, or a dash where there is no number."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, PurePath) else value

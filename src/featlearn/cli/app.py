@@ -1,0 +1,155 @@
+"""Which commands there are, and what becomes of their answers and errors."""
+
+import os
+import re
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from inspect import BoundArguments
+from pathlib import Path
+from typing import Any, TextIO
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
+
+import featlearn
+from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document, suggestion
+from featlearn.errors import FeatlearnError
+
+ABOUT = """Did the network learn features, or only fit with the kernel it was born with?
+
+For example:
+
+    featlearn diagnose
+    featlearn diagnose --output-scale 30
+    featlearn runs ls
+
+Every command has --help and --json. Exit status: 0 done, 1 failed, 2 wrong
+usage, 130 interrupted. FEATLEARN_DEBUG=1 or --debug shows where an error came
+from, NO_COLOR=1 switches colours off."""
+
+COMMANDS = {
+    "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and say what it did."),
+    "report": ("featlearn.cli.report:report", "One HTML page about recorded runs."),
+    "reproduce": ("featlearn.cli.reproduce:reproduce", "Repeat a figure of the five papers, and check its claims."),
+    "cite": ("featlearn.cli.cite:cite", "What to cite for a result."),
+    "doctor": ("featlearn.cli.doctor:doctor", "What is installed, what is missing, and how to get it."),
+}
+RUNS = {
+    "ls": ("featlearn.cli.runs:ls", "The runs in a folder."),
+    "show": ("featlearn.cli.runs:show", "All there is to say about one run."),
+    "compare": ("featlearn.cli.runs:compare", "The key numbers of several runs, side by side."),
+    "pack": ("featlearn.cli.runs:pack", "A run as one .zip file."),
+}
+
+
+def application(words: Sequence[str]) -> App:
+    """The commands, loaded when they are asked for. `words` of the command line."""
+    app = App(
+        name="featlearn", help=ABOUT, version=featlearn.__version__, help_format="plaintext",
+        # a list takes all words up to the next option; there is no --no-flag
+        default_parameter=Parameter(consume_multiple=True, negative=()),
+    )  # fmt: skip
+    runs = App(name="runs", help="Recorded runs: ls, show, compare, pack.", help_format="plaintext")
+    for parent, commands in ((app, COMMANDS), (runs, RUNS)):
+        for name, (place, summary) in commands.items():
+            # One line where commands are listed; a command that is called upon loads, and has its docstring.
+            parent.command(place, name=name, help=None if name in words else summary)
+    app.command(runs)
+    return app
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command line, by default that of the process; returns the exit status."""
+    words = list(sys.argv[1:] if words is None else words)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # a terminal without ± still prints
+    try:
+        return _status(words)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough: `featlearn ... | head`
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def _status(words: list[str]) -> int:
+    command: Callable[..., Any] | None = None
+    try:
+        command, bound = parsed(words)
+        answer = command(*bound.args, **bound.kwargs)
+    except SystemExit:
+        if isinstance(getattr(command, "__self__", None), App):  # rich, where whoever read --help has gone
+            return DONE
+        raise
+    except CycloptsError as error:
+        return _refused(words, _explained(error), USAGE)
+    except UsageError as error:
+        return _refused(words, str(error), USAGE)
+    except BrokenPipeError:
+        raise
+    except (FeatlearnError, OSError) as error:
+        return _refused(words, str(error), FAILED)
+    if isinstance(answer, Answer):
+        _print(document(answer.data) if "--json" in words else answer.text, sys.stdout)
+        return answer.code
+    return answer if isinstance(answer, int) else DONE
+
+
+def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
+    """The function to call and its arguments; those of the file after --config, unless the command line has them."""
+    app = application(words)
+    command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
+    config = bound.arguments.get("config")
+    if config is not None:
+        app.config = (_from_file(Path(config), app[words[0]]),)
+        command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
+    return command, bound
+
+
+def _from_file(path: Path, command: App) -> Dict:
+    """Options of a TOML file, under the names of the command line without --."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML file: {error}") from error
+    options = command.assemble_argument_collection(parse_docstring=False)
+    known = [name.removeprefix("--") for option in options for name in option.names if name.startswith("--")]
+    for key in found:
+        if key.replace("_", "-") not in known or key == "config":
+            raise UsageError(f"{path} has an option {key!r}, expected those of --help{suggestion(key, known)}")
+    values = {key.replace("_", "-"): value for key, value in found.items()}
+    return Dict(values, source=str(path), use_commands_as_keys=False)
+
+
+def _explained(error: CycloptsError) -> str:
+    """What the parser says, with the choice that was probably meant."""
+    message = str(error).strip()
+    wrong, choices = re.search(r'value "([^"]*)"', message), re.search(r"Choose from: (.*)\.", message)
+    if wrong and choices:
+        known = re.findall(r'"([^"]*)"', choices[1])
+        message = message.rstrip(".") + suggestion(wrong[1], known)
+    return f"{message}\ntry --help"
+
+
+def _refused(words: Sequence[str], message: str, code: int) -> int:
+    if "--debug" in words or os.environ.get("FEATLEARN_DEBUG"):
+        traceback.print_exc()
+    else:
+        _tell(message)
+    if "--json" in words:
+        _print(document({"error": message}), sys.stdout)
+    return code
+
+
+def _tell(message: str) -> None:
+    _print(f"featlearn: {message}", sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    print(text, file=stream, flush=True)

@@ -1,0 +1,30 @@
+"""`featlearn cite`: the papers behind a result."""
+
+from typing import Literal
+
+from featlearn.cli.answer import Answer
+
+
+def cite(
+    *names: str, style: Literal["bibtex", "text"] = "bibtex", json: bool = False, debug: bool = False
+) -> Answer:  # fmt: skip
+    """Print what to cite for a result.
+
+    For example:
+
+        featlearn cite
+        featlearn cite theory.ofe.solve SLO
+        featlearn cite 002 --style text
+
+    Args:
+        names: Public names of featlearn, or papers, 000 to 004; by default featlearn and the five papers.
+        style: BibTeX entries, or lines of text.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    from featlearn.citations import citation
+
+    entries = {name: citation(name, style=style) for name in names} or {"featlearn": citation(style=style)}
+    between = "\n\n" if style == "bibtex" else "\n"
+    text = between.join(dict.fromkeys(one for entry in entries.values() for one in entry.split(between)))
+    return Answer(data={"style": style, "citations": entries}, text=text)

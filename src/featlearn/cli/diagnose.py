@@ -1,0 +1,165 @@
+"""`featlearn diagnose`: train, watch, and say what happened."""
+
+import json as jsons
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number
+from featlearn.cli.plot import Curve, plot
+from featlearn.cli.progress import Progress
+from featlearn.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from featlearn.diagnosis import Diagnosis
+    from featlearn.record import Run
+
+DEFAULT = Settings()
+PLOTTED = {
+    "loss": (("probe/cross_entropy", "probe/loss"), 0.0),
+    "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
+    "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
+}
+"""Title -> names of scalars, of which the first that a run has is shown, and the least height of the axis."""
+
+
+def diagnose(
+    subject: str | None = None, /, *, settings: Settings = DEFAULT, seeds: int = 1, config: Path | None = None,
+    out: Path | None = None, no_report: bool = False, quiet: bool = False, json: bool = False, debug: bool = False,
+) -> Answer:  # fmt: skip
+    """Train a network, watch it, and say whether it learned features or was lazy.
+
+    Without options: two hidden layers on 256 handwritten digits, in under a
+    minute. The run and a report go to a folder below runs. Ctrl-C ends training
+    early: what was measured is kept and judged, and the exit status is 130.
+
+    For example:
+
+        featlearn diagnose
+        featlearn diagnose --output-scale 30 --seeds 3
+        featlearn diagnose --data mnist --model cnn --width 16 --samples 200
+        featlearn diagnose --config mine.toml --lr 0.1
+        featlearn diagnose train.py:setup --steps 500
+
+    The function setup takes nothing and returns (model, (x, y), loss), or a
+    mapping with model, data, loss and perhaps test=(x, y) and optimizer. The loss
+    is "mse", "cross-entropy", or a function of (output, y). It is called once for
+    each seed.
+
+    Args:
+        subject: module:function or path.py:function that returns a network of your own.
+        seeds: Train so many times, from the seed of --seed on, and judge all of them together.
+        config: TOML file with options, named as here; the command line wins.
+        out: Folder for the run; by default a new one below runs.
+        no_report: Leave the HTML report out.
+        quiet: No progress on stderr.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds}, expected at least 1")
+    folder = _new_folder(subject, settings) if out is None else out
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--out {folder} exists already and is not empty, expected a new folder")
+    from featlearn.cli.training import train  # torch takes a second to load
+
+    runs: list[Path] = []
+    complete = True
+    for seed in range(settings.seed, settings.seed + seeds):
+        path = folder if seeds == 1 else folder / f"seed-{seed}"
+        progress = Progress(path.name, settings.steps, quiet=quiet)
+        rate = train(subject, replace(settings, seed=seed), path, progress)
+        runs.append(path)
+        complete = rate is not None
+        settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
+        if not complete:
+            break
+    return _answer(runs, folder, not no_report, complete)
+
+
+def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool) -> Answer:
+    from featlearn.diagnosis import diagnose as verdict_on
+    from featlearn.record import open_run
+
+    runs = [open_run(path) for path in paths]
+    each = [verdict_on(run) for run in runs]
+    together = each[0] if len(each) == 1 else verdict_on(runs)
+    page = _page(runs, folder / "report.html") if with_report else None
+    diverged = [run.name for run in runs if any(event["kind"] == "diverged" for event in run.events)]
+    code = INTERRUPTED if not complete else FAILED if diverged else DONE
+    data = {
+        "regime": together.regime, "complete": complete, "diverged": diverged, "report": page,
+        "diagnosis": jsons.loads(together.to_json()),
+        "runs": [{"path": path, "regime": one.regime, "settings": run.config.get("settings"),
+                  "diagnosis": jsons.loads(one.to_json())} for path, run, one in zip(paths, runs, each, strict=True)],
+    }  # fmt: skip
+    return Answer(data=data, text=_text(runs, each, together, page, complete, diverged), code=code)
+
+
+def _text(
+    runs: "Sequence[Run]", each: "Sequence[Diagnosis]", together: "Diagnosis", page: Path | None, complete: bool,
+    diverged: Sequence[str],
+) -> str:  # fmt: skip
+    said = str(together).splitlines()
+    evidence, thresholds = said.index(f"{together.evidence[0].topic}:"), said.index("thresholds:")
+    head = " ".join(line.strip() for line in said[:evidence]).removeprefix(f"{', '.join(together.runs)}: ")
+    lines = [summary(runs[0], len(runs)), "", _bold(head), "", plot(curves(runs)), ""]
+    if not complete:
+        lines.insert(0, f"interrupted at step {runs[-1].lines[-1]['step']}: what follows is of the steps before")
+    if diverged:
+        lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
+    if len(each) > 1:
+        lines += [*(f"{run.name}: {one.regime}" for run, one in zip(runs, each, strict=True)), ""]
+    lines += said[evidence:thresholds]
+    if together.regime == "cannot tell" and not diverged:
+        lines += ["", "train longer (--steps) to be able to tell"]
+    where = runs[0].path if len(runs) == 1 else runs[0].path.parent
+    lines += ["", f"run:     {where}"]
+    if page is not None:
+        lines.append(f"report:  {page}")
+    return "\n".join(lines)
+
+
+def summary(run: "Run", runs: int = 1) -> str:
+    """What was trained, in a line."""
+    settings = run.config.get("settings") or {}
+    what = settings.get("subject") or f"{settings.get('model')} on {settings.get('data')}"
+    scale = settings.get("output_scale")
+    scaled = f", output scale {scale:g}" if scale is not None else ""
+    steps = run.lines[-1]["step"] if run.lines else 0
+    seeds = f", {runs} seeds" if runs > 1 else ""
+    optimizer = (run.config.get("optimizer") or {}).get("class", "")
+    return f"{what}{scaled}: {steps} steps of {optimizer}, learning rate {number(settings.get('lr'))}{seeds}"
+
+
+def curves(runs: "Sequence[Run]") -> list[Curve]:
+    """What is plotted in the terminal."""
+    found = []
+    for title, (names, least) in PLOTTED.items():
+        name = next((name for name in names if all(name in run.names for run in runs)), None)
+        if name is not None:
+            pairs = [run.scalar(name) for run in runs]
+            found.append(Curve(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
+    return found
+
+
+def _page(runs: "Sequence[Run]", path: Path) -> Path:
+    from featlearn.report import report
+
+    return report(runs, path)
+
+
+def _new_folder(subject: str | None, settings: Settings) -> Path:
+    """runs/NAME with a digest of the settings, numbered where it is there already."""
+    what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
+    stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
+    paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
+    return next(path for path in paths if not path.exists())
+
+
+def _bold(text: str) -> str:
+    plain = os.environ.get("NO_COLOR") or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[1m{text}\033[0m"

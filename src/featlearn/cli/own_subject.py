@@ -1,0 +1,144 @@
+"""The user's own network: a function that returns it with its data and its loss."""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.capture.probe import batch_size
+from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.settings import Settings
+from featlearn.cli.subject import Loss, Subject, squared_error
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+
+ENTRIES = ("model", "data", "loss", "test", "optimizer")
+BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "test", "whiten", "loss")
+"""Settings that say what the built-in networks, data and losses are."""
+
+
+def own_subject(place: str, settings: Settings) -> Subject:
+    """Call `module:function` or `path.py:function`, and check what it returns."""
+    given = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} is given beside {place}, expected one of the two: network, data and loss "
+            "are what the function returns"
+        )
+    function = loaded(place)
+    try:
+        returned = function()
+    except Exception as error:
+        raise _blamed(place, error) from error
+    return checked(returned, place)
+
+
+def loaded(place: str) -> Callable[[], Any]:
+    """The function at `module:function` or `path.py:function`."""
+    source, colon, name = place.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise UsageError(f"{place!r} is given, expected module:function or path.py:function")
+    try:
+        module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
+    except Exception as error:
+        raise _blamed(place, error) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise InputValueError(f"{source} has no function {name!r}{suggestion(name, functions)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_path(name: str) -> Any:
+    """As `python -m` finds it: the working directory counts."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> Any:
+    """As `python path.py` would: its folder counts for its imports."""
+    name = f"_subject_{path.stem}"  # a file may be called torch.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module  # pickling and dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def checked(returned: Any, place: str) -> Subject:
+    """(model, (x, y), loss), or a mapping with model, data, loss and perhaps test and optimizer."""
+    if isinstance(returned, Mapping):
+        unknown = [key for key in returned if key not in ENTRIES]
+        missing = [key for key in ENTRIES[:3] if key not in returned]
+        if unknown or missing:
+            wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{suggestion(str(unknown[0]), ENTRIES)}"
+            raise InputValueError(f"{place} returns a mapping with {wrong}, expected {', '.join(ENTRIES)}")
+        entries = dict(returned)
+    elif isinstance(returned, tuple | list) and len(returned) == 3:
+        entries = dict(zip(ENTRIES, returned, strict=False))
+    else:
+        raise InputTypeError(
+            f"{place} returns {type(returned).__name__}, expected (model, (x, y), loss) or a mapping with "
+            f"{', '.join(ENTRIES)}"
+        )
+    if not isinstance(entries["model"], nn.Module):
+        raise InputTypeError(f"the model of {place} is {type(entries['model']).__name__}, expected a torch.nn.Module")
+    x, y = _pair(entries["data"], "data", place)
+    loss, convention = _loss(entries["loss"], place)
+    test = None if entries.get("test") is None else _pair(entries["test"], "test", place)
+    optimizer = entries.get("optimizer")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputTypeError(
+            f"the optimizer of {place} is {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        )
+    return Subject(model=entries["model"], x=x, y=y, loss=loss, convention=convention, test=test, optimizer=optimizer)
+
+
+def _pair(given: Any, name: str, place: str) -> tuple[Any, Tensor]:
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], Tensor):
+        raise InputTypeError(
+            f"the {name} of {place} is {type(given).__name__}, expected a pair (x, y): inputs and a tensor of targets"
+        )
+    x, y = given
+    samples = batch_size(x, f"the x of {name}")
+    if y.dim() == 0 or len(y) != samples:
+        raise InputValueError(f"{name} of {place} has {samples} inputs and targets of shape {tuple(y.shape)}")
+    return x, y
+
+
+def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
+    """The function, and its name for `fl.watch`."""
+    named: dict[str, tuple[Loss, str]] = {
+        "mse": (squared_error, "mean"),
+        "cross-entropy": (nn.CrossEntropyLoss(), "cross-entropy"),
+    }
+    if isinstance(given, str) and given in named:
+        return named[given]
+    if not callable(given):
+        raise InputTypeError(f"the loss of {place} is {given!r}, expected a function of (output, y), 'mse' or "
+                             "'cross-entropy'")  # fmt: skip
+    mean = getattr(given, "reduction", None) == "mean"
+    plain = getattr(given, "weight", None) is None and not getattr(given, "label_smoothing", 0.0)
+    if isinstance(given, nn.CrossEntropyLoss) and mean and plain:
+        return given, "cross-entropy"
+    return given, "mean-over-outputs" if isinstance(given, nn.MSELoss) and mean else None
+
+
+def _blamed(place: str, error: Exception) -> FeatlearnError:
+    """An error of the user's code, with the line it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = (str(Path(__file__).parent), "<frozen", importlib.__path__[0])
+    own = [f for f in frames if not f.filename.startswith(others) and "site-packages" not in f.filename]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return FeatlearnError(f"{place} failed: {type(error).__name__}: {error}{where}; --debug shows all of it")

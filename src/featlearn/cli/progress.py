@@ -1,0 +1,44 @@
+"""Progress on stderr: a bar on a terminal, elsewhere one line at log-spaced steps."""
+
+import sys
+import time
+from typing import Any
+
+
+class Progress:
+    """How far a run is."""
+
+    def __init__(self, name: str, steps: int, *, quiet: bool = False) -> None:
+        self.name, self.steps, self.quiet = name, steps, quiet
+        self._begun = time.perf_counter()
+        self._next = 1
+        self._bar: Any = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(name, total=steps, loss="")
+            self._bar.start()
+
+    def step(self, step: int, loss: Any) -> None:
+        """So many steps are done."""
+        if self.quiet or (step < self._next and step != self.steps):
+            return
+        if self._bar is None:
+            elapsed = time.perf_counter() - self._begun
+            print(f"run={self.name} step={step} loss={float(loss):.4g} seconds={elapsed:.1f}", file=sys.stderr)
+            self._next = 4 * step
+        else:
+            self._bar.update(self._task, completed=step, loss=f"{float(loss):.4g}")
+            self._next = step + max(1, self.steps // 200)
+
+    def end(self) -> None:
+        """No more steps will come."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,184 @@
+"""`featlearn runs`: what recorded runs there are, and what they say."""
+
+import datetime
+import json as jsons
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featlearn.cli.answer import Answer, UsageError, number, table
+
+if TYPE_CHECKING:
+    from featlearn.record import Run
+
+NUMBERS: dict[str, tuple[str, ...]] = {
+    "loss": ("probe/cross_entropy", "probe/loss", "loss"),
+    "accuracy": ("test/accuracy", "probe/accuracy"),
+    "alignment": ("ntk/centered_alignment",),
+    "distance": ("ntk/centered_distance", "ntk/distance"),
+    "kernel norm": ("ntk/norm",),
+    "weights moved": ("weights/distance",),
+}
+"""Column -> scalars whose last value it shows, the first that a run has."""
+
+
+def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = False) -> Answer:
+    """List the runs in a folder, the latest first: folders and .zip files, down to two levels.
+
+    For example:
+
+        featlearn runs ls
+        featlearn runs ls results --json
+
+    Args:
+        folder: Where to look.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}, expected one that holds runs")
+    entries = [_entry(path) for path in _places(folder)]
+    entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
+    rows = [
+        [entry["path"], _date(entry), entry["error"], "", "", ""] if "error" in entry else
+        [entry["path"], _date(entry), str(entry["steps"]), entry["regime"],
+         number(entry["numbers"]["loss"]), number(entry["numbers"]["distance"])]
+        for entry in entries
+    ]  # fmt: skip
+    text = table(["run", "date", "steps", "verdict", "loss", "distance"], rows) if rows else f"no runs in {folder}"
+    return Answer(data={"runs": entries}, text=text)
+
+
+def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
+    """Say all there is to say about one run.
+
+    For example:
+
+        featlearn runs show runs/a
+        featlearn runs show a.zip --json
+
+    Args:
+        run: A folder or a .zip file.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    from featlearn.cli.diagnose import curves, summary
+    from featlearn.cli.plot import plot
+    from featlearn.diagnosis import diagnose
+    from featlearn.record import open_run
+
+    opened = open_run(run)
+    verdict = diagnose(opened)
+    happened = [f"  - {_event(event)}" for event in opened.events]
+    text = "\n".join([summary(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened])
+    data = {"path": run, "config": opened.config, "numbers": _numbers(opened), "events": opened.events,
+            "diagnosis": jsons.loads(verdict.to_json())}  # fmt: skip
+    return Answer(data=data, text=text)
+
+
+def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
+    """Put the key numbers of several runs side by side.
+
+    For example:
+
+        featlearn runs compare runs/a runs/b
+        featlearn runs compare runs/* --json
+
+    Args:
+        runs: Folders or .zip files.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    if len(runs) < 2:
+        raise UsageError(f"{len(runs)} runs are given, expected two at least")
+    entries = [_entry(path, strict=True) for path in runs]
+    said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
+    rows: list[list[str]] = [["verdict", *(entry["regime"] for entry in entries)]]
+    rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
+    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in NUMBERS]
+    rows += [[key.replace("_", " "), *(number(entry["verdict"][key]) for entry in entries)] for key in said]
+    different = sorted({key for entry in entries for key, value in entry["settings"].items()
+                        if any(other["settings"].get(key) != value for other in entries)})  # fmt: skip
+    rows += [[f"--{key.replace('_', '-')}", *(_word(entry["settings"].get(key)) for entry in entries)]
+             for key in different]  # fmt: skip
+    return Answer(data={"runs": entries}, text=table(["", *(entry["name"] for entry in entries)], rows))
+
+
+def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
+    """Put a run into one .zip file, which every command takes as it takes the folder.
+
+    For example:
+
+        featlearn runs pack runs/a
+        featlearn runs pack runs/a --out a.zip
+
+    Args:
+        run: Its folder.
+        out: The file; by default as the folder, with .zip.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    from featlearn.record import open_run
+
+    path = open_run(run).pack(out)
+    return Answer(data={"packed": path, "bytes": path.stat().st_size}, text=str(path))
+
+
+def _places(folder: Path) -> list[Path]:
+    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/run.json")]
+    found += [path for depth in ("*.zip", "*/*.zip") for path in folder.glob(depth)]
+    return [folder, *found] if (folder / "run.json").is_file() else found
+
+
+def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
+    """One run in a few numbers; one that cannot be read says so, unless that is an error here."""
+    from featlearn.diagnosis import diagnose
+    from featlearn.errors import FeatlearnError
+    from featlearn.record import open_run
+
+    try:
+        run = open_run(path)
+        verdict = diagnose(run)
+        steps = run.lines[-1]["step"] if run.lines else 0
+    except (FeatlearnError, OSError) as error:
+        if strict:
+            raise
+        return {"path": str(path), "error": f"cannot be read: {str(error)[:60]}"}
+    created = run.config.get("created")
+    times = {f"step of {key}": value for key, value in verdict.times.items()}
+    numbers = {**verdict.numbers, "feature_rate": verdict.feature_rate, **times}
+    settings = run.config.get("settings")
+    return {
+        "path": str(path), "name": run.name, "created": created if isinstance(created, int | float) else None,
+        "steps": steps, "regime": verdict.regime, "numbers": _numbers(run), "seed": run.config.get("seed"),
+        "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
+        "settings": settings if isinstance(settings, dict) else {},
+    }  # fmt: skip
+
+
+def _numbers(run: "Run") -> dict[str, float]:
+    """The last value of each of `NUMBERS`, nan where there is none."""
+    found = {}
+    for column, names in NUMBERS.items():
+        name = next((name for name in names if name in run.names), None)
+        found[column] = float(run.scalar(name)[1][-1]) if name else math.nan
+    return found
+
+
+def _date(entry: dict[str, Any]) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(entry["created"]).strftime("%Y-%m-%d %H:%M")
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return "-"
+
+
+def _event(event: dict[str, Any]) -> str:
+    details = {key: value for key, value in event.items() if key not in ("kind", "step", "at")}
+    where = "" if event["step"] is None else f" at step {event['step']}"
+    return f"{_word(event['kind'])}{where}{': ' + jsons.dumps(details) if details else ''}"
+
+
+def _word(value: Any) -> str:
+    """Text of a run file, which may be a stranger's: nothing that a terminal would obey."""
+    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:60]

@@ -1,0 +1,82 @@
+"""What is trained and watched: a network, its data and its loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.probe import batch_size, map_tensors
+from featlearn.cli.settings import Settings
+from featlearn.steer import scale_init, scale_output
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """|f - y|^2, summed over outputs, the mean over samples: the convention "mean" of `fl.dynamics.rate`."""
+    return (output - y).square().flatten(1).sum(1).mean() if y.dim() > 1 else (output - y).square().mean()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Subject:
+    """One training run before it begins."""
+
+    model: nn.Module
+    x: Any
+    """of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
+    y: Tensor
+    loss: Loss
+    """of the model's output and y"""
+    convention: str | None
+    """the loss as `fl.watch` names it, None where it is another"""
+    test: tuple[Any, Tensor] | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    """one that is there already; None to have it chosen"""
+
+    @property
+    def samples(self) -> int:
+        """P."""
+        return batch_size(self.x)
+
+    @property
+    def weight_layers(self) -> int:
+        """Trainable weights, parameters of two axes or more."""
+        return max(1, sum(p.requires_grad and p.dim() > 1 for p in self.model.parameters()))
+
+    def some(self, index: Any) -> tuple[Any, Tensor]:
+        """(x, y) of a few samples, by a slice or a tensor of indices."""
+        samples = self.samples
+
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor[index] if tensor.dim() and len(tensor) == samples else tensor
+
+        return map_tensors(self.x, rows), self.y[index]
+
+    def output(self, x: Any) -> Any:
+        """What the model gives."""
+        if isinstance(x, tuple):
+            return self.model(*x)
+        return self.model(**x) if hasattr(x, "keys") else self.model(x)
+
+
+def scaled(subject: Subject, settings: Settings) -> Subject:
+    """Weights and output scaled, and outputs counted from where they start."""
+    if settings.init_scale != 1:
+        scale_init(subject.model, settings.init_scale)
+    if settings.output_scale is None:
+        return subject
+    return replace(subject, model=scale_output(subject.model, 1 / settings.output_scale))
+
+
+def placed(subject: Subject, device: str) -> Subject:
+    """Everything on one device."""
+
+    def there(thing: Any) -> Any:
+        return map_tensors(thing, lambda tensor: tensor.to(device))
+
+    test = None if subject.test is None else (there(subject.test[0]), subject.test[1].to(device))
+    return replace(
+        subject, model=subject.model.to(device), x=there(subject.x), y=subject.y.to(device), test=test
+    )  # fmt: skip

@@ -1,0 +1,311 @@
+"""`featlearn diagnose` on small networks, and the pieces that it is made of."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import featlearn as fl
+from featlearn.cli.app import main
+from featlearn.cli.built_in import built_in
+from featlearn.cli.own_subject import checked, own_subject
+from featlearn.cli.settings import Settings
+from featlearn.cli.step_size import curvature, step_size
+from featlearn.cli.subject import Subject, scaled, squared_error
+from tests.cli.conftest import SMALL
+
+OWN = """
+import torch
+from torch import nn
+
+def setup():
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)), (x, x[:, :1] * x[:, 1:2]), "mse"
+
+def mapping():
+    model, data, _ = setup()
+    return {"model": model, "data": data, "loss": nn.MSELoss(), "test": data,
+            "optimizer": torch.optim.SGD(model.parameters(), 0.125)}
+
+def broken():
+    return nn.Linear(3, "a")
+
+def wrong():
+    return 1
+"""
+
+
+def small(**changes: object) -> Settings:
+    return replace(Settings(samples=24, test=8, width=8, steps=12, output_scale=0.03), **changes)
+
+
+def test_two_seeds_are_recorded_judged_and_reported(recorded: Path):
+    assert sorted(path.name for path in recorded.iterdir()) == ["report.html", "seed-0", "seed-1"]
+    runs = [fl.open_run(recorded / f"seed-{seed}") for seed in (0, 1)]
+    for seed, run in enumerate(runs):
+        assert run.config["seed"] == seed
+        assert run.lines[-1]["step"] == 12
+        assert run.config["settings"]["width"] == 8
+        assert run.config["settings"]["output_scale"] == 0.03
+    # but for weights and batches they are the same, so that a report can average them
+    assert runs[0].config["settings"] == runs[1].config["settings"]
+    assert runs[0].config["probe"] == runs[1].config["probe"]
+    assert runs[0].array("outputs", 12)["f"].tolist() != runs[1].array("outputs", 12)["f"].tolist()
+
+
+def test_it_prints_verdict_plot_and_places(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL, "--out", "a", "--no-report"]) == 0
+    out, err = capsys.readouterr()
+    verdict = str(fl.diagnose("a"))
+    sentence = verdict[: verdict.index("\nregime:")].removeprefix("a: ")
+    assert " ".join(sentence.split()) in out.splitlines()[2]
+    assert verdict[verdict.index("\nregime:") : verdict.index("\nthresholds:")] in out
+    assert "kernel-task alignment" in out
+    assert "step 1" in out
+    assert "run:     a" in out
+    assert err == ""
+    assert "\033" not in out
+    assert not Path("a/report.html").exists()
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL[:-1], "--json", "--no-report"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    path = Path(found["runs"][0]["path"])
+    assert path.parent == Path("runs")
+    assert found["regime"] == found["diagnosis"]["regime"] == fl.diagnose(path).regime
+    assert found["runs"][0]["settings"]["samples"] == 24
+    assert "step=12 " in err
+
+
+def test_a_second_run_goes_to_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]):
+    for _ in range(2):
+        assert main(["diagnose", *SMALL, "--no-report"]) == 0
+    first, second = sorted(Path("runs").iterdir())
+    assert second.name == f"{first.name}-2"
+    assert main(["diagnose", *SMALL, "--out", str(first)]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_the_same_seed_is_the_same_run():
+    for name in ("a", "b"):
+        assert main(["diagnose", *SMALL, "--batch", "5", "--out", name, "--no-report"]) == 0
+    a, b = (fl.open_run(name).scalar("probe/loss")[1].tolist() for name in ("a", "b"))
+    assert a == b
+
+
+@pytest.mark.parametrize("place", ["own.py:setup", "own:setup", "own.py:mapping"])
+def test_a_network_of_ones_own_is_trained_as_it_is(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    Path("own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["diagnose", place, "--steps", "5", "--quiet", "--no-report", "--out", "a"]) == 0
+    run = fl.open_run("a")
+    assert run.config["settings"]["subject"] == place
+    assert run.config["model"]["class"] == "torch.nn.modules.container.Sequential"
+    assert run.config["loss_convention"] == ("mean-over-outputs" if "mapping" in place else "mean")
+    assert (run.config["settings"]["lr"] == 0.125) == ("mapping" in place)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("own.py:setpu", "did you mean 'setup'?"),
+        ("own.py:broken", "own.py, line 15)"),
+        ("own.py:wrong", "returns int, expected (model, (x, y), loss)"),
+    ],
+)
+def test_a_wrong_function_is_told_with_its_place(place: str, said: str, capsys: pytest.CaptureFixture[str]):
+    Path("own.py").write_text(OWN)
+    assert main(["diagnose", place]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+X, Y, NET = torch.zeros(4, 3), torch.zeros(4, 2), nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ({"model": NET, "data": (X, Y)}, "no 'loss'"),
+        ({"model": NET, "data": (X, Y), "loss": "mse", "optimiser": 1}, "did you mean 'optimizer'?"),
+        ((NET.forward, (X, Y), "mse"), "expected a torch.nn.Module"),
+        ((NET, X, "mse"), r"expected a pair \(x, y\)"),
+        ((NET, (X, Y[:3]), "mse"), "4 inputs and targets of shape"),
+        ((NET, (X, Y), "msee"), "loss of here is 'msee'"),
+        ({"model": NET, "data": (X, Y), "loss": "mse", "optimizer": "sgd"}, "expected a torch.optim.Optimizer"),
+    ],
+)
+def test_what_a_function_returns_is_checked(returned: object, said: str):
+    with pytest.raises(fl.FeatlearnError, match=said):
+        checked(returned, "here")
+
+
+def test_options_of_the_built_in_network_are_refused_beside_ones_own():
+    with pytest.raises(fl.FeatlearnError, match="--samples is given beside own:setup"):
+        own_subject("own:setup", Settings(samples=3))
+
+
+def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    import featlearn.cli.training as training
+
+    step, count = training._step, [0]
+
+    def interrupted(*args: object) -> object:
+        count[0] += 1
+        if count[0] == 7:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(training, "_step", interrupted)
+    assert main(["diagnose", *SMALL, "--seeds", "3", "--out", "a", "--no-report", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["complete"] is False
+    assert [Path(run["path"]).name for run in found["runs"]] == ["seed-0"]
+    run = fl.open_run("a/seed-0")
+    assert run.lines[-1]["step"] == 6
+    assert run.config["settings"]["width"] == 8
+    assert 6 in run.arrays["kernel"]
+
+
+def test_a_rate_that_is_too_large_is_told(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL, "--lr", "1e9", "--no-report"]) == 1
+    assert "training diverged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 10.0, 1e3])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_the_default_rate_is_stable_at_every_output_scale(loss: str, scale: float, optimizer: str):
+    """rate x curvature x largest eigenvalue of the kernel between all outputs is a half, or less where it will grow."""
+    settings = small(loss=loss, output_scale=scale, optimizer=optimizer)
+    torch.manual_seed(0)
+    subject = scaled(built_in(settings), settings)
+    full = fl.ntk(subject.model, subject.x, outputs="full", dtype=torch.float64)
+    largest = float(torch.linalg.eigvalsh(full.transpose(1, 2).flatten(0, 1).flatten(1))[-1])
+    product = step_size(subject, settings) * largest * curvature(subject, subject.x, subject.y)
+    product *= 10 if optimizer == "momentum" else 1  # its steps add up to ten times as much
+    assert product == pytest.approx(min(0.5, 2 * scale ** (4 / 3)), rel=1e-4)
+
+
+def test_the_default_rate_leaves_room_for_rich_networks_to_grow():
+    torch.manual_seed(0)
+    subject = built_in(small())
+    rates = []
+    for scale in (0.001, 0.01, 10.0, 100.0):
+        settings = small(output_scale=scale)
+        rates.append(step_size(scaled(subject, settings), settings) * scale**2)
+    # lazy: the rate times scale^2 is constant; rich: it falls by 10^(-4/3) for three weight layers
+    assert rates[3] == pytest.approx(rates[2], rel=1e-4)
+    assert rates[0] / rates[1] == pytest.approx(10 ** (-4 / 3), rel=1e-4)
+
+
+def test_adam_moves_no_output_further_than_the_targets_are_large():
+    for scale in (1.0, 100.0):
+        settings = small(output_scale=scale, optimizer="adam")
+        torch.manual_seed(0)
+        subject = scaled(built_in(settings), settings)
+        rate = step_size(subject, settings)
+        optimizer = torch.optim.Adam([p for p in subject.model.parameters() if p.requires_grad], rate)
+        before = subject.model(subject.x).detach()
+        subject.loss(subject.model(subject.x), subject.y).backward()
+        optimizer.step()
+        moved = float((subject.model(subject.x) - before).detach().square().mean().sqrt())
+        assert 0 < moved < float(subject.y.square().mean().sqrt())
+
+
+def test_the_curvature_of_a_loss_is_that_of_its_definition():
+    y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    net = nn.Linear(3, 3).double()
+    named = Subject(model=net, x=y, y=y, loss=squared_error, convention="mean")
+    other = Subject(model=net, x=y, y=y, loss=lambda f, t: 5 * (f - t).square().sum(), convention=None)
+    mean = Subject(model=net, x=y, y=y, loss=nn.MSELoss(), convention="mean-over-outputs")
+    hessian = torch.autograd.functional.hessian(lambda f: squared_error(f, y), y)
+    assert curvature(named, y, y) == pytest.approx(float(hessian.reshape(18, 18)[0, 0]))
+    assert curvature(other, y, y) == pytest.approx(10.0)
+    assert curvature(mean, y, y) == pytest.approx(2 / 18)
+
+
+def test_arrays_from_a_file(tmp_path: Path):
+    rng = numpy.random.default_rng(0)
+    x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
+    numpy.savez(tmp_path / "numbers.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
+    subject = built_in(small(data=str(tmp_path / "numbers.npz")))
+    assert (subject.samples, subject.y.shape) == (24, (24, 2))
+    assert subject.test is not None
+    assert torch.equal(subject.test[0], torch.tensor(x[:5], dtype=torch.float32))
+    rows = {tuple(row) for row in torch.tensor(x, dtype=torch.float32).tolist()}
+    assert {tuple(row) for row in subject.x.tolist()} < rows
+
+    numpy.savez(tmp_path / "classes.npz", x=x.reshape(30, 1, 2, 2), y=numpy.arange(30) % 3)
+    entropy = built_in(small(data=str(tmp_path / "classes.npz"), loss="cross-entropy", model="cnn"))
+    assert entropy.model(entropy.x).shape == (24, 3)
+    assert entropy.y.dtype == torch.int64
+    assert entropy.test is not None
+    assert len(entropy.test[0]) == 6  # what training left
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": numpy.zeros((4, 2))}, "expected x and y"),
+        ({"x": numpy.zeros((40, 2)), "y": numpy.zeros(39)}, "40 samples in x and 39 in y"),
+        ({"x": numpy.full((40, 2), math.nan), "y": numpy.zeros(40)}, "nan or infinite"),
+        ({"x": numpy.array(["a"] * 40), "y": numpy.zeros(40)}, "expected an array of numbers"),
+        ({"x": numpy.zeros((40, 2)), "y": numpy.full(40, -1)}, "classes from -1"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told(arrays: dict[str, numpy.ndarray], said: str, tmp_path: Path):
+    numpy.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(fl.FeatlearnError, match=said):
+        built_in(small(data=str(tmp_path / "a.npz")))
+
+
+def test_a_pickle_in_a_file_is_not_run(tmp_path: Path):
+    numpy.savez(tmp_path / "a.npz", x=numpy.array([{"a": 1}], dtype=object), y=numpy.zeros(1), allow_pickle=True)
+    with pytest.raises(fl.FeatlearnError, match="cannot be read"):
+        built_in(small(data=str(tmp_path / "a.npz")))
+
+
+def test_whitened_inputs_have_equal_eigenvalues():
+    subject = built_in(small(whiten=True, samples=200))
+    sizes = torch.linalg.svdvals(subject.x.double())
+    kept = sizes[sizes > 1e-3 * sizes[0]]
+    assert float(kept[-1] / kept[0]) > 0.99
+
+
+def test_kernels_of_some_samples_are_not_held_against_a_network_trained_on_all(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL, "--probe", "10", "--out", "a", "--no-report"]) == 0
+    run = fl.open_run("a")
+    assert run.config["probe"]["samples"] == 10
+    assert run.config["test"] is None
+
+
+@pytest.mark.slow
+def test_the_default_says_rich_and_a_large_output_scale_lazy(capsys: pytest.CaptureFixture[str]):
+    for options, regime in ([], "rich"), (["--output-scale", "30"], "lazy"):
+        assert main(["diagnose", *options, "--json", "--quiet", "--no-report"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["regime"] == regime
+
+
+def test_a_small_network_has_one_thread_and_the_others_come_back(monkeypatch: pytest.MonkeyPatch):
+    import featlearn.cli.training as training
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before, seen, step = torch.get_num_threads(), [], training._step
+    monkeypatch.setattr(training, "_step", lambda *args: (seen.append(torch.get_num_threads()), step(*args))[1])
+    torch.set_num_threads(2)
+    try:
+        assert main(["diagnose", *SMALL, "--out", "a", "--no-report"]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

@@ -1,0 +1,119 @@
+"""Commands that read recorded runs, and those that read nothing."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import featlearn as fl
+from featlearn.cli.app import main
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(recorded, "two")
+    fl.open_run("two/seed-0").pack("packed.zip")
+    Path("damaged").mkdir()
+    Path("damaged/run.json").write_text("{")
+    assert main(["runs", "ls", "."]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "date", "steps", "verdict", "loss", "distance"]
+    assert {line.split()[0] for line in lines[1:]} == {"two/seed-0", "two/seed-1", "packed.zip", "damaged"}
+    assert any(re.search(r"two/seed-0 +\d{4}-\d\d-\d\d \d\d:\d\d +12 ", line) for line in lines)
+    assert any("damaged" in line and "cannot be read" in line for line in lines)
+
+
+def test_ls_in_json_has_the_numbers_of_the_runs(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    found = {entry["name"]: entry for entry in answer(["runs", "ls", str(recorded)], capsys)["runs"]}
+    run = fl.open_run(recorded / "seed-1")
+    assert found["seed-1"]["numbers"]["loss"] == run.scalar("probe/loss")[1][-1]
+    assert found["seed-1"]["numbers"]["distance"] == run.scalar("ntk/centered_distance")[1][-1]
+    assert found["seed-1"]["regime"] == fl.diagnose(run).regime
+
+
+def test_an_empty_folder_has_no_runs(capsys: pytest.CaptureFixture[str]):
+    assert main(["runs", "ls", "."]) == 0
+    assert "no runs" in capsys.readouterr().out
+
+
+def test_show_says_all(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["runs", "show", str(recorded / "seed-0")]) == 0
+    said = capsys.readouterr().out
+    for part in ("mlp on digits, output scale 0.03: 12 steps of SGD", "regime:", "thresholds:", "events:", "finished"):
+        assert part in said
+    found = answer(["runs", "show", str(recorded / "seed-0")], capsys)
+    assert found["config"]["settings"]["width"] == 8
+    assert found["diagnosis"] == json.loads(fl.diagnose(recorded / "seed-0").to_json())
+
+
+def test_compare_puts_numbers_and_differing_settings_side_by_side(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(recorded / "seed-0", "other")
+    config = json.loads(Path("other/run.json").read_text())
+    config["settings"]["whiten"] = "\033[31m"
+    Path("other/run.json").write_text(json.dumps(config | {"name": "other"}))
+    assert main(["runs", "compare", str(recorded / "seed-0"), "other"]) == 0
+    rows = {line[:20].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows[""] == ["seed-0", "other"]
+    assert rows["steps"] == ["steps", "12", "12"]
+    assert rows["loss"][1] == rows["loss"][2]
+    assert rows["--whiten"] == ["--whiten", "False", "?[31m"]  # nothing that a terminal would obey
+    assert "--width" not in rows
+
+
+def test_pack_writes_one_file_that_reads_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    found = answer(["runs", "pack", str(recorded / "seed-0"), "--out", "a.zip"], capsys)
+    assert found["packed"] == "a.zip"
+    assert found["bytes"] == Path("a.zip").stat().st_size
+    assert fl.open_run("a.zip").lines == fl.open_run(recorded / "seed-0").lines
+    assert main(["runs", "pack", str(recorded / "seed-0"), "--out", "a.zip"]) == 1
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_report_writes_a_page_and_figures(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [str(recorded / f"seed-{seed}") for seed in (0, 1)]
+    found = answer(["report", *runs, "--out", "both.html", "--no-kernels", "--title", "Two seeds"], capsys)
+    assert found["report"] == "both.html"
+    assert "Two seeds" in Path("both.html").read_text(encoding="utf-8")
+    assert found["figures"] == []
+
+
+def test_cite_gives_each_entry_once(capsys: pytest.CaptureFixture[str]):
+    assert main(["cite", "002", "metrics.alignment", "002", "--style", "text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines))
+    assert fl.citation("002", style="text") in lines
+    assert main(["cite"]) == 0
+    assert capsys.readouterr().out.strip() == fl.citation().strip()
+
+
+def test_doctor_finds_versions_and_data(capsys: pytest.CaptureFixture[str]):
+    import torch
+
+    Path("data/mnist").mkdir(parents=True)
+    Path("data/mnist/train-images-idx3-ubyte.gz").touch()
+    found = answer(["doctor", "--data-root", "data"], capsys)
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["missing"] == []
+    assert found["data"]["mnist"] is True
+    assert found["data"]["cifar10"] is False
+    assert any(device.startswith("cpu") for device in found["devices"])
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("featlearn.cli.doctor._version", lambda name: None)
+    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "missing: pip install torch" in said
+    assert "pip install 'featlearn[xarray]'" in said
+    assert "FEATLEARN_DATA" in said
