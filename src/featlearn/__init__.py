@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from featlearn import ops as ops
     from featlearn import readouts as readouts
     from featlearn import record as record
+    from featlearn import report as report
     from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.ops.registry import register_rule as register_rule
+    from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
     from featlearn.quantities.directions import Probes as Probes
     from featlearn.quantities.gradient_products import corrupted_agop as corrupted_agop
     from featlearn.quantities.gradient_products import egop as egop
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
     from featlearn.quantities.ntk import plan as plan
+    from featlearn.quantities.operator import NTKOperator as NTKOperator
     from featlearn.quantities.plan import Plan as Plan
     from featlearn.quantities.ptk import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
@@ -47,6 +50,7 @@ _HOME = {
     "AdaptiveSLO": "featlearn.steer.adaptive_slo",
     "Estimate": "featlearn.linalg.estimate",
     "FeatlearnError": "featlearn.errors",
+    "NTKOperator": "featlearn.quantities.operator",
     "Plan": "featlearn.quantities.plan",
     "Probes": "featlearn.quantities.directions",
     "SLO": "featlearn.steer.slo",
@@ -54,6 +58,7 @@ _HOME = {
     "corrupted_agop": "featlearn.quantities.gradient_products",
     "diagnose": "featlearn.diagnosis.verdict",
     "egop": "featlearn.quantities.gradient_products",
+    "estimate_alignment": "featlearn.quantities.alignment_estimate",
     "feature_speed": "featlearn.quantities.velocity",
     "layer_alignment": "featlearn.quantities.layer_alignment",
     "layer_balance": "featlearn.quantities.layer_balance",
@@ -68,7 +73,7 @@ _HOME = {
     "watch": "featlearn.watch.entry",
 }
 _SUBMODULES = (
-    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "steer", "theory",
+    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "report", "steer", "theory",
 )  # fmt: skip
 
 

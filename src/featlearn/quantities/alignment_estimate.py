@@ -1,0 +1,151 @@
+"""Kernel-task alignment of more samples than a kernel could be formed for, with its standard error."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from featlearn.capture.probe import Readout
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.linalg.estimate import Estimate
+from featlearn.linalg.sketch import norm, normalised_overlap
+from featlearn.quantities.columns import column_sketch, row_blocks
+from featlearn.quantities.jacobian_products import inner_products
+from featlearn.quantities.operator import NTKOperator, column_count, drawn_samples
+from featlearn.quantities.progress import Progress
+from featlearn.quantities.sweep import Sweeps
+from featlearn.shapes import checked_finite, refuse_labels, scaled
+
+# Targets with at most this many distinct rows are those of classes.
+CLASSES = 64
+
+
+def estimate_alignment(
+    model: nn.Module, data: Any, y: Tensor | None = None, *, readout: Readout | None = None,
+    probes: int | None = None, generator: torch.Generator | None = None,
+    parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> Estimate:  # fmt: skip
+    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P (000 Eq. 4, 001 Eq. 3).
+
+    Equal to `fl.metrics.alignment(fl.ntk(model, x), y)` up to its standard error: K is the mean over outputs, and for y
+    (P, d) the task kernel is Y Y^T. The norm comes from the exact columns of a few samples (see
+    `fl.NTKOperator.frobenius`), the numerator |J^T y|^2 from backward passes, exactly: one sweep for one output and one
+    target; for C outputs C sweeps, whatever the number of target columns, where targets have few distinct rows
+    (classes, centred or not). Where it would take more than 2 C sweeps (several columns of real numbers) the columns of
+    the kernel give the numerator too. The error of the ratio is that to first order, of both together.
+
+    Args:
+        model, readout, parameters, dtype, memory: as for `fl.ntk`.
+        data: a batch as for `fl.ntk`, or a `DataLoader` that does not shuffle, which is never held in memory.
+        y: targets (P,) or (P, d). None takes those of a loader of (inputs, targets); its integer labels, for a network
+            with several outputs, are read as classes and made one-hot.
+        probes: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
+            error 0) where P is at most 2048 or `probes`.
+        generator: draws them; without one they are the same at every call.
+
+    Returns:
+        An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
+    """
+    if y is None and not isinstance(data, torch.utils.data.DataLoader):
+        raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
+    operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    targets = scaled(_targets(y, operator), (0, 1))[0].to(operator.device)
+    task = float((targets.T @ targets).norm())  # |Y Y^T|_F
+    if task == 0.0:
+        return Estimate(float("nan"), float("nan"), 1)
+    count = column_count(probes, operator.samples, 1)
+    with operator.session() as session:
+        if count == operator.samples:
+            return _exact(session, targets, task)
+        drawn = drawn_samples(operator.samples, count, generator)
+        few = _in_few_vectors(targets, session)
+        if few is None:
+            ratio = normalised_overlap(column_sketch(session, "mean", drawn, targets))
+            return Estimate(float(ratio) / task, float(ratio.stderr) / task, ratio.samples)
+        size = norm(column_sketch(session, "mean", drawn))
+        if not float(size) > 0.0:
+            return Estimate(float("nan"), float("nan"), size.samples)
+        value = _overlap(session, *few) / (float(size) * task)
+        return Estimate(value, value * float(size.stderr) / float(size), size.samples)
+
+
+def _targets(y: Any, operator: NTKOperator) -> Tensor:
+    """(P, d) in double."""
+    given = operator.targets if y is None else y
+    if given is None:
+        raise InputTypeError("y is None and the loader gives inputs alone, expected targets; pass y")
+    samples, outputs = operator.samples, operator.outputs
+    labels = isinstance(given, Tensor) and given.dim() == 1 and not given.is_floating_point()
+    if y is None and labels and outputs > 1:
+        if int(given.min()) < 0 or int(given.max()) >= outputs:
+            raise InputValueError(
+                f"the loader's labels run from {int(given.min())} to {int(given.max())}, expected classes from 0 to "
+                f"C - 1 = {outputs - 1}; pass y"
+            )
+        given = functional.one_hot(given.long(), outputs)
+    targets = checked_finite(given, "y")
+    if targets.dim() not in (1, 2) or len(targets) != samples:
+        raise InputValueError(
+            f"y has shape {tuple(targets.shape)}, expected (P,) = ({samples},) or (P, C) = ({samples}, C)"
+        )
+    refuse_labels(given, "y")
+    return targets if targets.dim() == 2 else targets[:, None]
+
+
+def _exact(session: Sweeps, targets: Tensor, task: float) -> Estimate:
+    """From all columns."""
+    square = overlap = 0.0
+    for rows, places in row_blocks(session, "mean", torch.arange(session.stream.samples, device="cpu")):
+        square += float(rows.square().sum())
+        overlap += float((targets * (rows @ targets[places.to(targets.device)])).sum())
+    return Estimate(overlap / (square**0.5 * task) if square else float("nan"), 0.0 if square else float("nan"), 1)
+
+
+def _in_few_vectors(targets: Tensor, session: Sweeps) -> tuple[Tensor, Tensor] | None:
+    """V (P, r) and M (r, r) with Y Y^T = V M V^T where V takes at most two sweeps for each output; None where none do.
+
+    Targets with few distinct rows (classes, centred or not) are made of the indicators of those rows, which take one
+    sweep together.
+    """
+    if targets.shape[1] > 1:
+        rows, member = targets.unique(dim=0, return_inverse=True)
+        weights = rows @ rows.T
+        diagonal = torch.equal(weights, weights.diagonal().diag())
+        if len(rows) <= CLASSES and (diagonal or session.block(len(rows)) == len(rows)):
+            return functional.one_hot(member, len(rows)).to(targets), weights
+    if int((targets != 0).sum()) > 2 * len(targets):
+        return None
+    return targets, torch.eye(targets.shape[1], dtype=targets.dtype, device=targets.device)
+
+
+def _overlap(session: Sweeps, vectors: Tensor, weights: Tensor) -> float:
+    """tr(V M V^T K) for the mean over outputs, by backward passes: sum over c of M_rs <J_c^T v_r, J_c^T v_s> / C."""
+    classes, count = session.measurement.classes, vectors.shape[1]
+    linked = not torch.equal(weights, weights.diagonal().diag())
+    held = count if linked else 1  # vectors of parameters for each output
+    step = max(1, session.block(classes * held) // held)
+    every = torch.eye(classes, dtype=session.measurement.dtype, device=vectors.device)
+    size = session.chunk(3.0, 2 * step * held)
+    sweeps = sum(-(-int((v != 0).sum()) // size) for v in vectors.T)
+    progress = Progress("overlap with the task", sweeps * -(-classes // step))
+    total = 0.0
+    try:
+        for directions in every.split(step):
+            before: list[tuple[int, dict[str, Tensor]]] = []
+            for r in weights.diagonal().nonzero().flatten().tolist():
+                v = vectors[:, r, None].to(every) * directions[:, None, :]
+                pulled = session.pulled_back(v, progress)
+                total += float(weights[r, r]) * _inner(pulled, pulled)
+                for s, other in before:
+                    total += 2 * float(weights[r, s]) * _inner(pulled, other)
+                if linked:
+                    before.append((r, pulled))
+    finally:
+        progress.close()
+    return total / classes
+
+
+def _inner(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return sum(float(inner_products(u, b[name]).sum()) for name, u in a.items())

@@ -1,0 +1,279 @@
+"""The tangent kernel as an operator: products, traces, norms and eigenvalues of a matrix that is never formed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.capture.admission import trainable_parameters, unwrapped
+from featlearn.capture.isolation import undisturbed
+from featlearn.capture.measurement import Measurement, measuring
+from featlearn.capture.precision import checked_dtype
+from featlearn.capture.probe import Readout
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.linalg.estimate import Estimate
+from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
+from featlearn.linalg.sketch import Sketch, norm
+from featlearn.linalg.squared_norms import weighted_squared_norms
+from featlearn.quantities.budget import byte_budget
+from featlearn.quantities.columns import column_sketch, squared_sum
+from featlearn.quantities.directions import Probes
+from featlearn.quantities.jacobian_products import chosen_way
+from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.quantities.progress import Progress
+from featlearn.quantities.stream import Stream
+from featlearn.quantities.sweep import Sweeps
+from featlearn.shapes import checked_finite
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+# Kernels of up to this many rows are formed to be measured: cheaper than an estimate.
+SMALL = 2048
+# With more outputs than this the columns of a sample take longer than products with random vectors.
+MANY = 32
+
+
+class NTKOperator:
+    """The full tangent kernel K_{mu c, nu c'} of P samples and C outputs, acting on vectors (P, C); never formed.
+
+    A product is a backward pass J^T v over all samples and then J u, by forward mode or double backward, whichever the
+    network allows; each is tried against the other on a few samples first. Equal to `fl.ntk(outputs="full")`. Memory
+    does not grow with the number of samples, vectors aside. The operator is of the network as it stands when a method
+    is called, and leaves it as it was.
+
+    `op @ v` takes (P, C), (P * C,), and blocks (P, C, m) or (P * C, m), which share their forward passes; the entries
+    of a flat vector are ordered as those of (P, C) are.
+
+    Args:
+        model, readout, parameters, optimizer, dtype, memory: as for `fl.ntk`.
+        data: a batch as for `fl.ntk`, or a `DataLoader`, which is read anew for every product and never held. Of
+            (inputs, targets) the inputs are taken. A loader that shuffles, or gives other samples at every sweep, is
+            refused.
+    """
+
+    def __init__(
+        self, model: nn.Module, data: Any, *, readout: Readout | None = None, optimizer: Optimizer | None = None,
+        parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
+        memory: str | int | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._readout, self._optimizer = model, readout, optimizer
+        self._parameters, self._dtype, self._memory = parameters, checked_dtype(dtype), memory
+        devices = {p.device for p in unwrapped(model).parameters()}
+        with undisturbed(unwrapped(model)):  # a loader draws random numbers
+            self._stream = Stream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
+        self._audited: Measurement | None = None
+        with self.session() as session:
+            self.outputs = session.measurement.classes
+            """C, the number of outputs."""
+            self.dtype, self.device = session.measurement.dtype, session.measurement.device
+            self._survey(session)
+            self._way = chosen_way(session.measurement)
+            self._audited = replace(session.measurement, pilots=(), probes=())
+
+    @property
+    def samples(self) -> int:
+        """P, the number of samples."""
+        return self._stream.samples
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(P C, P C), as of a matrix."""
+        return (self.samples * self.outputs,) * 2
+
+    @property
+    def targets(self) -> Tensor | None:
+        """What a loader gives beside the inputs."""
+        return self._stream.targets
+
+    def __repr__(self) -> str:
+        size, _ = self.shape
+        return f"NTKOperator({size} x {size}: {self.samples} samples, {self.outputs} outputs, {self.dtype})"
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """K v, of the shape, on the device and at least in the precision of v."""
+        rows = self._rows(v)
+        with self.session() as session:
+            product = session.product(rows, self._way)
+        return self._like(product, v)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        """v^T K v = |J^T v|^2, exact by one backward pass: a number, or (m,) for a block. float64."""
+        rows = self._rows(v)
+        with self.session() as session:
+            step = session.block(len(rows))
+            found = torch.cat([session.quadratic(block) for block in rows.split(step)])
+        single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
+        return (found[0] if single else found).to(v.device)
+
+    def trace(self, *, probes: Probes | None = None) -> Estimate:
+        """tr K = |J|_F^2, exact (standard error 0) by C backward passes over the samples.
+
+        `probes=fl.Probes(k)` takes k random directions among the outputs instead, for large C.
+        """
+        if probes is not None and not isinstance(probes, Probes):
+            raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
+        with self.session() as session:
+            count = self.outputs if probes is None else probes.k
+            every = (
+                torch.eye(count, dtype=torch.float64, device="cpu")
+                if probes is None
+                else probes.directions(self.outputs)
+            )
+            total = torch.zeros(count, dtype=torch.float64, device=self.device)
+            size = session.chunk(3.0 + 2.0 * count)
+            scratch = byte_budget(self._memory, self.device) // 8
+            progress = Progress("trace", -(-self.samples // size))
+            try:
+                for probe, _ in session.probes(size):
+                    snapshot = session.measurement.snapshot(probe, 0, probe.samples)
+                    for name, gradients in snapshot.each_gradient(session.measurement.parameters, every):
+                        squares = weighted_squared_norms(gradients, session.rates.get(name, 1.0), scratch)
+                        total += squares.sum(0, dtype=torch.float64).to(total.device)
+                    progress.advance()
+            finally:
+                progress.close()
+        return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total.cpu())
+
+    def frobenius(self, *, probes: int | None = None, generator: torch.Generator | None = None) -> Estimate:
+        """|K|_F: exact (standard error 0) where P C is small, else from the columns of a few samples.
+
+        The columns of `probes` random samples, 64 by default (32 where there are several outputs), are computed
+        exactly. A third of them make a Nyström approximation, which holds nearly all of the norm, the others say what
+        it lacks (`featlearn.linalg.sketch`). Plain Hutchinson has errors of tens of percent here, because one
+        eigenvalue holds most of the norm; this has about 0.1 % for one output and 1 % for many. All samples
+        (`probes` >= P) give the exact value. With more than 32 outputs, whose columns would take too long, products
+        with `probes` random vectors take the place of columns.
+        """
+        count = column_count(probes, self.samples, self.outputs)
+        with self.session() as session:
+            if count == self.samples:
+                return Estimate(squared_sum(session, "full") ** 0.5, 0.0, 1)
+            if self.outputs > MANY:
+                return norm(self._random_sketch(session, count, generator))
+            return norm(column_sketch(session, "full", drawn_samples(self.samples, count, generator)))
+
+    def top(
+        self, k: int = 1, *, tolerance: float | None = None, generator: torch.Generator | None = None
+    ) -> EigenPairs:
+        """The k largest eigenvalues: `.values` (k,), `.vectors` (P, C, k), `.residuals` (k,) = |K v - value v|.
+
+        By block Krylov iteration, a few sweeps with blocks of k + 4 vectors. It ends when every residual is below
+        `tolerance` times the largest eigenvalue, by default half of the digits of the kernel's precision, or after 24
+        sweeps: read the residuals. float64 for sums, on the device of the outputs.
+        """
+        size, _ = self.shape
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= size:
+            raise InputValueError(f"k={k!r}, expected a number of eigenvalues between 1 and P C = {size}")
+        width = min(size, k + 4)
+        bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
+        source = _source(generator)
+        start = torch.randn(size, width, generator=source, dtype=torch.float64, device=source.device).to(self.device)
+        with self.session() as session:
+
+            def product(v: Tensor) -> Tensor:
+                image = session.product(v.T.reshape(-1, self.samples, self.outputs), self._way)
+                return image.flatten(1).T.double()
+
+            found = top_eigenpairs(product, start, k, bound, 24 * width)
+        return found._replace(vectors=found.vectors.reshape(self.samples, self.outputs, k))
+
+    def to_scipy(self) -> "LinearOperator":
+        """A `scipy.sparse.linalg.LinearOperator` on flat vectors, float64: for eigsh, cg, minres and others."""
+        from scipy.sparse.linalg import LinearOperator
+
+        def product(v: Any) -> Any:
+            return (self @ torch.as_tensor(v, dtype=torch.float64)).numpy()
+
+        return LinearOperator(
+            self.shape, matvec=lambda v: product(v.reshape(-1)), rmatvec=lambda v: product(v.reshape(-1)),
+            matmat=product, dtype="float64",
+        )  # fmt: skip
+
+    @contextmanager
+    def session(self) -> Iterator[Sweeps]:
+        """The network isolated and ready; several products can share it."""
+        # Before the measurement, which puts .grad aside.
+        rates: dict[str, Rate] = {}
+        if self._optimizer is not None:
+            rates = step_rates(self._optimizer, trainable_parameters(self._model, self._parameters))
+        with measuring(
+            self._model, [self._stream.first], readout=self._readout, parameters=self._parameters, dtype=self._dtype,
+            audited_before=self._audited,
+        ) as measurement:  # fmt: skip
+            yield Sweeps(measurement, self._stream, rates, self._memory)
+
+    def _random_sketch(self, session: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
+        source = _source(generator)
+        signs = torch.randint(2, (count, *self.shape[:1]), generator=source, device=source.device)
+        omega = (2.0 * signs.double() - 1.0).to(self.device)
+        image = session.product(omega.reshape(-1, self.samples, self.outputs), self._way).flatten(1).double()
+        projected = omega @ image.T
+        return Sketch((projected + projected.T) / 2, image @ image.T)
+
+    def _survey(self, session: Sweeps) -> None:
+        """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""
+        for probe, places in session.probes(session.chunk(3.0)):
+            outputs = session.measurement.snapshot(probe, 0, probe.samples).outputs
+            if outputs.shape[1] != self.outputs:
+                raise InputValueError(
+                    f"the model gives {outputs.shape[1]} outputs for samples from {int(places[0])} on and "
+                    f"{self.outputs} for the first, expected as many everywhere; pass a readout= that makes them equal"
+                )
+        if not any(session.measurement.graphs):
+            raise InputValueError(
+                "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; "
+                "expected outputs that depend on the trainable parameters through differentiable operations"
+            )
+
+    def _rows(self, v: Any) -> Tensor:
+        """A vector or a block as (m, P, C), on the device and in the precision of the kernel."""
+        vectors = checked_finite(v, "v").to(self.device, self.dtype)
+        pair, size = (self.samples, self.outputs), self.samples * self.outputs
+        if tuple(vectors.shape) in (pair, (size,)):
+            return vectors.reshape(1, *pair)
+        if vectors.shape[:2] == pair and vectors.dim() == 3:
+            return vectors.permute(2, 0, 1)
+        if vectors.dim() == 2 and len(vectors) == size:
+            return vectors.T.reshape(-1, *pair)
+        raise InputValueError(
+            f"v has shape {tuple(vectors.shape)}, expected (P, C) = {pair}, (P C,) = ({size},), or a block "
+            f"(P, C, m) = ({pair[0]}, {pair[1]}, m)"
+        )
+
+    def _like(self, rows: Tensor, v: Tensor) -> Tensor:
+        if v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs):
+            shaped = rows[0].reshape(v.shape)
+        elif v.dim() == 3:
+            shaped = rows.permute(1, 2, 0)
+        else:
+            shaped = rows.flatten(1).T
+        kind = torch.promote_types(v.dtype, rows.dtype) if v.is_floating_point() else rows.dtype
+        return shaped.to(v.device, kind)
+
+
+def column_count(probes: Any, samples: int, outputs: int) -> int:
+    """How many samples give columns: as many as asked for, or all where the kernel is small."""
+    if probes is None:
+        wanted = samples if samples * outputs <= SMALL else 64 if outputs == 1 else 32
+    elif isinstance(probes, int) and not isinstance(probes, bool) and probes >= 4:
+        wanted = probes
+    else:
+        raise InputValueError(f"probes={probes!r}, expected a number of samples >= 4, for an error to be seen")
+    return min(wanted, samples)
+
+
+def drawn_samples(samples: int, count: int, generator: torch.Generator | None) -> Tensor:
+    """(count,) places of samples drawn without replacement; always the same ones without a generator."""
+    source = _source(generator)
+    return torch.randperm(samples, generator=source, device=source.device)[:count].cpu()
+
+
+def _source(generator: torch.Generator | None) -> torch.Generator:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputTypeError(f"generator is {generator!r}, expected a torch.Generator")
+    return torch.Generator("cpu").manual_seed(0) if generator is None else generator

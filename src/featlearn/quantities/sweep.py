@@ -1,0 +1,95 @@
+"""Sweeps over a stream of samples: what products and columns of a kernel are made of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.measurement import Measurement
+from featlearn.capture.probe import Inputs, Probe
+from featlearn.quantities.budget import byte_budget
+from featlearn.quantities.jacobian_products import Way, add_pulled_back, inner_products, no_tangents
+from featlearn.quantities.optimizer_kernel import Rate
+from featlearn.quantities.progress import Progress
+from featlearn.quantities.stream import Stream
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """A measurement under way over a stream of samples."""
+
+    measurement: Measurement
+    stream: Stream
+    rates: dict[str, Rate]
+    memory: str | int | None
+
+    def probes(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[Probe, Tensor]]:
+        """The network on chunk after chunk, and the places of their samples."""
+        for x, places in self.stream.chunks(size, wanted):
+            yield self.probe(x, len(places)), places
+
+    def probe(self, x: Inputs, samples: int) -> Probe:
+        """The network on these inputs."""
+        return replace(self.measurement.probes[0], x=x, samples=samples, name="data")
+
+    def chunk(self, graphs: float, held: int = 0) -> int:
+        """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
+        pilot = self.measurement.pilots[0]
+        graph = pilot.graph.output_bytes / len(pilot.indices) if pilot.graph else 1.0
+        weights = sum(p.numel() * p.element_size() for p in self.measurement.parameters.values())
+        budget = byte_budget(self.memory, self.measurement.device)
+        fitting = (budget - (held + 3) * weights) / (graphs * graph + 1)
+        # On a CPU larger chunks are no faster, on a GPU small ones leave it idle.
+        most = 1024 if self.measurement.device.type == "cuda" else 128
+        return int(max(1, min(most, fitting)))
+
+    def block(self, count: int) -> int:
+        """How many of `count` vectors of parameters are held at a time: a quarter of the memory."""
+        size = sum(p.numel() * max(p.element_size(), 4) for p in self.measurement.parameters.values())
+        return int(max(1, min(count, byte_budget(self.memory, self.measurement.device) // (4 * size))))
+
+    def pulled_back(self, v: Tensor, progress: Progress | None = None) -> dict[str, Tensor]:
+        """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""
+        totals = no_tangents(self.measurement, len(v))
+        used = (v != 0).any(2).any(0).cpu().nonzero().flatten()
+        for probe, places in self.probes(self.chunk(3.0, 2 * len(v)), used):
+            add_pulled_back(totals, self.measurement, probe, v[:, places.to(v.device)])
+            if progress is not None:
+                progress.advance()
+        return totals
+
+    def weighted(self, tangents: dict[str, Tensor]) -> dict[str, Tensor]:
+        """With the optimizer's rates."""
+        rates = {name: self.rates.get(name, 1.0) for name in tangents}
+        return {
+            name: u * (rate.to(u) if isinstance(rate, Tensor) else rate)
+            for (name, u), rate in zip(tangents.items(), rates.values(), strict=True)
+        }
+
+    def quadratic(self, v: Tensor, progress: Progress | None = None) -> Tensor:
+        """(m,) v^T K v = |J^T v|^2 with the rates inside, float64."""
+        pulled = self.pulled_back(v, progress)
+        total = torch.zeros(len(v), dtype=torch.float64, device=v.device)
+        for u, weighted in zip(pulled.values(), self.weighted(pulled).values(), strict=True):
+            total += inner_products(u, weighted).to(total.device)
+        return total
+
+    def product(self, v: Tensor, way: Way) -> Tensor:
+        """K v for v of shape (m, P, C)."""
+        count, dtype = len(v), self.measurement.dtype
+        result = torch.zeros(v.shape, dtype=dtype, device=self.measurement.device)
+        step = self.block(count)
+        size = self.chunk(10.0, 3 * step)
+        progress = Progress("kernel products", -(-count // step) * (-(-self.stream.samples // size)))
+        try:
+            for begin in range(0, count, step):
+                block = slice(begin, begin + step)
+                tangents = self.weighted(self.pulled_back(v[block]))
+                for probe, places in self.probes(size):
+                    pushed = way(self.measurement, probe, tangents)
+                    result[block, places.to(result.device)] = pushed.detach().to(dtype)
+                    progress.advance()
+        finally:
+            progress.close()
+        return result
