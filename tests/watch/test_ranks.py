@@ -1,80 +1,23 @@
 """Two processes train one network: rank 0 decides and measures, and no rank goes another way."""
 
-import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from featlearn.errors import FeatlearnError
 from featlearn.record import open_run
-from featlearn.watch import watch
 from featlearn.watch.ranks import Ranks
 
-STEPS = 30
-
-
-def train(rank: int, path: Path, watched: str) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    inner = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 2))
-    model = DistributedDataParallel(inner)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    x, y = torch.randn(8, 4), torch.arange(8) % 2
-    torch.manual_seed(rank + 1)
-    losses = []
-
-    def loop(step: Any = None) -> None:
-        for _ in range(STEPS):
-            inputs, targets = torch.randn(5, 4), torch.randint(2, (5,))
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss))
-            if step is not None:
-                step(loss=loss)
-
-    if watched == "both" or (watched == "rank 0" and rank == 0):
-        # A budget, so that clocks decide: those of other ranks say something else.
-        with watch(model, probe=(x, y), out=path / watched, every=1, budget=0.5 if rank == 0 else 1e-6) as seen:
-            loop(seen.step)
-    else:
-        loop()
-    state = {"losses": losses, "weights": inner.state_dict(), "random": torch.get_rng_state()}
-    torch.save(state | {"optimizer": optimizer.state_dict()}, path / f"{watched} {rank}.pt")
-
-
-def refused(rank: int, path: Path) -> None:
-    model = nn.Embedding(3, 2, max_norm=1.0) if rank == 0 else nn.Embedding(3, 2)
-    try:
-        watch(model, probe=(torch.zeros(4, dtype=torch.long), None), out=path / "refused").__enter__()
-    except FeatlearnError as error:
-        (path / f"refusal {rank}").write_text(str(error))
-
-
-def both_ranks(rank: int, path: Path) -> None:
-    dist.init_process_group(
-        "gloo", f"file://{path}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
-    )
-    try:
-        for watched in ("nobody", "both", "rank 0"):
-            train(rank, path, watched)
-        refused(rank, path)
-    finally:
-        dist.destroy_process_group()
+from .children import Child, children, wait_for_end
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left, who trained unwatched, watched, and watched by rank 0 alone."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.start_processes(both_ranks, (folder,), nprocs=2, start_method="spawn")
+    ranks = [Child("two_ranks.py", rank, folder, log=folder / f"log {rank}") for rank in range(2)]
+    with children(*ranks):
+        wait_for_end(ranks, 120)
     return folder
 
 

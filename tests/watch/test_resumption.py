@@ -1,11 +1,7 @@
 """A run that was killed is opened, and goes on."""
 
-import multiprocessing
 import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,18 +15,7 @@ from featlearn.record import open_run
 from featlearn.watch import resumption as resumption_module
 from featlearn.watch import watch
 
-WORKER = """
-import signal, sys, time, torch
-from torch import nn
-from featlearn.watch import watch
-signal.signal(signal.SIGINT, signal.default_int_handler)
-model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-with watch(model, probe=(torch.randn(6, 4), torch.arange(6) % 2), out=sys.argv[1], every=5, budget=None) as seen:
-    print("entered", flush=True)
-    while True:
-        seen.step(loss=1.0)
-        time.sleep(0.001)
-"""
+from .children import Child, children, wait_for, wait_for_end
 
 
 def network() -> nn.Module:
@@ -130,59 +115,25 @@ def test_resume_without_a_run_begins_one(tmp_path: Path):
     assert seen.run.scalar("ntk/norm")[0].tolist() == [0, 1, 2]
 
 
-def endless(path: Path) -> None:
-    torch.set_num_threads(1)
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    with watch(
-        model, probe=probe(), out=path, every=1, budget=None, resume=True, quantities=["kernel", "weights"]
-    ) as seen:
-        for number in range(seen.steps + 1, 10**6):
-            steps(model, optimizer, seen, range(number, number + 1))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills copies of this process")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_twenty_kills_lose_the_measurement_in_progress_at_most(tmp_path: Path):
-    path, context, chance = tmp_path / "run", multiprocessing.get_context("fork"), random.Random(0)
-    before = -1
-    for _ in range(20):
-        child = context.Process(target=endless, args=(path,))
-        child.start()
-        limit = time.monotonic() + 30
-        while time.monotonic() < limit and last_step(path) < before + 2:
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0.0, 0.03))
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        found = [line["step"] for line in open_run(path).lines]
-        assert found == list(range(len(found))), "no step is missing"
-        assert len(found) - 1 >= before + 2
-        for step in found:
-            assert open_run(path).array("kernel", step)["mean"].shape == (8, 8)
-        before = found[-1]
-
-
-def last_step(path: Path) -> int:
-    """Without opening the run: it may be read while it is written, but this is asked very often."""
-    try:
-        return (path / "scalars.jsonl").read_bytes().count(b"\n") - 1
-    except FileNotFoundError:
-        return -1
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills copies of a process")
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_lose_the_measurement_in_progress_at_most(kills: int, tmp_path: Path):
+    child = Child("killed.py", tmp_path / "run", kills, 0, log=tmp_path / "log")
+    with children(child):
+        wait_for_end([child], 60 + 5 * kills)
+    assert int(child.said.split()[-1]) > kills, "it came further between the kills"
 
 
 def test_control_c_ends_a_run_in_order(tmp_path: Path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "entered\n"
-    time.sleep(0.5)
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode != 0
-    assert "KeyboardInterrupt" in errors
-    assert "featlearn: " in errors
+    child = Child("endless.py", tmp_path / "run", log=tmp_path / "log")
+    with children(child):
+        wait_for(lambda: "entered" in child.said or child.process.poll() is not None, [child], 60)
+        time.sleep(0.3)
+        child.process.send_signal(signal.SIGINT)
+        wait_for(lambda: child.process.poll() is not None, [child], 30)
+    assert child.process.returncode != 0
+    assert "KeyboardInterrupt" in child.said
+    assert "featlearn: " in child.said
     run = open_run(tmp_path / "run")
     kinds = [event["kind"] for event in run.events]
     assert (kinds[0], kinds[-2:]) == ("started", ["interrupted", "finished"])

@@ -113,3 +113,20 @@ def test_what_is_not_installed_is_said(name: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(FeatlearnError, match=rf"pip install 'featlearn\[{name}\]'"):
         watched(tmp_path / "run", [name])
     assert not (tmp_path / "run").exists(), "it can be tried again"
+
+
+def test_wandb_keeps_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A real run of wandb, offline, whose counter stays the user's."""
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true"), ("START_TIMEOUT", "60")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    with wandb.init(project="tests", mode="offline", dir=tmp_path) as run:
+        run.log({"own": 1.0})
+        seen = watched(tmp_path / "run", "wandb").run
+        steps, values = seen.scalar("ntk/alignment")
+        assert run.summary["watch/step"] == steps[-1]
+        assert run.summary["ntk/alignment"] == pytest.approx(values[-1])
+        assert run.summary["watch/loss"] == 0.5
+        assert "loss" not in run.summary.keys()  # noqa: SIM118 (its own mapping)
+        assert run.step == 1 + len(seen.lines), "one for each line, after the user's own"
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -15,6 +15,7 @@ import featlearn as fl
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError
 from featlearn.record import RunWriter, open_run
 from featlearn.watch import Moment, watch
+from featlearn.watch import moment as moment_module
 from featlearn.watch.means import Means
 from featlearn.watch.session import Watch
 
@@ -82,6 +83,7 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
         "ntk/trace": float(kernel.trace()),
         "ntk/effective_rank": float(fl.metrics.effective_rank(kernel)),
         "ntk/distance": float(fl.metrics.kernel_distance(kernel, first)),
+        "ntk/centered_distance": float(fl.metrics.kernel_distance(kernel, first, centered=True)),
         "ntk/velocity": float(fl.metrics.kernel_distance(kernel, fl.ntk(before, x))),
         "ntk/alignment": float(fl.metrics.alignment(kernel, y)),
         "ntk/centered_alignment": float(fl.metrics.centered_alignment(kernel, y)),
@@ -97,7 +99,7 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     for name in ("0", "2", "4"):
         expected[f"ntk/layers/{name}/share"] = float((layers[name] * kernel).sum() / kernel.square().sum())
         expected[f"ntk/layers/{name}/alignment"] = float(fl.metrics.alignment(layers[name], y))
-        now, then = (list(net[int(name)].parameters()) for net in (model, start))
+        now, then = ([p.detach() for p in net[int(name)].parameters()] for net in (model, start))
         expected[f"weights/{name}/norm"] = float(torch.cat([p.flatten() for p in now]).norm())
         gone, size = (
             torch.cat([p.flatten() for p in part]) for part in ([a - b for a, b in zip(now, then, strict=True)], then)
@@ -117,10 +119,10 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     for a, b in (("0", "2"), ("2", "4")):
         expected[f"layers/{a}--{b}/alignment"] = pairs[a, b].value
         expected[f"layers/{a}--{b}/random"] = pairs[a, b].random
-        size = float(start[int(a)].weight.square().sum()) / 0.5
+        size = float(start[int(a)].weight.detach().square().sum()) / 0.5
         drift = balances[0][a, b].value - balances[1][a, b].value
         expected[f"layers/{a}--{b}/balance_drift"] = float(drift.norm()) / size
-    all_now, all_then = (torch.cat([p.flatten() for p in net.parameters()]) for net in (model, start))
+    all_now, all_then = (torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (model, start))
     expected["weights/distance"] = float((all_now - all_then).norm() / all_then.norm())
     (line,) = [line["values"] for line in seen.run.lines if line["step"] == 3]
     assert set(line) - {"loss"} == set(expected)
@@ -145,7 +147,9 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     assert numpy.allclose(last["mean"], kernel, **close)
     assert numpy.allclose(last["each"], fl.ntk(model, x, outputs="each"), **close)
     assert set(run.array("kernel", 3)) == {"mean"}
-    assert set(run.array("kernel", 0)) == {"mean", "each"}
+    assert set(run.array("kernel", 0)) == {"mean", "each", "full"}
+    assert numpy.allclose(last["full"], fl.ntk(model, x, outputs="full"), **close)
+    assert numpy.allclose(run.array("kernel", 0)["full"], fl.ntk(network(), x, outputs="full"), **close)
     assert numpy.allclose(run.array("outputs", 5)["f"], model(x).detach(), **close)
     assert numpy.allclose(run.array("targets", 0)["y"], y, **close)
     spectrum = fl.metrics.spectrum(kernel, torch.from_numpy(y))
@@ -154,9 +158,34 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     unseen = run.array("test", 5)
     assert numpy.allclose(unseen["cross"], fl.ntk(model, test[0], x), **close)
     assert numpy.allclose(unseen["kernel"], fl.ntk(model, test[0]), **close)
+    assert numpy.allclose(unseen["cross_full"], fl.ntk(model, test[0], x, outputs="full"), **close)
+    assert numpy.allclose(run.array("test", 0)["cross_full"], fl.ntk(network(), test[0], x, outputs="full"), **close)
     assert unseen["f"].shape == unseen["y"].shape == (7, 3)
     assert numpy.allclose(run.array("optimizer_kernel", 5)["mean"], 0.5 * kernel, **close)
-    assert numpy.allclose(run.array("optimizer_kernel", 5)["cross"], 0.5 * fl.ntk(model, test[0], x), **close)
+    update = run.array("optimizer_kernel", 5)
+    assert numpy.allclose(update["cross"], 0.5 * fl.ntk(model, test[0], x), **close)
+    assert numpy.allclose(update["full"], 0.5 * fl.ntk(model, x, outputs="full"), **close)
+    assert numpy.allclose(update["cross_full"], 0.5 * fl.ntk(model, test[0], x, outputs="full"), **close)
+
+
+@pytest.mark.parametrize(("outputs", "every", "found"), [(1, 5, {"mean"}), (3, 5, {"mean", "each"}), (3, 1, None)])
+def test_kernels_between_outputs_are_kept_where_they_are_small_and_say_something_new(
+    outputs: int, every: int, found: set[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 9 samples 2 outputs at most; the last step is measured once whether or not it was due."""
+    monkeypatch.setattr(moment_module, "LARGEST_FULL", 18 if found else 27)
+    x, y = data(outputs=outputs)
+    model = network(outputs)
+    with watch(model, probe=(x, y if outputs > 1 else x[:, 0]), out=tmp_path / "run", every=every, budget=None,
+               test=(x[:4], None)) as seen:  # fmt: skip
+        for _ in range(5):
+            seen.step()
+    run = seen.run
+    for step in (0, 5):
+        assert set(run.array("kernel", step)) == (found or {"mean", "each", "full"})
+        assert ("cross_full" in run.array("test", step)) == (found is None)
+    assert seen.measurements == 1 + 5 // every
+    assert run.scalar("ntk/norm")[0].tolist() == list(range(0, 6, every))
 
 
 def test_the_configuration_says_what_was_run(tmp_path: Path):
@@ -362,6 +391,67 @@ def test_a_diverged_run_goes_on(tmp_path: Path, recwarn: pytest.WarningsRecorder
     assert len(told) == len(set(told)), "told once"
 
 
+def test_a_loss_that_is_nan_is_an_event_and_told_once(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    with watch(network(), probe=data(), out=tmp_path / "run", every=2, budget=None) as seen:
+        for step in range(1, 9):
+            seen.step(loss=math.nan if step in (3, 7) else 1.0)
+    (told,) = messages(recwarn)
+    assert "the loss is nan at step 4" in told
+    run = seen.run
+    assert [(e["kind"], e["step"], e["what"]) for e in run.events if "what" in e] == [("diverged", 4, "loss")]
+    assert run.scalar("loss")[1].tolist() == pytest.approx([1.0, math.nan, 1.0, math.nan], nan_ok=True)
+    assert run.scalar("ntk/norm")[0].tolist() == [0, 2, 4, 6, 8], "the network itself can be measured"
+
+
+def test_a_kernel_that_overflows_is_an_event_and_told_once(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    """Outputs of 1e10, and a kernel of 1e40, which single precision does not hold."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Linear(4, 2, bias=False))
+    x, y = data(outputs=2)
+    with watch(model, probe=(x.float(), y), out=tmp_path / "run", every=1, budget=None) as seen:
+        seen.step(loss=1.0)
+        with torch.no_grad():
+            model[0].weight.mul_(1e-10), model[1].weight.mul_(1e20)
+        for _ in range(3):
+            seen.step(loss=1.0)
+    run = seen.run
+    assert len(messages(recwarn)) == len(set(messages(recwarn)))
+    assert any("kernel could not be measured" in told for told in messages(recwarn))
+    assert [e["step"] for e in run.events if (e["kind"], e.get("what")) == ("diverged", "kernel")] == [2, 3, 4]
+    assert run.scalar("ntk/norm")[0].tolist() == [0, 1]
+    assert run.scalar("weights/norm")[0].tolist() == [0, 1, 2, 3, 4], "what can be measured is"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_on_entering(tmp_path: Path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(RunError, match="cannot be written"), watch(
+        network(), probe=data(), out=tmp_path / "file" / "run"
+    ):  # fmt: skip
+        pytest.fail("entered")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_folder_that_can_no_longer_be_written_does_not_stop_training(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+):
+    """A file in the place of the folder of arrays: root, too, cannot write there."""
+    with watch(network(), probe=data(), out=tmp_path / "run", every=1, budget=None) as seen:
+        seen.step(loss=1.0)
+        (tmp_path / "run" / "arrays").rename(tmp_path / "arrays")
+        (tmp_path / "run" / "arrays").touch()
+        for _ in range(3):
+            seen.step(loss=2.0)
+        (tmp_path / "run" / "arrays").unlink()
+        (tmp_path / "arrays").rename(tmp_path / "run" / "arrays")
+        seen.step(loss=3.0)
+    (told,) = messages(recwarn)
+    assert "cannot be written" in told
+    run = seen.run
+    assert run.scalar("loss")[1].tolist() == [1.0, 2.0, 2.0, 2.0, 3.0], "lines are"
+    assert run.arrays["kernel"] == [0, 1, 5]
+    assert [event["step"] for event in run.events if event["kind"] == "not_written"] == [2, None]
+
+
 def test_a_full_disk_does_not_stop_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ):
@@ -444,6 +534,15 @@ def test_steps_outside_of_the_watch_are_refused(tmp_path: Path):
     assert seen.run.scalar("ntk/norm")[0].tolist() == [0]
     with pytest.raises(InputValueError, match="used already"):
         seen.__enter__()
+    with pytest.raises(InputValueError, match="not running"):
+        seen.step()
+
+
+def test_losses_that_are_no_numbers_are_refused(tmp_path: Path):
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+        for loss, words in ((torch.ones(3), r"shape \(3,\)"), ("low", "'low'"), (torch.tensor(1j), "shape")):
+            with pytest.raises(InputTypeError, match=words):
+                seen.step(loss=loss)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ class Budget:
     None allows everything.
     """
 
-    def __init__(self, share: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, share: float | None, clock: Callable[[], float] | None = None) -> None:
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
             raise InputTypeError(f"budget={share!r}, expected a share of the wall time between 0 and 1, or None")
         if share is not None and not 0 < share <= 1:
             raise InputValueError(f"budget={share}, expected a share of the wall time between 0 and 1, or None")
-        self.share, self._clock = share, clock
-        self._begun = clock()
+        self.share, self._clock = share, time.perf_counter if clock is None else clock
+        self._begun = self._clock()
         self.measuring = 0.0
         """Seconds spent on measurements, all of them."""
         self.counted = 0.0

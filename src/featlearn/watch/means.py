@@ -44,16 +44,14 @@ def numbers_of(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _detached(name: str, value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or value.is_complex():
-            raise InputTypeError(
-                f"{name} is a tensor of shape {tuple(value.shape)}, expected one number; take its mean"
-            )
+    """The number, or a tensor with it on the device where it is."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         if value.device.type == "cpu":
-            return float(value.detach())
-        number = value.detach()
-        number = number if number.dim() == 0 else number.reshape(())
+            return value.item()
+        number = value.detach().reshape(())
         return number if number.dtype in (torch.float32, torch.float64) else number.float()
+    if isinstance(value, Tensor):
+        raise InputTypeError(f"{name} is a tensor of shape {tuple(value.shape)}, expected one number; take its mean")
     try:
         return float(value)
     except (TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ from featlearn.capture.admission import trainable_parameters
 from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.pairs import Pair, consecutive
 from featlearn.capture.probe import Inputs
+from featlearn.errors import MemoryBudgetError
 from featlearn.quantities.arriving import measured_layers
 from featlearn.quantities.directions import Outputs, Probes
 from featlearn.quantities.layer_balance import Rates, pair_balance
@@ -24,6 +25,8 @@ from featlearn.watch.seen import Seen, as_targets
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Up to so many outputs each has its kernel; beyond, a few random directions, always the same, stand for all."""
+LARGEST_FULL = 2048
+"""Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
 
 
 @dataclass
@@ -91,6 +94,11 @@ class Moment:
         return self.kernel_each.mean(0)
 
     @cached_property
+    def kernel_full(self) -> Tensor | None:
+        """(P, P, C, C) between all outputs; None where it is large, and for one output, whose `kernel` it is."""
+        return self._full(self._now, {})
+
+    @cached_property
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
@@ -123,11 +131,17 @@ class Moment:
     def optimizer_kernel(self) -> Tensor | None:
         """(P, P) kernel of the update that the optimiser makes, None before its first step or without one."""
         rates = self._step_rates
-        return None if rates is None else _kernels(self._now, "network", rates)[""].mean(0).cpu()
+        return None if rates is None else _mean(self._now, rates)
 
     @cached_property
-    def optimizer_cross_kernel(self) -> Tensor | None:
-        """(P', P) kernel of the optimiser's update between the test probe and the probe."""
+    def optimizer_kernel_full(self) -> Tensor | None:
+        """(P, P, C, C) kernel of the optimiser's update between all outputs."""
+        rates = self._step_rates
+        return None if rates is None else self._full(self._now, rates)
+
+    @cached_property
+    def optimizer_cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
+        """(P', P) kernel of the optimiser's update between the test probe and the probe, and (P', P, C, C)."""
         rates = self._step_rates
         return None if rates is None or self.seen.test is None else self._cross(rates)
 
@@ -145,11 +159,11 @@ class Moment:
     @cached_property
     def test_kernel(self) -> Tensor | None:
         """(P', P') kernel of the test probe, the mean over outputs."""
-        return None if self._test is None else _kernels(self._test, "network")[""].mean(0).cpu()
+        return None if self._test is None else _mean(self._test, {})
 
     @cached_property
-    def cross_kernel(self) -> Tensor | None:
-        """(P', P) kernel of the test probe with the probe, the mean over outputs."""
+    def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
+        """Kernels of the test probe with the probe: (P', P), the mean over outputs, and (P', P, C, C) between all."""
         return None if self.seen.test is None else self._cross({})
 
     def as_origin(self, *, kernel: bool, layers: bool) -> Origin:
@@ -196,13 +210,25 @@ class Moment:
             return None
         return step_rates(optimizer, trainable_parameters(self.seen.model))
 
-    def _cross(self, rates: Mapping[str, Rate]) -> Tensor:
+    def _cross(self, rates: Mapping[str, Rate]) -> tuple[Tensor, Tensor | None]:
         assert self.seen.test is not None
         inputs = [self.seen.test.x, self.seen.probe.x]
         with measuring(
             self.seen.model, inputs, readout=self.seen.readout, audited_before=self._now
         ) as measurement:  # fmt: skip
-            return _kernels(measurement, "network", rates)[""].mean(0).cpu()
+            full = self._full(measurement, rates)
+            mean = _mean(measurement, rates) if full is None else full.diagonal(dim1=2, dim2=3).mean(2)
+            return mean, full
+
+    def _full(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor | None:
+        """(P, P2, C, C) between all outputs, where it is wanted and the memory is there."""
+        samples = max(self.seen.probe.samples, 0 if self.seen.test is None else self.seen.test.samples)
+        if measurement.classes < 2 or samples * measurement.classes > LARGEST_FULL:
+            return None
+        try:
+            return measured_kernels(measurement, "full", "network", rates=rates)[""].cpu()
+        except MemoryBudgetError:
+            return None
 
     def _measured_layers(self, model: nn.Module) -> Measurement:
         return self._stack.enter_context(
@@ -218,6 +244,11 @@ def _kernels(measurement: Measurement, by: str, rates: Mapping[str, Rate] | None
     kernels = measured_kernels(measurement, outputs, by, rates=rates)
     divisor = measurement.classes if many else 1
     return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
+
+
+def _mean(measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
+    """(P, P2), the mean over outputs."""
+    return _kernels(measurement, "network", rates)[""].mean(0).cpu()
 
 
 @contextmanager

@@ -17,6 +17,9 @@ from featlearn.watch.names import Names
 from featlearn.watch.readings import Place, Reading, probe
 from featlearn.watch.seen import Seen
 
+COMPARED = {"features": 3.0}
+"""Quantity -> how many times longer it takes once there is a start to compare with."""
+
 
 class Observation(NamedTuple):
     """What one measurement gave."""
@@ -26,7 +29,7 @@ class Observation(NamedTuple):
     outputs: Tensor
     """(P, C), on the CPU."""
     costs: dict[str, float]
-    """Seconds that each quantity took."""
+    """Seconds that each quantity will take in the middle of a run, by what it took now."""
     common: float
     """Seconds that all of them need, without the audit that only the first measurement makes."""
 
@@ -35,10 +38,12 @@ class Latest(NamedTuple):
     """What is kept of the latest measurement, lest it be the last."""
 
     step: int
-    read: set[str]
+    tried: set[str]
     """Names of the quantities."""
-    kernel_each: Tensor | None
-    """(C, P, P)"""
+    read: set[str]
+    """Those that could be read."""
+    outputs: int
+    """C"""
 
 
 class Observer:
@@ -55,11 +60,11 @@ class Observer:
         """The network as it is now."""
         return self._observe(self.seen, step, chosen, end, last)
 
-    def observe_start(self, chosen: Sequence[Instrument]) -> Observation:
+    def observe_start(self, chosen: Sequence[Instrument], *, end: bool = True) -> Observation:
         """The network as it was when the run began; later measurements are compared with it."""
         start = replace(self.seen, model=network_at(self.seen.model, self.seen.initial), optimizer=None)
         before, self.origin, self._previous = self.origin, None, None
-        found = self._observe(start, 0, chosen, True, False)
+        found = self._observe(start, 0, chosen, end, False)
         origin: Origin | None = self.origin
         if origin is not None and before is not None and before.rates is not None:
             origin.rates = before.rates
@@ -90,25 +95,28 @@ class Observer:
             begun = time.perf_counter() if self._audited is None else begun
             reading = probe(now, place)
             for one in chosen:
-                started = time.perf_counter()
+                started, before = time.perf_counter(), place.apart
                 try:
                     reading.add(one.read(now, place))
                 except CoupledSamplesError:
                     raise
                 except Exception as error:
                     failures.append((one, error))
-                costs[one.name] = time.perf_counter() - started
-            read = {one.name for one in chosen} - {one.name for one, _ in failures}
-            self._keep(now, step, read)
+                costs[one.name] = time.perf_counter() - started - (place.apart - before)
+            tried = {one.name for one in chosen}
+            self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
             outputs = now.outputs
         self.synchronise()
-        common = time.perf_counter() - begun - sum(costs.values())
+        common = time.perf_counter() - begun - sum(costs.values()) - place.apart
+        if now.origin is None:
+            costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}
         return Observation(reading, failures, outputs, costs, common)
 
-    def _keep(self, now: Moment, step: int, read: set[str]) -> None:
+    def _keep(self, now: Moment, latest: Latest) -> None:
+        step, read = latest.step, latest.read
         if self.origin is None:
             self.origin = now.as_origin(kernel="kernel" in read, layers="layers" in read)
         if "kernel" in read and (self._previous is None or step > self._previous[0]):
             self._previous = (step, now.kernel)
-        self.latest = Latest(step, read, now.kernel_each if "kernel" in read else None)
+        self.latest = latest
         self._audited = audit_of(now)

@@ -32,18 +32,34 @@ class Ration:
         earned, rivals = self.budget.earned(steps), self._rivals()
         if math.isinf(earned):
             return pending
-        fitting = [one for one in pending if one not in rivals or (one.spent + one.cost) * len(rivals) <= earned]
-        if not any(one in rivals for one in fitting) and any(one in rivals for one in pending):
-            return []  # what costs little waits for the others, and is then measured at the same step
-        needed = self._common + sum(one.cost for one in fitting)
-        return fitting if self.budget.counted + needed <= earned else []
+        chosen: list[Instrument] = []
+        left, aside = earned - self.budget.counted - self._common, self._aside(rivals)
+        for one in sorted(pending, key=lambda one: one.spent):
+            own = one not in rivals or aside + (one.spent + one.cost) * len(rivals) <= earned
+            if own and one.cost <= left:
+                chosen.append(one)
+                left -= one.cost
+        # What costs little waits for the others, and is then measured at the same step.
+        alone = any(one in rivals for one in pending) and not any(one in rivals for one in chosen)
+        return [] if alone else chosen
 
     def missing(self, steps: int, fewer: int = 1) -> float:
-        """Seconds of measuring that are still to be earned for anything to fit, with so many times fewer samples."""
+        """Seconds still to be earned for anything that is due to fit, with so many times fewer samples."""
         rivals = self._rivals()
-        needs = [(one.spent + one.cost / fewer) * len(rivals) for one in rivals]
-        own = [self.budget.counted + (self._common + one.cost) / fewer for one in rivals]
-        return max(min(needs, default=0.0), min(own, default=0.0)) - self.budget.earned(steps)
+        aside = self._aside(rivals)
+        needs = [
+            max(
+                aside + (one.spent + one.cost / fewer) * len(rivals),
+                self.budget.counted + (self._common + one.cost) / fewer,
+            )
+            for one in self._instruments
+            if one.pending and (one in rivals or not any(other.pending for other in rivals))
+        ]
+        return min(needs, default=0.0) - self.budget.earned(steps)
+
+    def _aside(self, rivals: Sequence[Instrument]) -> float:
+        """Seconds that went to what is not shared out: cheap quantities, lines of numbers, steps."""
+        return self.budget.counted - sum(one.spent for one in rivals)
 
     def _rivals(self) -> list[Instrument]:
         largest = max((one.cost for one in self._instruments), default=0.0)

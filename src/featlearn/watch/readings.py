@@ -1,7 +1,9 @@
 """What is recorded of a moment: numbers under their names, and arrays."""
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +47,17 @@ class Place:
     """Whether it is the last."""
     previous: tuple[int, Tensor] | None = None
     """Step and kernel of the measurement before."""
+    apart: float = 0.0
+    """Seconds spent on what is recorded at either end of a run only: they say nothing of what comes between."""
+
+    @contextmanager
+    def only_at_an_end(self) -> Iterator[None]:
+        """Count these seconds apart."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.apart += time.perf_counter() - begun
 
 
 Read = Callable[[Moment, Place], Reading]
@@ -54,9 +67,9 @@ def probe(moment: Moment, place: Place) -> Reading:
     """How well the probe is fitted."""
     reading = Reading(_fit("probe", moment.seen.probe, moment.outputs, moment.targets))
     if place.end or moment.outputs.numel() <= LARGE:
-        reading.arrays["outputs"] = {"f": _small(moment.outputs)}
+        reading.arrays["outputs"] = _arrays(f=moment.outputs)
     if moment.targets is not None and moment.origin is None:
-        reading.arrays["targets"] = {"y": _small(moment.targets)}
+        reading.arrays["targets"] = _arrays(y=moment.targets)
     return reading
 
 
@@ -83,10 +96,15 @@ def kernel(moment: Moment, place: Place) -> Reading:
         "ntk/effective_rank": float(metrics.effective_rank(whole)),
     }
     reading = Reading(found, {"spectrum": {"eigenvalues": spectrum.eigenvalues}})
-    reading.arrays["kernel"] = kernel_arrays(moment.kernel_each, end=place.end)
+    reading.arrays["kernel"] = _arrays(mean=moment.kernel)
+    if place.end:
+        with place.only_at_an_end():
+            each = moment.kernel_each if len(moment.kernel_each) > 1 else None
+            reading.arrays["kernel"] |= _arrays(each=each, full=moment.kernel_full)
     first = whole if moment.origin is None else moment.origin.kernel
     if first is not None:
         found["ntk/distance"] = float(metrics.kernel_distance(whole, first))
+        found["ntk/centered_distance"] = float(metrics.kernel_distance(whole, first, centered=True))
     if place.previous is not None and place.previous[0] < moment.step:
         found["ntk/velocity"] = float(metrics.kernel_distance(whole, place.previous[1])) / (
             moment.step - place.previous[0]
@@ -107,12 +125,6 @@ def kernel(moment: Moment, place: Place) -> Reading:
             found["ntk/specialization"] = float(matrix.diagonal().mean())
             reading.arrays["specialization"] = {"ksm": matrix}
     return reading
-
-
-def kernel_arrays(each: Tensor, *, end: bool) -> dict[str, Any]:
-    """The mean of kernels (C, P, P); at either end of a run every one of them as well."""
-    mean = {"mean": _small(each.mean(0))}
-    return {**mean, "each": _small(each)} if end and len(each) > 1 else mean
 
 
 def features(moment: Moment, place: Place) -> Reading:
@@ -189,8 +201,9 @@ def test(moment: Moment, place: Place) -> Reading:
         found["ntk/test/centered_alignment"] = float(metrics.centered_alignment(moment.test_kernel, y))
     reading = Reading(found)
     if place.end:
-        arrays = {"cross": moment.cross_kernel, "kernel": moment.test_kernel, "f": f, "y": y}
-        reading.arrays["test"] = {key: _small(array) for key, array in arrays.items() if array is not None}
+        with place.only_at_an_end():
+            cross, whole = moment.cross_kernels or (None, None)
+        reading.arrays["test"] = _arrays(cross=cross, cross_full=whole, kernel=moment.test_kernel, f=f, y=y)
     return reading
 
 
@@ -204,8 +217,10 @@ def optimizer(moment: Moment, place: Place) -> Reading:
         found["ntk/optimizer/alignment"] = float(metrics.alignment(kernel, moment.targets))
     reading = Reading(found)
     if place.last:
-        arrays = {"mean": kernel, "cross": moment.optimizer_cross_kernel}
-        reading.arrays["optimizer_kernel"] = {key: _small(array) for key, array in arrays.items() if array is not None}
+        with place.only_at_an_end():
+            cross, whole = moment.optimizer_cross_kernels or (None, None)
+            full = moment.optimizer_kernel_full
+        reading.arrays["optimizer_kernel"] = _arrays(mean=kernel, full=full, cross=cross, cross_full=whole)
     return reading
 
 
@@ -215,5 +230,6 @@ BUILT_IN: Mapping[str, Read] = {
 """Names of what can be switched on and off, in the order in which they are read."""
 
 
-def _small(numbers: Tensor) -> Any:
-    return numbers.detach().float().numpy()
+def _arrays(**given: Tensor | None) -> dict[str, Any]:
+    """In single precision, those that are there."""
+    return {key: tensor.detach().float().numpy() for key, tensor in given.items() if tensor is not None}

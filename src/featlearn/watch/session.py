@@ -21,7 +21,6 @@ from featlearn.watch.names import Names, safe_path
 from featlearn.watch.observer import Observation, Observer
 from featlearn.watch.ranks import Ranks
 from featlearn.watch.ration import Ration
-from featlearn.watch.readings import kernel_arrays
 from featlearn.watch.resumption import resumed, stored_state
 from featlearn.watch.schedule import Schedule
 from featlearn.watch.seen import Seen, kept_state
@@ -58,6 +57,7 @@ class Watch:
         self._waited = 0.0  # seconds of training that the device was still at
         self._diverged = False
         self._recorded = -1
+        self._writes = self._over = False
 
     @property
     def run(self) -> Run:
@@ -78,6 +78,7 @@ class Watch:
         refusal = self._ranks.agreed(lambda: "")
         if refusal:
             raise RunError(refusal)
+        self._writes = self._ranks.first
         self._budget.begin()
         return self
 
@@ -90,16 +91,19 @@ class Watch:
             scalars: numbers of your own: accuracy on test data, say. Those that come at every step are averaged as the
                 loss is, others are recorded at once.
         """
-        ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
-        if step is None:
+        if step is None and not scalars and self.steps + 1 < self._look_at:
+            # Most steps: they must cost microseconds.
             self.steps += 1
-        else:
-            self._look_at = 0 if step <= self.steps else self._look_at  # it went back to a checkpoint
-            self.steps = step
+            if loss is not None and self._writes:
+                self._means.add("loss", loss)
+            return
+        ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
+        went_back = step is not None and step <= self.steps  # to a checkpoint
+        self._look_at = 0 if went_back else self._look_at
+        self.steps = self.steps + 1 if step is None else step
         try:
             self._advance(ranks, loss, scalars)
         finally:
-            # What is left is little, but there may be a million of it.
             rest = time.perf_counter() - begun - (self._budget.measuring + self._waited - before)
             self._budget.spent(rest, counted=True)
 
@@ -146,11 +150,12 @@ class Watch:
                     raise
             finally:
                 self._finish(error is None)
+        self._over, self._look_at = True, 0
         return False
 
     def _begin(self) -> None:
         observer = self._observer
-        if self._resume and (self.path / "run.json").exists():
+        if self._resume and (self.path / "run.json").exists() and open_run(self.path).lines:
             self._go_on()
             return
         observer.seen = replace(observer.seen, initial=kept_state(observer.seen.model))
@@ -160,6 +165,8 @@ class Watch:
         state, names = stored_state(observer.seen.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
         self._ledger = Ledger(self.path, config, resume=self._resume, sinks_=self._sinks)
+        if self._resume:
+            self._ledger.describe(**config)  # a run that was killed before its first line may say something else
         self._ledger.event("started", 0)
         self._tell_failures(found, 0)
         arrays = {**found.reading.arrays, **({"initial": state} if state else {})}
@@ -171,7 +178,7 @@ class Watch:
         self._ledger = Ledger(self.path, {}, resume=True, sinks_=self._sinks)
         self.steps = max(self._ledger.last_step, 0)
         resumed(self._observer, run)
-        found = self._observer.observe_start(self._instruments) if self._observer.seen.initial else None
+        found = self._observer.observe_start(self._instruments, end=False) if self._observer.seen.initial else None
         if found is None:
             found = self._observer.observe(self.steps, self._instruments)
             self._ledger.tell("resume", "the weights at the start were too large to be kept, so that distances from "
@@ -190,11 +197,11 @@ class Watch:
             self._instruments.remove(one)
 
     def _note_cost(self, found: Observation, *, counted: bool = False) -> None:
-        self.measurements += 1
+        self.measurements += self._recorded != self.steps  # what is added to the same step is no other measurement
         self._ration.note(found.costs, found.common, counted=counted)
 
     def _entered(self) -> Ranks:
-        if self._ranks is None or (self._ranks.first and self._ledger is None):
+        if self._ranks is None or self._over or (self._ranks.first and self._ledger is None):
             raise InputValueError("the watch is not running; write: with fl.watch(...) as watch: and step inside")
         return self._ranks
 
@@ -228,17 +235,18 @@ class Watch:
         if not chosen:  # asking at every step would cost more than all the rest of it
             seconds = self._ration.missing(self.steps) / (self._budget.share or 1.0)
             pace = self._budget.training / max(self.steps, 1)
-            wait = min(max(1, int(seconds / pace / 2)), PATIENCE // 4) if pace > 0 else 1
+            wait = max(1, min(int(seconds / pace / 2), self.steps // 10)) if pace > 0 else 1
         return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
 
     def _thinned(self) -> bool:
         """Fewer samples, where a second measurement does not fit for long; the first is then made again with them."""
         seen, stride = self._observer.seen, 2
+        if self.measurements != 1 or self.steps < PATIENCE or not seen.initial:
+            return False
         most = seen.probe.samples // FEWEST
         while 2 * stride <= most and self._ration.missing(self.steps, stride) > 0:
             stride *= 2
-        waited = self.measurements == 1 and self.steps >= PATIENCE
-        if not waited or stride > most or not seen.initial or self._ration.missing(self.steps, stride) > 0:
+        if stride > most or self._ration.missing(self.steps, stride) > 0:
             return False
         self._spend(lambda: self._thin(stride), counted=False)
         return True
@@ -285,7 +293,7 @@ class Watch:
 
     def _failed(self, what: str, error: Exception, step: int | None = None) -> None:
         ledger = self._written()
-        kind = "diverged" if "not finite" in str(error) else "failed"
+        kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
         ledger.event(
             kind, self.steps if step is None else step, what=what, message=f"{type(error).__name__}: {error}"[:2000]
         )
@@ -321,13 +329,11 @@ class Watch:
         if (
             latest is not None
             and self._recorded == latest.step == self.steps
-            and latest.read >= {one.name for one in chosen}
+            and latest.tried >= {one.name for one in chosen}
         ):
-            # It was measured just now; only what is recorded at the end alone is missing.
-            chosen = [one for one in chosen if one.name in ("test", "optimizer")]
-            if latest.kernel_each is not None:
-                arrays = {"kernel": kernel_arrays(latest.kernel_each, end=True)}
-                self._spend(lambda: self._written().arrays(self.steps, arrays), counted=False)
+            # It was measured just now; only arrays that are recorded at the end alone are missing.
+            missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
+            chosen = [one for one in chosen if one.name in missing & latest.read]
             if not chosen:
                 return
         self._spend(lambda: self._observed(chosen, last=True), counted=False)
