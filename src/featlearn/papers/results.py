@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import featlearn
 from featlearn.errors import InputValueError
 from featlearn.papers.claims import Claim, write_json
 from featlearn.papers.registry import Declaration
@@ -105,4 +106,5 @@ def write(
 
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in ("featlearn", "torch", "numpy")}}
+    others = {name: version(name) for name in ("torch", "numpy")}
+    return {"python": platform.python_version(), "featlearn": featlearn.__version__, **others}

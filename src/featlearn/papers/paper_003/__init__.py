@@ -1,0 +1,1 @@
+"""Figures of 003, Feature Learning as Alignment."""
