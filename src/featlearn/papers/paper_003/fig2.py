@@ -216,7 +216,7 @@ PAPER = Setup(
         Images(data="mnist", samples=50_000, epochs=20, lr=10.0, probe=1000),
         Images(data="cifar10", samples=10_000, epochs=150, lr=0.2, probe=1000),
     ),
-    vgg=Images(data="cifar10", samples=10_000, epochs=50, lr=0.1, batch=256, momentum=0.9, probe=256),
+    vgg=Images(data="cifar10", samples=10_000, epochs=50, lr=0.03, batch=256, momentum=0.9, probe=256),
     gpt=Language(),
 )  # fmt: skip
 
@@ -232,9 +232,10 @@ FIG_2 = Reproduction(
         "to be learned); VGG-11 an eighth as wide on 500 "
         "images; GPT of width 64 on 32 characters. At paper scale: the paper's networks; 50000 MNIST images for 20 "
         "epochs in place of 50, the 10000 images of the first file of CIFAR-10 for all epochs, 1000 steps of GPT. VGG "
-        "has rate 0.1 with momentum 0.9 for the paper's rate 1, and starts by Kaiming's rule and a small readout: from "
-        "torch's default a small one did not learn in 300 steps, at rate 1 it diverged or hardly learned. All rates "
-        "were chosen by the loss of one seed. CIFAR-100, STL-10 and GTSRB are left out."
+        "has rate 0.1 with momentum 0.9 for the paper's rate 1 (0.03 at full width: two of three seeds overflowed at "
+        "0.1), and starts by Kaiming's rule and a small readout: from torch's default a small one did not learn in "
+        "300 steps, at rate 1 it diverged or hardly learned. Rates were chosen by the loss of one seed. "
+        "CIFAR-100, STL-10 and GTSRB are left out."
     ),
     sizes={
         Scale.SMOKE: Size(setup=SMOKE, seeds=1, seconds=6, mebibytes=50),

@@ -1,0 +1,276 @@
+"""001 Fig. 2: dividing the output of a wide residual network makes its kernel turn faster and further."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+import featlearn as fl
+from featlearn.papers.claims import Claim
+from featlearn.papers.context import Context
+from featlearn.papers.drawing import COLOURS, GREY, curve, panels
+from featlearn.papers.models import WideResNet
+from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.runs import Numbers, Runs
+from featlearn.papers.scale import Scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """App. E.1: two classes of CIFAR-10, y = -1 and +1, loss P^-1 sum (y - g)^2 with g = (f - f0) / gamma."""
+
+    data: str = "cifar10"
+    samples: int = 100
+    pooling: int = 1
+    """images are averaged over squares of so many pixels"""
+    k: float = 3.0
+    b: int = 2
+    gammas: tuple[float, ...] = (1.0, 3.0, 10.0)
+    """divisors of the output"""
+    speed: float = 0.05
+    """eta0 in units of 1 / largest eigenvalue of the first kernel: 2 would be the limit of stability"""
+    steps: int = 1000
+    growth: float = 1.35
+    """from one measured step to the next"""
+
+    @property
+    def moments(self) -> list[int]:
+        """The steps at which kernels are measured."""
+        found = [0, 1]
+        while found[-1] < self.steps:
+            found.append(min(self.steps, max(found[-1] + 1, round(found[-1] * self.growth))))
+        return found
+
+
+def task(setup: Setup, context: Context) -> tuple[Tensor, Tensor]:
+    """Images (P, channels, height, width), less their mean over the training set, and y (P,)."""
+    options: dict[str, Any] = {"batches": (1,), "normalization": "channel"} if setup.data == "cifar10" else {}
+    # in the order of the files, which is random: the same images for all seeds
+    data = context.dataset(setup.data, classes=(0, 1), samples=setup.samples, **options)
+    images = torch.nn.functional.avg_pool2d(data.x, setup.pooling)
+    return images.to(context.device), data.signs().to(context.device)
+
+
+def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
+    """For each gamma, from the same weights: the run, and optimal feature evolution with its feature rate."""
+    x, y = task(setup, context)
+    found: dict[str, list[Numbers]] = {}
+    for i, gamma in enumerate(setup.gammas):
+        network = WideResNet(
+            setup.k, setup.b, inputs=x.shape[1], parametrization="ntk", generator=context.generator(1)
+        ).to(context.device)  # fmt: skip
+        first = fl.ntk(network, x, dtype=torch.float64)
+        # of df/dt = -rate K (f - y), for the first kernel of f: the same for all gamma
+        rate = setup.speed / float(torch.linalg.eigvalsh(first)[-1])
+        model = fl.steer.scale_output(network, gamma)
+        lr = model.rate_factor * rate * setup.samples / 2
+        outputs, kernels = trained(model, x, y, lr, setup, context)
+        numbers = compared(setup, first, y, outputs, gamma**2 * kernels, rate)
+        for name, value in numbers.items():
+            found.setdefault(name, []).append(value)
+        context.progress(i + 1, len(setup.gammas), gamma=gamma, loss=float((outputs[-1] - y).square().mean()))
+    return {"steps": setup.moments, **{name: torch.stack(list(values)) for name, values in found.items()}}
+
+
+def trained(
+    model: torch.nn.Module, x: Tensor, y: Tensor, lr: float, setup: Setup, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Outputs (T, P) and kernels (T, P, P) of gradient descent at the moments."""
+    moments, optimizer = set(setup.moments), torch.optim.SGD(model.parameters(), lr=lr)
+    with tempfile.TemporaryDirectory(dir=context.folder) as folder:
+        with fl.watch(
+            model, (x, y), Path(folder) / "run", every=moments.__contains__, budget=None, quantities=["kernel"]
+        ) as watch:  # fmt: skip
+            for _ in range(setup.steps):
+                optimizer.zero_grad()
+                loss = (model(x) - y).square().mean()
+                loss.backward()
+                optimizer.step()
+                watch.step(loss=loss.detach())
+        run = watch.run
+        outputs = [run.array("outputs", step)["f"][:, 0] for step in setup.moments]
+        kernels = [run.array("kernel", step)["mean"] for step in setup.moments]
+    found = [torch.as_tensor(numpy.stack(each)).to(y.device) for each in (outputs, kernels)]
+    return found[0], found[1]
+
+
+def compared(
+    setup: Setup, first: Tensor, y: Tensor, outputs: Tensor, kernels: Tensor, rate: float
+) -> dict[str, Tensor]:
+    """A network's curves, and those of optimal feature evolution from its first kernel.
+
+    The feature rate is the one at which the final kernel is aligned as the network's (000 Eq. 20, corrected); where the
+    alignment fell there is none, and the kernel stays.
+    """
+    target, kernels = y.double(), kernels.double()
+    feature_rate = fl.metrics.feature_rate(first, kernels[-1], target)
+    times = torch.tensor(setup.moments, dtype=torch.float64)
+    theory = fl.theory.ofe.solve(first, target, max(float(feature_rate), 0.0), times, rate=rate)
+    evolved = theory.kernel(times)
+    return {
+        "loss": (outputs.double() - target).square().mean(1),
+        "alignment": fl.metrics.alignment(kernels, target),
+        "norm": torch.linalg.matrix_norm(kernels),
+        "moved": fl.metrics.kernel_distance(kernels, first),
+        "apart": fl.metrics.kernel_distance(kernels, evolved),
+        "ofe/loss": theory.loss / setup.samples,
+        "ofe/alignment": theory.alignment,
+        # in units of |K0| / |y|^2, in which it compares between networks
+        "feature_rate": feature_rate * target.square().sum() / first.norm(),
+    }
+
+
+def rises(values: Any) -> Any:
+    """(S,): whether numbers (S, gammas) grow with gamma."""
+    return (numpy.diff(values, axis=1) > 0).all(1)
+
+
+def first_fall(runs: Runs) -> Any:
+    """(S, gammas): how far the loss falls in the first step, as a share of it."""
+    return 1 - runs["loss"][:, :, 1] / runs["loss"][:, :, 0]
+
+
+def fastest_rise(runs: Runs, name: str) -> Any:
+    """(S, gammas): the largest rise of a curve per step between moments."""
+    return (numpy.diff(runs[name], axis=2) / numpy.diff(runs["steps"][:, None], axis=2)).max(2)
+
+
+def half_time(runs: Runs, name: str) -> Any:
+    """(S,): the step at which the largest gamma has half of its rise."""
+    found = []
+    for steps, values in zip(runs["steps"], runs[name][:, -1], strict=True):
+        risen = torch.as_tensor(values - values[0])
+        found.append(fl.metrics.time_to(torch.as_tensor(steps).double(), risen, 0.5) if risen[-1] > 0 else numpy.nan)
+    return numpy.array(found)
+
+
+def likeness(runs: Runs) -> Any:
+    """(S,): correlation of the logarithms of loss, network and OFE, over the moments, at the largest gamma."""
+    pairs = zip(runs["loss"][:, -1], runs["ofe/loss"][:, -1], strict=True)
+    return numpy.array([numpy.corrcoef(numpy.log(ours), numpy.log(theirs))[0, 1] for ours, theirs in pairs])
+
+
+def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
+    """The caption, Sec. 4.2, and the kernels themselves."""
+    loss, alignment = runs["loss"][:, :, -1], runs["alignment"]
+    falls = first_fall(runs)
+    yield Claim(
+        id="same-start", claim="The loss begins to fall alike for all gamma (A): first step, largest over smallest",
+        paper=1.0, values=falls[:, -1] / falls[:, 0], band=(0.8, 1.25), why="1 for infinitely small steps.",
+    )  # fmt: skip
+    yield Claim(
+        id="lower-loss", claim="Larger gamma makes training faster (A): loss at the end falls with gamma", paper="yes",
+        values=rises(-loss), band=(1, None), least=Scale.LAPTOP,
+    )  # fmt: skip
+    yield Claim(
+        id="aligns-more", claim="Larger gamma ends with a higher alignment (B)", paper="yes",
+        values=rises(alignment[:, :, -1]), band=(1, None), least=Scale.LAPTOP,
+        why="In our small networks the alignment at the largest gamma peaks when the loss is at 0.6 and falls again, "
+        "while the norm of the kernel grows more than thirtyfold.",
+    )  # fmt: skip
+    yield Claim(
+        id="peaks-higher", claim="Beyond the print: the highest alignment on the way grows with gamma",
+        paper="not shown", values=rises(alignment.max(2)), band=(1, None), least=Scale.LAPTOP,
+    )  # fmt: skip
+    yield Claim(
+        id="aligns-faster", claim="Larger gamma aligns more quickly (B): the fastest rise per step grows with gamma",
+        paper="yes", values=rises(fastest_rise(runs, "alignment")), band=(1, None),
+        least=Scale.LAPTOP,
+    )  # fmt: skip
+    yield Claim(
+        id="lazy", claim="At gamma = 1 no significant feature evolution occurs (Sec. 4.2): distance of the last kernel "
+        "from the first", paper="small", values=runs["moved"][:, 0, -1], band=(None, 0.05), least=Scale.PAPER,
+        why="1 - cosine. Of wide networks only: narrower ones, as at laptop scale, are richer at the same gamma.",
+    )  # fmt: skip
+    yield Claim(
+        id="rich", claim="At large gamma the alignment gets high (Sec. 4.2): end over start, largest gamma",
+        paper="high", values=alignment[:, -1, -1] / alignment[:, -1, 0], band=(1.5, None), least=Scale.LAPTOP,
+    )  # fmt: skip
+    yield Claim(
+        id="ofe-loss", claim="OFE has a similar loss (C): correlation of the logarithms over time, largest gamma",
+        paper="qualitatively", values=likeness(runs), band=(0.9, None), least=Scale.LAPTOP,
+        why="Both start at 1 with the same slope; OFE's feature rate is read off the alignments only.",
+    )  # fmt: skip
+    yield Claim(
+        id="ofe-order", claim="OFE has the same order (C, D): loss falls and alignment rises with gamma", paper="yes",
+        values=rises(-runs["ofe/loss"][:, :, -1]) & rises(runs["ofe/alignment"][:, :, -1]), band=(1, None),
+        least=Scale.LAPTOP,
+    )  # fmt: skip
+    yield Claim(
+        id="ofe-time", claim="OFE aligns as fast (D): step of half the rise, network over OFE, largest gamma",
+        paper="qualitatively", values=half_time(runs, "alignment") / half_time(runs, "ofe/alignment"),
+        band=(1 / 3, 3.0), least=Scale.LAPTOP, why="Within a factor of three, for 'qualitatively similar'; "
+        "no value where a network ends less aligned than it began.",
+    )  # fmt: skip
+    yield Claim(
+        id="ofe-kernel",
+        claim="Beyond the print: OFE's last kernel is nearer to the network's than the first kernel is, largest gamma: "
+        "ratio of distances", paper="not shown", values=runs["apart"][:, -1, -1] / runs["moved"][:, -1, -1],
+        band=(None, 1.0), least=Scale.LAPTOP,
+        why="Sec. 4.1 says that OFE 'does not necessarily capture the trajectory of the NTK'.",
+    )  # fmt: skip
+
+
+def plot(setup: Setup, runs: Runs) -> Any:
+    """The four panels of the paper, and how far kernels are from each other."""
+    titles = ("A", "B", "from the first kernel", "C", "D", "from OFE's kernel")
+    figure, axes = panels(2, 3, height=2.1, titles=titles)
+    steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
+    rates = runs["feature_rate"].mean(0)
+    for i, gamma in enumerate(setup.gammas):
+        for ax, name in zip(axes, ("loss", "alignment", "moved", "ofe/loss", "ofe/alignment", "apart"), strict=True):
+            label = rf"$\hat\gamma$ = {rates[i]:.2g}" if name == "ofe/loss" else rf"$\gamma$ = {gamma:g}"
+            curve(ax, steps, runs[name][:, i], label, colour=COLOURS[i])
+        curve(axes[5], steps, runs["moved"][:, i].mean(0), "from its first kernel" if i == 0 else "_from its first",
+              colour=GREY, style=":", linewidth=0.8)  # fmt: skip
+    for ax in axes:
+        ax.set(xscale="log", xlabel="step")
+    for ax, other in ((axes[0], axes[3]), (axes[1], axes[4])):
+        low, high = (pick(ax.get_ylim()[i], other.get_ylim()[i]) for i, pick in enumerate((min, max)))
+        ax.set_ylim(low, high)
+        other.set_ylim(low, high)
+    axes[0].set_ylabel("loss, network")
+    axes[1].set_ylabel("alignment, network")
+    axes[3].set_ylabel("loss, OFE")
+    axes[4].set_ylabel("alignment, OFE")
+    for ax in (axes[2], axes[5]):
+        ax.set_ylabel("distance of the kernel")
+    for ax in (axes[0], axes[3], axes[5]):
+        ax.legend()
+    return figure
+
+
+FIG_2 = Reproduction(
+    id="001/fig2",
+    about=(
+        "A wide residual network without normalisation on 100 images of two classes of CIFAR-10, its output divided by "
+        "gamma and its learning rate multiplied by gamma^2: all start with the same kernel per rate, and the larger "
+        "gamma, the further the weights must go. Below, optimal feature evolution (OFE), the exact solution, from the "
+        "network's first kernel, with the feature rate read off its first and last alignment (shown in units of "
+        "|K0| / |y|^2). The paper gives neither gammas, rate nor steps: here 1, 3 and 10, a step of 0.03 over the "
+        "largest eigenvalue of the first kernel, which has room for kernels that grow, and 1000 of them; the output at "
+        "the start is subtracted, without which losses would not start alike; channels have mean 0 and deviation 1. At "
+        "laptop scale the network is narrower (k = 1, b = 1), and gammas are smaller by the square root of that, as "
+        "what a network learns depends on gamma over the root of its width; there are 60 images of 8 x 8 pixels, and "
+        "600 steps of 0.05. The right column is beyond the print: kernels of network and OFE are compared."
+    ),
+    sizes={
+        Scale.SMOKE: Size(
+            setup=Setup(data="digits", samples=12, k=0.25, b=1, gammas=(0.3, 1.0), steps=20, growth=1.8),
+            seeds=1, seconds=3, mebibytes=50,
+        ),
+        Scale.LAPTOP: Size(
+            setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=600, growth=1.4),
+            seeds=3, seconds=60, mebibytes=300,
+        ),
+        Scale.PAPER: Size(setup=Setup(speed=0.03), seeds=3, seconds=60, mebibytes=4000, device="cuda"),
+    },
+    measure=measure,
+    plot=plot,
+    claims=claims,
+)  # fmt: skip
