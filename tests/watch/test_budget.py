@@ -17,7 +17,7 @@ from featlearn.watch import budget as budget_module
 from featlearn.watch import observer as observer_module
 from featlearn.watch import readings as readings_module
 from featlearn.watch import session as session_module
-from featlearn.watch.budget import SAVED_UP, Budget
+from featlearn.watch.budget import SAVED_UP, Budget, Cost
 from featlearn.watch.instruments import Instrument
 from featlearn.watch.names import Names, safe
 from featlearn.watch.ration import Ration
@@ -42,7 +42,7 @@ def test_what_is_earned_is_a_share_of_training():
     clock.now += 3.0
     budget.spent(3.0, counted=True)
     assert budget.earned(1000) == pytest.approx(2.0), "measuring is no training"
-    assert budget.overhead == pytest.approx(3.0 / 40.0)
+    assert budget.cost.overhead == pytest.approx(3.0 / 40.0)
     clock.now += 4.0
     budget.spent(4.0, counted=False)
     assert (budget.training, budget.counted, budget.measuring) == (pytest.approx(40.0), 3.0, 7.0)
@@ -62,6 +62,41 @@ def test_short_runs_may_measure_as_if_they_had_trained_for_a_while():
     assert earned == pytest.approx(
         [0.05 * SAVED_UP * math.log(1 + n) / math.log(1e4) for n in (1, 10, 100, 1000, 9999)]
     )
+
+
+def test_a_run_that_goes_on_earns_as_a_new_one_does_and_costs_what_both_parts_did():
+    clocks = Clock(), Clock()
+    new, old = (Budget(0.05, clock) for clock in clocks)
+    old.go_on(5000, Cost(training=100.0, counted=4.0, measuring=6.0))
+    for budget in (new, old):
+        budget.begin(2.0)
+    for clock in clocks:
+        clock.now += 10.0
+    assert old.earned(5200) == new.earned(200) > 0.5
+    assert old.pace(5200) == new.pace(200) == pytest.approx(0.05)
+    for budget, clock in zip((new, old), clocks, strict=True):
+        clock.now += 0.5
+        budget.spent(0.5, counted=True)
+    assert new.cost == pytest.approx((10.0, 0.5, 2.5)), "with the first"
+    assert old.cost == pytest.approx((110.0, 4.5, 8.5))
+
+
+@pytest.mark.parametrize(
+    ("cost", "share", "words"),
+    [
+        (Cost(20.9, 0.857, 3.1), 0.05,
+         "3.1 s of 24.0 s (4.1 % of training, within the budget of 5 %; first and last 2.2 s)"),
+        (Cost(0.8, 0.856, 1.0), 0.05,
+         "1.0 s of 1.8 s (0.86 s in between, within the 1 s that a budget of 5 % leaves a short run; first and last "
+         "0.1 s)"),
+        (Cost(0.01, 0.5, 1.0), None, "1.0 s of 1.0 s (0.5 s in between, no budget; first and last 0.5 s)"),
+        (Cost(100.0, 12.0, 13.0), 0.1,
+         "13.0 s of 113.0 s (12 % of training, over the budget of 10 %; first and last 1.0 s)"),
+        (Cost(), 0.05, "0.0 s of 0.0 s (0 % of training, within the budget of 5 %; first and last 0.0 s)"),
+    ],
+)  # fmt: skip
+def test_the_cost_in_words(cost: Cost, share: float | None, words: str):
+    assert cost.account(share) == words
 
 
 def instrument(name: str, cost: float) -> Instrument:
@@ -118,6 +153,9 @@ def test_the_budget_is_kept(share: float, clock: Clock, tmp_path: Path):
     measured = run.scalar("slow")[0]
     spent = 0.03 * (len(measured) - 2)
     assert run.config["overhead"] == pytest.approx(spent / 0.8)
+    assert run.config["measuring"] == pytest.approx(spent + 0.06), "the first and the last, too"
+    seconds = [line["seconds"] for line in run.lines]
+    assert seconds == pytest.approx([0.002 * step for step in range(401)]), "of training"
     assert len(run.scalar("loss")[0]) == 400, "losses are recorded when they are due, measured or not"
     assert (measured[0], measured[-1]) == (0, 400)
     earned = share * SAVED_UP * math.log(401) / math.log1p(SAVED_UP / 0.002)

@@ -17,6 +17,7 @@ from featlearn.record import RunWriter, open_run
 from featlearn.watch import Moment, watch
 from featlearn.watch import moment as moment_module
 from featlearn.watch.means import Means
+from featlearn.watch.reserved import is_measured
 from featlearn.watch.session import Watch
 
 
@@ -383,11 +384,14 @@ def test_a_diverged_run_goes_on(tmp_path: Path, recwarn: pytest.WarningsRecorder
     assert seen.steps == 4
     assert math.isnan(seen.run.scalar("loss")[1][-1])
     events = [(event["kind"], event.get("what")) for event in seen.run.events]
-    assert ("diverged", "the measurement") in events
-    assert ("diverged", "loss") in events
-    assert events[-1] == ("finished", None)
+    kinds = [("started", None), ("diverged", "measurement"), ("diverged", "loss"), ("repeated", "measurement"),
+             ("finished", None)]  # fmt: skip
+    assert events == kinds, "an event once, not at each of the steps 2, 3 and 4"
+    assert [event["count"] for event in seen.run.events if event["kind"] == "repeated"] == [2]
     told = messages(recwarn)
     assert any("the loss is nan at step 2" in message for message in told)
+    assert any("nothing could be measured at step 2: the model gives values" in message for message in told)
+    assert {warning.filename for warning in recwarn if "fl.watch" in str(warning.message)} == {__file__}
     assert len(told) == len(set(told)), "told once"
 
 
@@ -417,7 +421,8 @@ def test_a_kernel_that_overflows_is_an_event_and_told_once(tmp_path: Path, recwa
     run = seen.run
     assert len(messages(recwarn)) == len(set(messages(recwarn)))
     assert any("kernel could not be measured" in told for told in messages(recwarn))
-    assert [e["step"] for e in run.events if (e["kind"], e.get("what")) == ("diverged", "kernel")] == [2, 3, 4]
+    assert [e["step"] for e in run.events if (e["kind"], e.get("what")) == ("diverged", "kernel")] == [2]
+    assert [e["count"] for e in run.events if (e["kind"], e.get("what")) == ("repeated", "kernel")] == [2]
     assert run.scalar("ntk/norm")[0].tolist() == [0, 1]
     assert run.scalar("weights/norm")[0].tolist() == [0, 1, 2, 3, 4], "what can be measured is"
 
@@ -487,7 +492,7 @@ def test_a_folder_that_goes_away_does_not_stop_training(
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path):
     watched(tmp_path / "run")
-    with pytest.raises(RunError, match="already holds a run"):
+    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*out=.* or remove it"):
         watched(tmp_path / "run")
 
 
@@ -512,7 +517,10 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
     assert [event["kind"] for event in run.events] == ["started", "interrupted", "finished"]
     assert run.config["finished"] is False
     (line,) = capfd.readouterr().err.splitlines()
-    assert re.fullmatch(r"featlearn: 2 measurements in 3 steps, .*% of the training time .*run", line)
+    words = (
+        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s \(.*, no budget; first and last [\d.]+ s\): .*run"
+    )
+    assert re.fullmatch(words, line)
 
 
 def test_an_impatient_interrupt_during_the_last_measurement_goes_on(tmp_path: Path):
@@ -562,6 +570,13 @@ def test_losses_that_are_no_numbers_are_refused(tmp_path: Path):
         ({"quantities": {"mine": 3}}, InputValueError, "a function of the moment"),
         ({"loss": "mse"}, InputValueError, "loss='mse'"),
         ({"optimizer": 0.1}, InputTypeError, "optimizer is float"),
+        ({"optimizer": torch.optim.SGD(network().parameters(), 0.1)}, InputValueError, "no parameter of the model"),
+        ({"probe": (data()[0].log(), data()[1])}, InputValueError, r"the x of probe, of shape \(9, 5\), has \d+ entr"),
+        ({"probe": (data()[0], data()[0] / 0)}, InputValueError, "the y of probe, .* has 45 entries that are nan"),
+        ({"test": (data()[0] * math.inf, None)}, InputValueError, "the x of test, .* has 45 entries"),
+        ({"settings": ["lr"]}, InputTypeError, "settings is list, expected a mapping"),
+        ({"settings": {"lr": torch.tensor(0.1)}}, InputTypeError, "settings cannot be written as JSON.*item"),
+        ({"settings": {("a", 1): 2}}, InputTypeError, "settings cannot be written as JSON"),
         ({"sinks": ["tensorbord"]}, InputTypeError, "sinks has 'tensorbord'"),
     ],
 )
@@ -577,6 +592,93 @@ def test_labels_that_do_not_fit_are_refused_on_entering(tmp_path: Path):
         network(), probe=(x, y + 3 * (y == 2)), out=tmp_path / "run"
     ):  # fmt: skip
         pytest.fail("entered")
+
+
+def test_class_labels_that_are_floats_are_told_apart_from_numbers(tmp_path: Path):
+    x, y = data()
+    with pytest.raises(InputValueError, match=r"float32 numbers, whole: for labels pass y\.long\(\)"), watch(
+        network(), probe=(x, y.float()), out=tmp_path / "run"
+    ):  # fmt: skip
+        pytest.fail("entered")
+    with pytest.raises(InputValueError, match=r"or class labels$"), watch(
+        network(), probe=(x, x[:, 0]), out=tmp_path / "run"
+    ):  # fmt: skip
+        pytest.fail("entered")
+
+
+def test_a_mask_of_zeros_and_minus_infinity_may_be_an_input(tmp_path: Path):
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.map(x * torch.softmax(mask, 1))
+
+    x = torch.randn(6, 5)
+    mask = torch.zeros(6, 5).masked_fill(torch.arange(5) > 2, -math.inf)
+    with watch(Masked(), probe=((x, mask), None), out=tmp_path / "run", budget=None) as seen:
+        seen.step()
+    assert math.isfinite(seen.run.scalar("ntk/norm")[1][-1])
+
+
+def test_settings_are_there_from_the_start(tmp_path: Path):
+    settings = {"width": 8, "rates": (0.1, 0.2), "note": None, "nested": {"seed": 3}}
+    with watch(network(), probe=data(), out=tmp_path / "run", settings=settings) as seen:
+        settings["width"] = 9  # what is recorded is a copy
+        assert seen.run.config["settings"] == {"width": 8, "rates": [0.1, 0.2], "note": None, "nested": {"seed": 3}}
+    assert seen.run.config["settings"]["width"] == 8
+    assert watched(tmp_path / "none").run.config["settings"] is None
+
+
+def test_every_name_that_a_run_writes_is_known(tmp_path: Path):
+    run = watched(tmp_path / "run", test=data(7, seed=5), quantities={"optimizer": True}).run
+    assert {name for name in run.names if not is_measured(name)} == {"loss", "lr"}
+
+
+def test_numbers_of_ones_own_do_not_take_the_names_of_measured_ones(tmp_path: Path):
+    test, free = data(7, seed=5), {"test/top5": 0.5, "weights/decay": 0.1, "features/mine": 2.0, "ntk/mine": 3.0}
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = {"probe": data(), "every": 1, "budget": None, "optimizer": optimizer}
+    with watch(model, out=tmp_path / "run", test=test, **given) as seen:
+        for name in ("ntk/alignment", "ntk/velocity", "features/0/centered", "layers/0--2/alignment", "weights/norm",
+                     "weights/0/distance", "probe/loss", "test/accuracy", "lr", "ntk/layers/4/share"):  # fmt: skip
+            for act in (seen.step, seen.log):
+                with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own.*'own/{name}'"):
+                    act(**{name: 3.0})
+        with pytest.raises(InputValueError, match="every line has one"):
+            seen.log(seconds=3.0)
+        seen.step(loss=1.0, **free)
+        seen.log(loss=2.0)
+    last = seen.run.lines[-1]["values"]
+    assert {name: last[name] for name in free} == free
+    del given["optimizer"]
+    with watch(model, out=tmp_path / "free", quantities={"features": False}, **given) as seen:
+        seen.step(**{"test/accuracy": 0.5, "lr": 0.25, "features/0/centered": 0.125})  # nobody else writes them
+    assert [seen.run.scalar(name)[1].tolist() for name in ("test/accuracy", "lr")] == [[0.5], [0.25]]
+
+
+@pytest.mark.parametrize("name", ["ntk/alignment", "ntk/velocity", "probe/loss", "loss", "lr"])
+def test_quantities_of_ones_own_do_not_take_the_names_of_measured_ones(name: str, tmp_path: Path):
+    with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own"):
+        watched(tmp_path / "run", quantities={"mine": lambda moment: {name: 3.0}})
+
+
+def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):
+    """Events say from when on a run was lost; one that recovered was not."""
+
+    def moody(moment: Moment) -> float:
+        if moment.step in (2, 3, 6, 7, 8):
+            raise ZeroDivisionError
+        return 1.0
+
+    with pytest.warns(UserWarning, match="moody could not be measured"):
+        run = watched(tmp_path / "run", steps=9, quantities=["kernel", moody]).run
+    assert [(e["kind"], e["step"]) for e in run.events if e.get("what") == "moody"] == [
+        ("failed", 2), ("failed", 6), ("repeated", 9),
+    ]  # fmt: skip
+    assert [e["count"] for e in run.events if e["kind"] == "repeated"] == [3]
 
 
 def test_the_package_can_be_called(tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from featlearn.errors import FeatlearnError
 from featlearn.watch import Watch, watch
+from featlearn.watch.seen import trains
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -45,9 +46,11 @@ def callback(
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """The first measurement."""
             given = {"sinks": list(trainer.loggers), **options}
-            if "optimizer" not in options and len(trainer.optimizers) == 1:
-                given["optimizer"] = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
             model = _alone(pl_module) if network is None else network(pl_module)
+            if "optimizer" not in options and len(trainer.optimizers) == 1:
+                optimizer = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
+                # A part that is not trained by gradients, an average of the weights say, may be watched, too.
+                given["optimizer"] = optimizer if trains(optimizer, model) else None
             self.watch = watch(model, probe=probe, out=out, **given)
             self.watch.__enter__()
             self.watch.steps = max(self.watch.steps, trainer.global_step)

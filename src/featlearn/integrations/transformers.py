@@ -6,6 +6,7 @@ from typing import Any
 
 from featlearn.errors import FeatlearnError
 from featlearn.watch import Watch, watch
+from featlearn.watch.seen import trains
 
 
 def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any) -> Any:
@@ -41,7 +42,9 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
             """The first measurement."""
             given = dict(options)
             optimizer = kwargs.get("optimizer")
-            given.setdefault("optimizer", getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+            if optimizer is not None and trains(optimizer, kwargs["model"]):  # not its sharded copies
+                given.setdefault("optimizer", optimizer)
             given["sinks"] = [*_listed(given.get("sinks", ())), self]
             self.watch = watch(kwargs["model"], probe=probe, out=out, **given)
             self.watch.__enter__()

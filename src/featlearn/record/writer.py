@@ -51,7 +51,10 @@ class RunWriter:
         if RUN in there:
             self._config = self._resumed(resume)
         elif there - {RUN + _PART}:  # this alone is a run that was killed as it began
-            raise RunError(f"{self.path} is a directory with other files in it, expected a new or an empty one")
+            raise RunError(
+                f"{self.path} is a directory with other files in it ({min(there)[:80]!r}), expected a new or an empty "
+                "one; choose another"
+            )
         else:
             self._describe({"created": time.time(), **config})
 
@@ -84,7 +87,10 @@ class RunWriter:
     def _resumed(self, resume: bool) -> dict[str, Any]:
         """The configuration; removes files that a crash cut off, the next line removes a line."""
         if not resume:
-            raise RunError(f"{self.path} already holds a run; pass resume=True to go on with it, or another path")
+            raise RunError(
+                f"{self.path} already holds a run; pass resume=True to go on with it, another path (out=) for a new "
+                "run beside it, or remove it first"
+            )
         run = Run(self.path)
         if run.schema != schema.SCHEMA:
             raise RunError(f"{self.path} has schema {run.schema}, expected {schema.SCHEMA} to go on; start a new run")

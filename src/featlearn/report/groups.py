@@ -134,6 +134,9 @@ def _belongs(run: Run, others: Sequence[Run]) -> bool:
 
 
 def _identity(config: Mapping[str, Any]) -> str:
+    settings = config.get("settings")
+    if isinstance(settings, Mapping):
+        config = {**config, "settings": {key: value for key, value in settings.items() if key != "seed"}}
     return json.dumps({key: value for key, value in config.items() if key not in _OWN}, sort_keys=True, default=str)
 
 

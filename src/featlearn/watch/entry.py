@@ -1,6 +1,8 @@
 """`fl.watch`: what may be asked of a watch, checked before anything runs."""
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from featlearn.watch.budget import Budget
 from featlearn.watch.description import every_entry
 from featlearn.watch.instruments import Quantities, instruments
 from featlearn.watch.schedule import Every, Schedule
-from featlearn.watch.seen import Seen, sight
+from featlearn.watch.seen import Seen, sight, trains
 from featlearn.watch.session import Watch
 from featlearn.watch.sinks import checked_sinks
 
@@ -26,7 +28,7 @@ def watch(
     model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
     budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
     quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
-    resume: bool = False, name: str | None = None,
+    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None,
 ) -> Watch:  # fmt: skip
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -60,16 +62,39 @@ def watch(
         sinks: where numbers go as well: `"tensorboard"`, `"wandb"`, or anything with `log_metrics(mapping, step)`.
         resume: go on with the run in `out`, if there is one.
         name: what the run is called; by default as its directory.
+        settings: what you want to know of the run later: width, output scale, seed ... A mapping that JSON has words
+            for; `run.config["settings"]` from the start. Runs whose settings differ in nothing but `"seed"` are
+            seeds of one experiment to `fl.report`.
     """
-    settings = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every)}
+    entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
+               "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
     if loss is not None and loss not in LOSSES:
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
     checked_sinks(sinks)
     network = unwrapped(model)
+    if optimizer is not None and not trains(optimizer, network):
+        raise InputValueError(
+            f"optimizer ({type(optimizer).__name__}) has no parameter of the model ({type(network).__name__}), "
+            "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
+        )
     seen = Seen(network, sight(probe, "probe", network), None if test is None else sight(test, "test", network),
                 optimizer, readout)  # fmt: skip
     chosen = instruments(quantities, test=test is not None, optimizer=optimizer is not None)
-    settings["quantities"] = [one.name for one in chosen]
-    return Watch(seen, Path(out), Schedule(every), Budget(budget), chosen, settings, sinks, resume)
+    entries["quantities"] = [one.name for one in chosen]
+    return Watch(seen, Path(out), Schedule(every), Budget(budget), chosen, entries, sinks, resume)
+
+
+def _plain_settings(settings: Any) -> dict[str, Any]:
+    """A copy, as it will be read back."""
+    if not isinstance(settings, Mapping):
+        raise InputTypeError(f"settings is {type(settings).__name__}, expected a mapping: settings={{'width': 100}}")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputTypeError(
+            f"settings cannot be written as JSON: {error}; expected numbers, words, lists and mappings of them: "
+            "turn a tensor into a number by .item() or .tolist(), a path into a word by str()"
+        ) from error
+    return plain

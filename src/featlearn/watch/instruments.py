@@ -1,6 +1,6 @@
 """Which quantities are read, and when."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Real
@@ -12,6 +12,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.watch.moment import Moment
 from featlearn.watch.names import safe_path
 from featlearn.watch.readings import BUILT_IN, Place, Read, Reading
+from featlearn.watch.reserved import ALWAYS, refuse_reserved
 from featlearn.watch.schedule import Schedule
 
 Quantities = Any
@@ -58,7 +59,9 @@ def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[
     for name, given in (("test", test), ("optimizer", optimizer)):
         if chosen.get(name) and not given:
             raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
-    found = [_instrument(name, value, name in asked) for name, value in chosen.items() if value is not False]
+    chosen = {name: value for name, value in chosen.items() if value is not False}
+    taken = {*ALWAYS, *chosen, "loss", "axes"} | ({"rate"} if optimizer else set())
+    found = [_instrument(name, value, name in asked, taken) for name, value in chosen.items()]
     order = list(BUILT_IN)
     return sorted(found, key=lambda one: order.index(one.name) if one.name in BUILT_IN else len(order))
 
@@ -71,7 +74,7 @@ def _entry(one: Any) -> tuple[str, Any]:
     raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of the moment")
 
 
-def _instrument(name: str, value: Any, asked: bool) -> Instrument:
+def _instrument(name: str, value: Any, asked: bool, taken: Collection[str]) -> Instrument:
     if name in BUILT_IN:
         return Instrument(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
     function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
@@ -82,15 +85,16 @@ def _instrument(name: str, value: Any, asked: bool) -> Instrument:
             f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of the moment "
             f"for a quantity of your own{hint}"
         )
-    return Instrument(str(name), _own(str(name), function), None if when is None else Schedule(when), asked)
+    return Instrument(str(name), _own(str(name), function, taken), None if when is None else Schedule(when), asked)
 
 
-def _own(name: str, function: Callable[[Moment], Any]) -> Read:
+def _own(name: str, function: Callable[[Moment], Any], taken: Collection[str]) -> Read:
     def read(moment: Moment, place: Place) -> Reading:
         found = function(moment)
-        if isinstance(found, Mapping):
-            return Reading({safe_path(str(key)): _number(value, key) for key, value in found.items()})
-        return Reading({safe_path(name): _number(found, name)})
+        numbers = found if isinstance(found, Mapping) else {name: found}
+        reading = Reading({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
+        refuse_reserved(reading.scalars, taken)
+        return reading
 
     return read
 

@@ -1,14 +1,18 @@
 """Writing a run that never stops training: what cannot be written is counted, and the user is told once."""
 
 import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from featlearn.errors import FeatlearnError
 from featlearn.record import RunWriter
 from featlearn.watch.sinks import Sink, sinks
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Ledger:
@@ -19,6 +23,8 @@ class Ledger:
         self._writer = RunWriter(path, config, resume=resume)
         self._sinks: list[Sink] = sinks(sinks_, self.path)
         self._told: set[str] = set()
+        self._troubled: dict[tuple[str, str], int] = {}  # kind and what -> the latest step
+        self._repeated: Counter[tuple[str, str]] = Counter()
         self._latest: tuple[int, set[str]] = (-1, set())
         self.not_written = 0
         """How many lines and files were lost."""
@@ -61,6 +67,26 @@ class Ledger:
         """Something that happened."""
         self._try(step, self._writer.event, kind, step, **details)
 
+    def trouble(self, kind: str, what: str, step: int, told: str, **details: Any) -> None:
+        """Something that went wrong, told once; while it lasts an event at first, and then only counted."""
+        before = self._troubled.get((kind, what))
+        if before is None:
+            self.event(kind, step, what=what, **details)
+        elif before != step:
+            self._repeated[kind, what] += 1
+        self._troubled[kind, what] = step
+        self.tell(f"{kind} {what}", told)
+
+    def well(self, names: Iterable[str]) -> None:
+        """These went well: should they go wrong again, that is another event."""
+        fine = set(names)
+        self._troubled = {key: step for key, step in self._troubled.items() if key[1] not in fine}
+
+    def sum_up(self, step: int) -> None:
+        """How often what went wrong did so again."""
+        for (kind, what), count in self._repeated.items():
+            self.event("repeated", step, what=what, of=kind, count=count)
+
     def describe(self, /, **entries: Any) -> None:
         """Add to run.json."""
         self._try(None, self._writer.describe, **entries)
@@ -69,7 +95,7 @@ class Ledger:
         """A warning, once for each topic."""
         if topic not in self._told:
             self._told.add(topic)
-            warnings.warn(f"fl.watch: {message} (training goes on)", UserWarning, stacklevel=2)
+            warnings.warn(f"fl.watch: {message} (training goes on)", UserWarning, stacklevel=_outside())
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -91,3 +117,11 @@ class Ledger:
             if self.not_written == 1 and write != self._writer.event:
                 # Small, so that it may still fit where a kernel does not.
                 self.event("not_written", step, message=str(error))
+
+
+def _outside() -> int:
+    """How many calls up the line of the user is, seen from who asks: the first that is not in this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE + os.sep):
+        level, frame = level + 1, frame.f_back
+    return level

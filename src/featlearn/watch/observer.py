@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from featlearn.capture.measurement import Measurement
-from featlearn.errors import CoupledSamplesError
+from featlearn.errors import CoupledSamplesError, FeatlearnError
 from featlearn.quantities.neural_features import network_at
+from featlearn.record import Run
 from featlearn.watch.instruments import Instrument
 from featlearn.watch.moment import Moment, Origin, audit_of, moment
 from featlearn.watch.names import Names
@@ -55,6 +56,7 @@ class Observer:
         self._audited: Measurement | None = None
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
+        self._past: Run | None = None
 
     def observe(self, step: int, chosen: Sequence[Instrument], *, end: bool = False, last: bool = False) -> Observation:
         """The network as it is now."""
@@ -69,6 +71,23 @@ class Observer:
         if origin is not None and before is not None and before.rates is not None:
             origin.rates = before.rates
         return found
+
+    def follow(self, past: Run) -> None:
+        """Of a run that goes on: the kernel before the next is on disk."""
+        self._past, self._previous = past, None
+
+    def _before(self, step: int) -> tuple[int, Tensor] | None:
+        """Step and kernel of the measurement before this step, None where they are not known."""
+        if self._previous is not None or self._past is None:
+            return self._previous
+        earlier = [number for number in self._past.arrays.get("kernel", ()) if number < step]
+        if not earlier:
+            return None
+        try:
+            kernel = torch.from_numpy(self._past.array("kernel", earlier[-1])["mean"])
+        except (FeatlearnError, KeyError):  # damaged: a number less, and no reason to stop
+            return None
+        return (earlier[-1], kernel) if kernel.shape == (self.seen.probe.samples,) * 2 else None
 
     def synchronise(self) -> None:
         """Wait for what is under way: it is not measuring that takes this time."""
@@ -88,7 +107,7 @@ class Observer:
 
     def _read(self, seen: Seen, step: int, chosen: Sequence[Instrument], end: bool, last: bool) -> Observation:
         begun = time.perf_counter()
-        place = Place(self.names, end, last, self._previous)
+        place = Place(self.names, end, last, self._before(step))
         failures: list[tuple[Instrument, Exception]] = []
         costs: dict[str, float] = {}
         with moment(seen, step, self.origin, self._audited) as now:
@@ -116,7 +135,7 @@ class Observer:
         step, read = latest.step, latest.read
         if self.origin is None:
             self.origin = now.as_origin(kernel="kernel" in read, layers="layers" in read)
-        if "kernel" in read and (self._previous is None or step > self._previous[0]):
+        if "kernel" in read:
             self._previous = (step, now.kernel)
         self.latest = latest
         self._audited = audit_of(now)

@@ -1,5 +1,6 @@
 """Going on with a run: where it began is read back from it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from featlearn.errors import RunError
 from featlearn.record import Run
+from featlearn.watch.budget import Cost
 from featlearn.watch.moment import Origin
 from featlearn.watch.names import Names
 from featlearn.watch.observer import Observer
+from featlearn.watch.reserved import is_measured
 from featlearn.watch.seen import Seen
 
 LARGEST = 2**26
@@ -53,6 +56,27 @@ def resumed(observer: Observer, run: Run) -> None:
     observer.seen = replace(seen, initial=_initial(run, seen))
     if not observer.seen.initial:
         observer.origin = _origin(run)
+
+
+def measured_steps(run: Run) -> set[int]:
+    """Steps at which a measurement was finished; other lines hold losses and numbers of the user's."""
+    outputs = set(run.arrays.get("outputs", ()))  # of every measurement, unless they are large
+    return {line["step"] for line in run.lines if line["step"] in outputs or any(map(is_measured, line["values"]))}
+
+
+def trained_before(run: Run) -> float:
+    """Seconds of training, as its last line says; 0 where it does not."""
+    seconds = run.lines[-1]["seconds"]
+    return float(seconds) if seconds is not None and math.isfinite(seconds) else 0.0
+
+
+def cost_before(run: Run) -> Cost | None:
+    """What it has cost so far; None where that is not known, since it was killed."""
+    overhead, measuring = run.config.get("overhead"), run.config.get("measuring")
+    if not isinstance(overhead, int | float) or not isinstance(measuring, int | float):
+        return None
+    training = trained_before(run)
+    return Cost(training, overhead * training, float(measuring))
 
 
 def _initial(run: Run, seen: Seen) -> dict[str, Any]:

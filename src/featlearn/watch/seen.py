@@ -63,6 +63,10 @@ def sight(given: Any, name: str, model: nn.Module) -> Sight:
             f"the y of {name} is {what}, expected a tensor of targets (P, C), or (P,) numbers or class labels, for "
             f"P = {samples} samples"
         )
+    for tensor in tensors_in(x):
+        _refuse_not_finite(tensor, f"the x of {name}")
+    if y is not None:
+        _refuse_not_finite(y, f"the y of {name}")
     homes = list({p.device for p in model.parameters()})
 
     def own(tensor: Tensor) -> Tensor:
@@ -71,6 +75,18 @@ def sight(given: Any, name: str, model: nn.Module) -> Sight:
             return tensor.detach().to(homes[0] if len(homes) == 1 else tensor.device, copy=True)
 
     return Sight(map_tensors(x, own), None if y is None else own(y))
+
+
+def _refuse_not_finite(tensor: Tensor, name: str) -> None:
+    if not tensor.is_floating_point():
+        return
+    wrong = ~tensor.isfinite()
+    # A mask that is added to attention consists of zeros and -inf, and is as it should be.
+    if bool(wrong.any()) and not bool(((tensor == 0) | tensor.isneginf()).all()):
+        raise InputValueError(
+            f"{name}, of shape {tuple(tensor.shape)}, has {int(wrong.sum())} entries that are nan or infinite, "
+            "expected finite numbers; nothing can be measured with them: leave these samples out"
+        )
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,12 @@ class Seen:
         )  # fmt: skip
 
 
+def trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether any parameter of the model is the optimiser's."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in held for p in model.parameters())
+
+
 def kept_state(model: nn.Module) -> dict[str, Any]:
     """A copy of the state dict on the CPU."""
     state = unwrapped(model).state_dict()
@@ -117,9 +139,11 @@ def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
     targets = checked_tensor(y, "y").to(outputs.device)
     targets = targets[:, None] if targets.dim() == 1 else targets
     if targets.shape != outputs.shape:
+        labels = y.dim() == 1 and y.is_floating_point() and bool((y == y.round()).all())
+        hint = f"; these are {str(y.dtype).removeprefix('torch.')} numbers, whole: for labels pass y.long()"
         raise InputValueError(
             f"y has shape {tuple(y.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have, or class "
-            "labels"
+            f"labels{hint if labels else ''}"
         )
     return targets
 

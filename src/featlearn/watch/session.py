@@ -21,7 +21,8 @@ from featlearn.watch.names import Names, safe_path
 from featlearn.watch.observer import Observation, Observer
 from featlearn.watch.ranks import Ranks
 from featlearn.watch.ration import Ration
-from featlearn.watch.resumption import resumed, stored_state
+from featlearn.watch.reserved import ALWAYS, refuse_reserved
+from featlearn.watch.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
 from featlearn.watch.schedule import Schedule
 from featlearn.watch.seen import Seen, kept_state
 
@@ -42,12 +43,11 @@ class Watch:
         """The directory of the run."""
         self.steps = 0
         """How many steps of training have been made."""
-        self.measurements = 0
-        """How many measurements have been made, by this process."""
         self._observer = Observer(seen, Names())
         self._schedule, self._budget, self._instruments = schedule, budget, chosen
         self._ration = Ration(budget, chosen)
         self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if seen.optimizer else set())
         self._ranks: Ranks | None = None
         self._ledger: Ledger | None = None
         self._means = Means()
@@ -55,7 +55,11 @@ class Watch:
         self._ask_at = self._look_at = 0
         self._skipped = 0
         self._waited = 0.0  # seconds of training that the device was still at
+        self._trained_before = 0.0  # seconds, by processes that this one goes on for
+        self._trained = 0.0  # seconds in all, when what is under way began
+        self._cost_known_from = 0
         self._diverged = False
+        self._measured: set[int] = set()
         self._recorded = -1
         self._writes = self._over = False
 
@@ -64,10 +68,15 @@ class Watch:
         """What has been recorded so far."""
         return open_run(self.path)
 
+    @property
+    def measurements(self) -> int:
+        """How many measurements the run holds, those before a resume among them."""
+        return len(self._measured)
+
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
             raise InputValueError("this watch has been used already, expected a new one for every run")
-        self._ranks = Ranks(self.path)
+        self._ranks, begun = Ranks(self.path), time.perf_counter()
         if self._ranks.first:
             try:
                 self._begin()
@@ -79,17 +88,18 @@ class Watch:
         if refusal:
             raise RunError(refusal)
         self._writes = self._ranks.first
-        self._budget.begin()
+        self._budget.begin(time.perf_counter() - begun)
         return self
 
     def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
         """Call it after every step of the optimiser.
 
         Args:
-            loss: the loss of this step; what is recorded is the mean since the last line.
+            loss: the loss of this step; what is recorded is the mean since the last line, or since the run was resumed.
             step: the number of this step, where it is not one more than before.
             scalars: numbers of your own: accuracy on test data, say. Those that come at every step are averaged as the
-                loss is, others are recorded at once.
+                loss is, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` where
+                the optimizer is known) are refused.
         """
         if step is None and not scalars and self.steps + 1 < self._look_at:
             # Most steps: they must cost microseconds.
@@ -134,6 +144,7 @@ class Watch:
         """Record numbers of the present step at once."""
         if self._entered().first:
             given = scalars if loss is None else {"loss": loss, **scalars}
+            refuse_reserved(map(safe_path, given), self._taken)
             self._spend(lambda: self._write(numbers_of(given)))
 
     def __exit__(
@@ -171,12 +182,17 @@ class Watch:
         self._tell_failures(found, 0)
         arrays = {**found.reading.arrays, **({"initial": state} if state else {})}
         self._ledger.measurement(0, {**self._rate(), **found.reading.scalars}, arrays, 0.0)
-        self._note_cost(found)
+        self._measured.add(0)
+        self._ration.note(found.costs, found.common, counted=False)
 
     def _go_on(self) -> None:
         run = open_run(self.path)
         self._ledger = Ledger(self.path, {}, resume=True, sinks_=self._sinks)
         self.steps = max(self._ledger.last_step, 0)
+        self._measured, self._trained_before = measured_steps(run), trained_before(run)
+        cost = cost_before(run)
+        self._cost_known_from = self.steps if cost is None else 0
+        self._budget.go_on(self.steps, cost)
         resumed(self._observer, run)
         found = self._observer.observe_start(self._instruments, end=False) if self._observer.seen.initial else None
         if found is None:
@@ -184,10 +200,17 @@ class Watch:
             self._ledger.tell("resume", "the weights at the start were too large to be kept, so that distances from "
                               "the start are not known after a resume")  # fmt: skip
         self._drop_failing(found)
+        self._observer.follow(run)
         self._schedule.due(self.steps)
-        self._ledger.event("resumed", self.steps)
-        self._ledger.describe(finished=False)
-        self._note_cost(found)
+        self._say_resumed(run)
+        self._ration.note(found.costs, found.common, counted=False)
+
+    def _say_resumed(self, run: Run) -> None:
+        ledger, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
+        changed = settings is not None and settings != before
+        ledger.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
+        # What it cost is not known any more once this process is killed.
+        ledger.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
 
     def _drop_failing(self, found: Observation) -> None:
         """What cannot be measured at the start is an error if it was asked for, and else left out."""
@@ -196,16 +219,13 @@ class Watch:
                 raise error
             self._instruments.remove(one)
 
-    def _note_cost(self, found: Observation, *, counted: bool = False) -> None:
-        self.measurements += self._recorded != self.steps  # what is added to the same step is no other measurement
-        self._ration.note(found.costs, found.common, counted=counted)
-
     def _entered(self) -> Ranks:
         if self._ranks is None or self._over or (self._ranks.first and self._ledger is None):
             raise InputValueError("the watch is not running; write: with fl.watch(...) as watch: and step inside")
         return self._ranks
 
     def _note(self, loss: Any, scalars: Mapping[str, Any]) -> None:
+        refuse_reserved(map(safe_path, scalars), self._taken)
         if loss is not None:
             self._means.add("loss", loss)
         rare = {}
@@ -234,7 +254,7 @@ class Watch:
         wait = 1
         if not chosen:  # asking at every step would cost more than all the rest of it
             seconds = self._ration.missing(self.steps) / (self._budget.share or 1.0)
-            pace = self._budget.training / max(self.steps, 1)
+            pace = self._budget.pace(self.steps)
             wait = max(1, min(int(seconds / pace / 2), self.steps // 10)) if pace > 0 else 1
         return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
 
@@ -266,6 +286,7 @@ class Watch:
         self._observer.synchronise()
         begun = time.perf_counter()
         self._waited += begun - asked
+        self._trained = self._trained_before + self._budget.training
         try:
             act()
         finally:
@@ -277,27 +298,28 @@ class Watch:
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
         except Exception as error:
-            self._failed("the measurement", error)
+            self._failed("measurement", error, self.steps)
             self._write(numbers)
             return
         self._tell_failures(found, self.steps)
-        self._note_cost(found, counted=not last)
+        ledger.well({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
+        self._ration.note(found.costs, found.common, counted=not last)
         self._check(numbers)
-        ledger.measurement(self.steps, {**numbers, **found.reading.scalars}, found.reading.arrays,
-                           self._budget.training)  # fmt: skip
+        ledger.measurement(self.steps, {**numbers, **found.reading.scalars}, found.reading.arrays, self._trained)
+        self._measured.add(self.steps)
         self._recorded = self.steps
 
     def _tell_failures(self, found: Observation, step: int) -> None:
         for one, error in found.failures:
             self._failed(one.name, error, step)
 
-    def _failed(self, what: str, error: Exception, step: int | None = None) -> None:
-        ledger = self._written()
+    def _failed(self, what: str, error: Exception, step: int) -> None:
         kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
-        ledger.event(
-            kind, self.steps if step is None else step, what=what, message=f"{type(error).__name__}: {error}"[:2000]
+        words = (
+            f"nothing could be measured at step {step}" if what == "measurement" else f"{what} could not be measured"
         )
-        ledger.tell(f"{kind} {what}", f"{what} could not be measured: {error}")
+        said = f"{type(error).__name__}: {error}"[:2000]
+        self._written().trouble(kind, what, step, f"{words}: {error}", message=said)
 
     def _line(self) -> dict[str, float]:
         """Means since the last line, and the learning rate."""
@@ -308,7 +330,7 @@ class Watch:
         return {} if optimizer is None else {"lr": float(optimizer.param_groups[0]["lr"])}
 
     def _write(self, numbers: Mapping[str, float]) -> None:
-        self._written().scalars(self.steps, numbers, self._budget.training)
+        self._written().scalars(self.steps, numbers, self._trained)
         self._check(numbers)
 
     def _check(self, numbers: Mapping[str, float]) -> None:
@@ -339,17 +361,18 @@ class Watch:
         self._spend(lambda: self._observed(chosen, last=True), counted=False)
 
     def _finish(self, finished: bool) -> None:
-        ledger, budget = self._written(), self._budget
-        overhead = budget.overhead
-        summary = {"measurements": self.measurements, "overhead": overhead, "measuring": budget.measuring}
+        ledger, cost = self._written(), self._budget.cost
+        summary = {"measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring}
         if self._skipped:
             ledger.event("skipped", self.steps, count=self._skipped, reason="budget")
+        ledger.sum_up(self.steps)
         ledger.event("finished", self.steps, complete=finished, **summary)
         ledger.describe(finished=finished, steps=self.steps, **summary)
         ledger.close()
         lost = f", {ledger.not_written} entries not written" if ledger.not_written else ""
+        since = f", since step {self._cost_known_from}" if self._cost_known_from else ""
         print(
-            f"featlearn: {self.measurements} measurements in {self.steps} steps, {overhead:.1%} of the training time "
-            f"(first and last apart){lost}: {self.path}",
+            f"featlearn: {self.measurements} measurements in {self.steps} steps, "
+            f"{cost.account(self._budget.share)}{since}{lost}: {self.path}",
             file=sys.stderr,
         )
