@@ -1,8 +1,11 @@
 """Commands, options, exit statuses and errors."""
 
+import contextlib
 import importlib
 import json
 import os
+import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +75,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["diagnos"], 'Did you mean "diagnose"'),
         (["runs", "compre"], 'Did you mean "compare"'),
         (["diagnose", "--widht", "3"], "Did you mean --width"),
-        (["diagnose", "--optimizer", "adma"], "did you mean 'adam'?"),
+        (["diagnose", "--optimizer", "adma"], 'Did you mean "adam"?'),
         (["diagnose", "--data", "mnits"], "did you mean 'mnist'?"),
         (["diagnose", "--width", "wide"], "--width"),
         (["diagnose", "--width"], "--width requires an argument"),
@@ -82,10 +85,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["diagnose", "--seeds", "0"], "--seeds 0"),
         (["diagnose", "nonsense"], "expected module:function"),
         (["diagnose", "a:b", "--width", "3"], "--width is given beside a:b"),
-        (["cite", "--style", "bibtx"], "did you mean 'bibtex'?"),
+        (["cite", "--style", "bibtx"], 'Did you mean "bibtex"?'),
         (["report"], "no run is given"),
         (["runs", "compare", "a"], "expected two at least"),
-        (["runs", "ls", "nowhere"], "no folder nowhere"),
     ],
 )
 def test_wrong_usage_is_told_without_a_traceback(
@@ -95,12 +97,14 @@ def test_wrong_usage_is_told_without_a_traceback(
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
-    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    assert err.lower().count("did you mean") <= 1
 
 
 @pytest.mark.parametrize(
     "words",
     [
+        ["runs", "ls", "nowhere"],
         ["report", "nowhere"],
         ["runs", "show", "nowhere"],
         ["runs", "pack", "nowhere"],
@@ -118,8 +122,8 @@ def test_wrong_usage_is_told_without_a_traceback(
 def test_what_fails_is_told_without_a_traceback(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert main([*words, "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out)["error"] in err
-    assert "Traceback" not in err
+    assert err == f"featlearn: {json.loads(out)['error']}\n"
+    assert "Errno" not in err
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])
@@ -139,6 +143,7 @@ def settings_of(words: list[str]) -> Settings:
 def test_options_reach_the_settings_they_name():
     found = settings_of(["--depth", "3", "--lr", "0.5", "--whiten", "--loss", "cross-entropy", "--batch=7"])
     assert found == Settings(hidden_layers=3, lr=0.5, whiten=True, loss="cross-entropy", batch=7)
+    assert settings_of(["--learning-rate", "0.5", "--batch-size", "7"]) == Settings(lr=0.5, batch=7)
 
 
 def test_a_config_file_gives_options_and_the_command_line_wins():
@@ -151,10 +156,11 @@ def test_a_config_file_gives_options_and_the_command_line_wins():
     ("content", "said"),
     [
         ("otput-scale = 2", "did you mean 'output-scale'?"),
+        ("learningrate = 2", "did you mean 'learning-rate'?"),
         ('config = "b.toml"', "'config'"),
         ("lr = ", "no TOML file"),
         ('lr = "fast"', "fast"),
-        ('model = "cn"', "did you mean 'cnn'?"),
+        ('model = "cn"', 'Did you mean "cnn"?'),
     ],
 )
 def test_a_wrong_config_file_is_wrong_usage(content: str, said: str, capsys: pytest.CaptureFixture[str]):
@@ -168,8 +174,57 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         raise KeyboardInterrupt
 
     monkeypatch.setattr("featlearn.citations.citation", interrupted)
-    assert main(["cite"]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert main(["cite", "--json"]) == 130
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"error": "interrupted"}
+    assert err == "featlearn: interrupted\n"
+
+
+def test_a_fault_of_ours_is_a_line_and_a_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def faulty(*args: object, **options: object) -> str:
+        raise ZeroDivisionError("first line\nsecond line")
+
+    monkeypatch.setattr("featlearn.citations.citation", faulty)
+    assert main(["cite", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"featlearn: {json.loads(out)['error']}\n"
+    assert err.startswith("featlearn: ZeroDivisionError: first line (")
+    assert "--debug" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("words", [["cite"], ["--help"]], ids=["answer", "help"])
+def test_an_answer_that_cannot_be_written_is_a_failure(words: list[str]):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "featlearn", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "the output cannot be written" in done.stderr
+
+
+def test_closed_streams_are_no_error_and_errors_do_not_go_to_stdout():
+    command = f"{shlex.quote(sys.executable)} -m featlearn cite"
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    wrong = subprocess.run(["sh", "-c", f"{command} nothing.such 2>&-"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_makes_help_plain_on_a_terminal(no_color: bool):
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", **({"NO_COLOR": "1"} if no_color else {})}
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-m", "featlearn", "runs", "--help"], stdout=theirs, env=environment, check=True)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # Linux says EIO at the end
+        while part := os.read(ours, 4096):
+            said += part
+    os.close(ours)
+    assert b"compare" in said
+    assert (b"\x1b[" in said) != no_color
 
 
 def test_a_reader_that_goes_away_is_no_error():

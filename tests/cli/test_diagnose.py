@@ -37,6 +37,35 @@ def broken():
 
 def wrong():
     return 1
+
+def leaves():
+    raise SystemExit(3)
+
+def vector():
+    return *setup()[:2], lambda output, y: output - y
+
+def detached():
+    return *setup()[:2], lambda output, y: (output - y).square().mean().detach()
+
+def failing():
+    return *setup()[:2], lambda output, y: output.no_such_thing
+
+class Late(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 3:
+            raise IndexError("first line\\nsecond line")
+        return super().forward(x)
+
+def late():
+    print("not for stdout")
+    return Late(3, 1), *setup()[1:]
+
+def ours():
+    import featlearn
+    featlearn.open_run("nowhere")
 """
 
 
@@ -71,6 +100,21 @@ def test_it_prints_verdict_plot_and_places(capsys: pytest.CaptureFixture[str]):
     assert err == ""
     assert "\033" not in out
     assert not Path("a/report.html").exists()
+
+
+def test_several_seeds_are_judged_each_and_together_within_100_columns(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL, "--seeds", "2", "--out", "a", "--no-report"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = lines.index(next(line for line in lines if line.startswith("seed ")))
+    each = [fl.diagnose(f"a/seed-{seed}") for seed in (0, 1)]
+    for seed, (one, line) in enumerate(zip(each, lines[head + 1 : head + 3], strict=True)):
+        assert line.split()[0] == f"seed-{seed}"
+        assert one.regime in line
+        assert f"{one.numbers['kernel_moved']:.3g}" in line.split()
+    together = fl.diagnose(["a/seed-0", "a/seed-1"])
+    assert lines[2] in " ".join(str(together).split())
+    assert max(map(len, lines)) <= 100
+    assert "± " in "".join(lines[3:head])
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]):
@@ -113,19 +157,43 @@ def test_a_network_of_ones_own_is_trained_as_it_is(place: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("name", "said"),
     [
-        ("own.py:setpu", "did you mean 'setup'?"),
-        ("own.py:broken", "own.py, line 15)"),
-        ("own.py:wrong", "returns int, expected (model, (x, y), loss)"),
+        ("broken", "own.py, line 15); --debug"),
+        ("wrong", "own.py:wrong returns int, expected (model, (x, y), loss)"),
+        ("leaves", "own.py:leaves failed: SystemExit: 3 ("),
+        ("vector", "the loss of own.py:vector gives a tensor of shape (20, 1), expected a tensor of one number"),
+        ("detached", "the loss of own.py:detached has no gradient"),
+        ("failing", "own.py, line 30); --debug"),
+        ("late", "own.py:late failed: IndexError: first line ("),
+        ("ours", "own.py:ours failed: RunError: nowhere is not there"),
     ],
 )
-def test_a_wrong_function_is_told_with_its_place(place: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_what_fails_in_ones_own_code_is_a_line_with_its_place(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+):  # fmt: skip
     Path("own.py").write_text(OWN)
-    assert main(["diagnose", place]) == 1
-    err = capsys.readouterr().err
-    assert said in err
+    assert main(["diagnose", f"own.py:{name}", "--steps", "6", "--quiet", "--no-report", "--json"]) == 1
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert said in error
+    assert "\n" not in error
+    assert err.endswith(f"featlearn: {error}\n")
     assert "Traceback" not in err
+
+
+def test_what_ones_own_function_prints_is_not_in_the_answer(capsys: pytest.CaptureFixture[str]):
+    Path("own.py").write_text(OWN)
+    assert main(["diagnose", "own.py:late", "--steps", "2", "--no-report", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["complete"] is True
+    assert "not for stdout" in err
+
+
+def test_no_such_function_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    Path("own.py").write_text(OWN)
+    assert main(["diagnose", "own.py:setpu"]) == 2
+    assert "own.py has no function 'setpu'; did you mean 'setup'?" in capsys.readouterr().err
 
 
 X, Y, NET = torch.zeros(4, 3), torch.zeros(4, 2), nn.Linear(3, 2)
@@ -173,6 +241,28 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys:
     assert run.lines[-1]["step"] == 6
     assert run.config["settings"]["width"] == 8
     assert 6 in run.arrays["kernel"]
+
+
+def test_ctrl_c_before_anything_is_measured_leaves_the_runs_before_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):  # fmt: skip
+    import featlearn.cli.training as training
+
+    build = training.built_in
+
+    def interrupted(settings: Settings) -> Subject:
+        if settings.seed == 1:
+            raise KeyboardInterrupt
+        return build(settings)
+
+    monkeypatch.setattr(training, "built_in", interrupted)
+    options = ["diagnose", *SMALL, "--no-report", "--json"]
+    assert main([*options, "--seeds", "2", "--out", "a"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(run["path"]).name for run in found["runs"]] == ["seed-0"]
+    assert found["complete"] is False
+    assert main([*options, "--seed", "1", "--out", "b"]) == 130
+    assert json.loads(capsys.readouterr().out) == {"error": "interrupted"}
 
 
 def test_a_rate_that_is_too_large_is_told(capsys: pytest.CaptureFixture[str]):

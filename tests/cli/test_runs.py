@@ -39,6 +39,12 @@ def test_ls_in_json_has_the_numbers_of_the_runs(recorded: Path, capsys: pytest.C
     assert found["seed-1"]["regime"] == fl.diagnose(run).regime
 
 
+def test_a_report_names_the_folder_that_is_not_there(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", str(recorded / "seed-0"), "--out", "no/such/a.html"]) == 1
+    said = "the report cannot be written to no/such/a.html: there is no folder no/such; make it first"
+    assert capsys.readouterr().err == f"featlearn: {said}\n"
+
+
 def test_an_empty_folder_has_no_runs(capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "ls", "."]) == 0
     assert "no runs" in capsys.readouterr().out

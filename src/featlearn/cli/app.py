@@ -1,13 +1,13 @@
 """Which commands there are, and what becomes of their answers and errors."""
 
 import os
-import re
 import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import BoundArguments
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +16,7 @@ from cyclopts.config import Dict
 
 import featlearn
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document, suggestion
+from featlearn.cli.blame import in_a_line
 from featlearn.errors import FeatlearnError
 
 ABOUT = """Did the network learn features, or only fit with the kernel it was born with?
@@ -48,7 +49,7 @@ RUNS = {
 def application(words: Sequence[str]) -> App:
     """The commands, loaded when they are asked for. `words` of the command line."""
     app = App(
-        name="featlearn", help=ABOUT, version=featlearn.__version__, help_format="plaintext",
+        name="featlearn", help=ABOUT, version=featlearn.__version__, help_format="plaintext", console=_console(),
         # a list takes all words up to the next option; there is no --no-flag
         default_parameter=Parameter(consume_multiple=True, negative=()),
     )  # fmt: skip
@@ -61,44 +62,63 @@ def application(words: Sequence[str]) -> App:
     return app
 
 
+def _console() -> Any:
+    """Of --help: the parser's own, or one without colours, bold letters among them."""
+    if not os.environ.get("NO_COLOR"):
+        return None
+    from rich.console import Console
+
+    return Console(color_system=None)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of the process; returns the exit status."""
     words = list(sys.argv[1:] if words is None else words)
+    # closed ones are None, and print(file=None) would write errors into the answer
+    sys.stdout, sys.stderr = (stream or StringIO() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr] # a terminal without ± still prints
     try:
-        return _status(words)
-    except KeyboardInterrupt:
-        _tell("interrupted")
-        return INTERRUPTED
+        try:
+            code = _status(words)
+        except KeyboardInterrupt:
+            code = _refused(words, "interrupted", INTERRUPTED)
+        print(end="", flush=True)  # --help leaves that to the end of Python, which is too late for an error
+        return code
     except BrokenPipeError:  # whoever read our output has seen enough: `featlearn ... | head`
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
+    except OSError as error:  # a full disk: there is no place for the answer
+        _drop_output()
+        _tell(f"the output cannot be written: {error.strerror or error}")
+        return FAILED
 
 
 def _status(words: list[str]) -> int:
-    command: Callable[..., Any] | None = None
     try:
         command, bound = parsed(words)
-        answer = command(*bound.args, **bound.kwargs)
-    except SystemExit:
-        if isinstance(getattr(command, "__self__", None), App):  # rich, where whoever read --help has gone
-            return DONE
-        raise
+        prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version do it themselves
+        answer: Answer | None = None if prints else command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return _refused(words, _explained(error), USAGE)
     except UsageError as error:
         return _refused(words, str(error), USAGE)
     except BrokenPipeError:
         raise
-    except (FeatlearnError, OSError) as error:
+    except FeatlearnError as error:
         return _refused(words, str(error), FAILED)
-    if isinstance(answer, Answer):
-        _print(document(answer.data) if "--json" in words else answer.text, sys.stdout)
-        return answer.code
-    return answer if isinstance(answer, int) else DONE
+    except OSError as error:  # less its number
+        said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _refused(words, said, FAILED)
+    except Exception as error:  # a fault of ours; whoever reads --json gets a document all the same
+        return _refused(words, in_a_line(error), FAILED)
+    if answer is None:
+        with suppress(SystemExit):  # of rich, where whoever read --help has gone
+            command(*bound.args, **bound.kwargs)
+        return DONE
+    _print(document(answer.data) if "--json" in words else answer.text, sys.stdout)
+    return answer.code
 
 
 def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
@@ -114,6 +134,8 @@ def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 def _from_file(path: Path, command: App) -> Dict:
     """Options of a TOML file, under the names of the command line without --."""
+    if not path.is_file():
+        raise FeatlearnError(f"there is no file {path}, expected one with options for --config")
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -128,13 +150,8 @@ def _from_file(path: Path, command: App) -> Dict:
 
 
 def _explained(error: CycloptsError) -> str:
-    """What the parser says, with the choice that was probably meant."""
-    message = str(error).strip()
-    wrong, choices = re.search(r'value "([^"]*)"', message), re.search(r"Choose from: (.*)\.", message)
-    if wrong and choices:
-        known = re.findall(r'"([^"]*)"', choices[1])
-        message = message.rstrip(".") + suggestion(wrong[1], known)
-    return f"{message}\ntry --help"
+    """What the parser says, which has a word for the choice that was probably meant, in one line."""
+    return f"{' '.join(str(error).split())} Try --help."
 
 
 def _refused(words: Sequence[str], message: str, code: int) -> int:
@@ -149,6 +166,12 @@ def _refused(words: Sequence[str], message: str, code: int) -> int:
 
 def _tell(message: str) -> None:
     _print(f"featlearn: {message}", sys.stderr)
+
+
+def _drop_output() -> None:
+    """Forget what could not be written, or Python would try once more as it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(text: str, stream: TextIO) -> None:

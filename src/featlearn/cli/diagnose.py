@@ -3,13 +3,16 @@
 import json as jsons
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number
-from featlearn.cli.plot import Curve, plot
+from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
+from featlearn.cli.blame import blaming
+from featlearn.cli.plot import COLUMNS, Curve, plot
 from featlearn.cli.progress import Progress
 from featlearn.cli.settings import Settings
 
@@ -24,6 +27,8 @@ PLOTTED = {
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
 """Title -> names of scalars, of which the first that a run has is shown, and the least height of the axis."""
+JUDGED = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
+"""Numbers of a diagnosis that decide on the regime -> the heads of their columns."""
 
 
 def diagnose(
@@ -32,7 +37,7 @@ def diagnose(
 ) -> Answer:  # fmt: skip
     """Train a network, watch it, and say whether it learned features or was lazy.
 
-    Without options: two hidden layers on 256 handwritten digits, in under a
+    Without options: two hidden layers on 200 handwritten digits, in under a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
     early: what was measured is kept and judged, and the exit status is 130.
 
@@ -66,18 +71,21 @@ def diagnose(
         raise UsageError(f"--out {folder} exists already and is not empty, expected a new folder")
     from featlearn.cli.training import train  # torch takes a second to load
 
-    runs: list[Path] = []
-    complete = True
-    for seed in range(settings.seed, settings.seed + seeds):
-        path = folder if seeds == 1 else folder / f"seed-{seed}"
-        progress = Progress(path.name, settings.steps, quiet=quiet)
-        rate = train(subject, replace(settings, seed=seed), path, progress)
-        runs.append(path)
-        complete = rate is not None
-        settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
-        if not complete:
-            break
-    return _answer(runs, folder, not no_report, complete)
+    chosen = range(settings.seed, settings.seed + seeds)
+    paths = [folder if seeds == 1 else folder / f"seed-{seed}" for seed in chosen]
+    complete = False  # stdout is for the answer, whatever the user's own function prints
+    try:
+        for seed, path in zip(chosen, paths, strict=True):
+            blamed = nullcontext() if subject is None else blaming(subject)
+            with blamed, redirect_stdout(sys.stderr), Progress(path.name, settings.steps, quiet=quiet) as progress:
+                rate = train(subject, replace(settings, seed=seed), path, progress)
+            settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
+        complete = True
+    except KeyboardInterrupt:
+        paths = [path for path in paths if (path / "run.json").exists()]
+        if not paths:
+            raise
+    return _answer(paths, folder, not no_report, complete)
 
 
 def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool) -> Answer:
@@ -106,13 +114,15 @@ def _text(
     said = str(together).splitlines()
     evidence, thresholds = said.index(f"{together.evidence[0].topic}:"), said.index("thresholds:")
     head = " ".join(line.strip() for line in said[:evidence]).removeprefix(f"{', '.join(together.runs)}: ")
-    lines = [summary(runs[0], len(runs)), "", _bold(head), "", plot(curves(runs)), ""]
+    lines = [summary(runs[0], len(runs)), "", _bold(textwrap.fill(head, COLUMNS)), "", plot(curves(runs)), ""]
     if not complete:
-        lines.insert(0, f"interrupted at step {runs[-1].lines[-1]['step']}: what follows is of the steps before")
+        lines.insert(0, f"interrupted at step {_steps(runs[-1])}: what follows is of the steps before")
     if diverged:
         lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
     if len(each) > 1:
-        lines += [*(f"{run.name}: {one.regime}" for run, one in zip(runs, each, strict=True)), ""]
+        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in JUDGED)]
+                for run, one in zip(runs, each, strict=True)]  # fmt: skip
+        lines += [table(["seed", "verdict", *JUDGED.values()], rows), ""]
     lines += said[evidence:thresholds]
     if together.regime == "cannot tell" and not diverged:
         lines += ["", "train longer (--steps) to be able to tell"]
@@ -129,10 +139,13 @@ def summary(run: "Run", runs: int = 1) -> str:
     what = settings.get("subject") or f"{settings.get('model')} on {settings.get('data')}"
     scale = settings.get("output_scale")
     scaled = f", output scale {scale:g}" if scale is not None else ""
-    steps = run.lines[-1]["step"] if run.lines else 0
     seeds = f", {runs} seeds" if runs > 1 else ""
     optimizer = (run.config.get("optimizer") or {}).get("class", "")
-    return f"{what}{scaled}: {steps} steps of {optimizer}, learning rate {number(settings.get('lr'))}{seeds}"
+    return f"{what}{scaled}: {_steps(run)} steps of {optimizer}, learning rate {number(settings.get('lr'))}{seeds}"
+
+
+def _steps(run: "Run") -> int:
+    return int(run.lines[-1]["step"]) if run.lines else 0
 
 
 def curves(runs: "Sequence[Run]") -> list[Curve]:

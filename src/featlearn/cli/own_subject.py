@@ -3,11 +3,12 @@
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,12 +31,7 @@ def own_subject(place: str, settings: Settings) -> Subject:
             f"--{given[0].replace('_', '-')} is given beside {place}, expected one of the two: network, data and loss "
             "are what the function returns"
         )
-    function = loaded(place)
-    try:
-        returned = function()
-    except Exception as error:
-        raise _blamed(place, error) from error
-    return checked(returned, place)
+    return checked(loaded(place)(), place)
 
 
 def loaded(place: str) -> Callable[[], Any]:
@@ -43,14 +39,11 @@ def loaded(place: str) -> Callable[[], Any]:
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name.isidentifier():
         raise UsageError(f"{place!r} is given, expected module:function or path.py:function")
-    try:
-        module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
-    except Exception as error:
-        raise _blamed(place, error) from error
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
     found = getattr(module, name, None)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value)]
-        raise InputValueError(f"{source} has no function {name!r}{suggestion(name, functions)}")
+        raise UsageError(f"{source} has no function {name!r}{suggestion(name, functions)}")
     return found  # type: ignore[no-any-return]
 
 
@@ -66,7 +59,7 @@ def _from_file(path: Path) -> Any:
     name = f"_subject_{path.stem}"  # a file may be called torch.py
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FeatlearnError(f"there is no file {path}, expected one with your function")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -132,13 +125,20 @@ def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
     plain = getattr(given, "weight", None) is None and not getattr(given, "label_smoothing", 0.0)
     if isinstance(given, nn.CrossEntropyLoss) and mean and plain:
         return given, "cross-entropy"
-    return given, "mean-over-outputs" if isinstance(given, nn.MSELoss) and mean else None
+    if isinstance(given, nn.MSELoss) and mean:
+        return given, "mean-over-outputs"
+    return partial(_one_number, given, place), None
 
 
-def _blamed(place: str, error: Exception) -> FeatlearnError:
-    """An error of the user's code, with the line it comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    others = (str(Path(__file__).parent), "<frozen", importlib.__path__[0])
-    own = [f for f in frames if not f.filename.startswith(others) and "site-packages" not in f.filename]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return FeatlearnError(f"{place} failed: {type(error).__name__}: {error}{where}; --debug shows all of it")
+def _one_number(loss: Loss, place: str, output: Any, y: Tensor) -> Tensor:
+    """What a loss of the user's own gives, which must be something to descend on."""
+    value = loss(output, y)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputTypeError(f"the loss of {place} gives {got}, expected a tensor of one number; take its mean")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise InputValueError(
+            f"the loss of {place} has no gradient, expected one with respect to the output; leave detach(), item() and "
+            "numpy out of it"
+        )
+    return value

@@ -9,6 +9,8 @@ from typing import NamedTuple
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLAIN = " ..::+*##"
 """The same nine heights where the terminal has no blocks."""
+COLUMNS = 100
+"""Of the longest line, as in `str(diagnosis)`."""
 
 
 class Curve(NamedTuple):
@@ -24,16 +26,18 @@ class Curve(NamedTuple):
 def plot(curves: Sequence[Curve], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
     """Bars whose height is the mean over runs, one panel a curve, on one axis of steps.
 
-    Values are linear from the smallest to the largest, or over `least`; at the right stand the first and the last, with
-    their spread over runs. Step 0 stands at step 1. nan and infinity are left out.
+    They are `width` wide, or less where the lines would be longer than `COLUMNS`. Values are linear from the smallest
+    to the largest, or over `least`; at the right stand the first and the last, with their spread over runs. Step 0
+    stands at step 1. nan and infinity are left out.
     """
     glyphs = BLOCKS if (_has_blocks() if blocks is None else blocks) else PLAIN
     shown = [c._replace(runs=kept) for c in curves if (kept := [_finite(*run) for run in c.runs if _finite(*run)[0]])]
     if not shown:
         return "(nothing to plot)"
+    margin = max(len(curve.title) for curve in shown) + 2
+    width = max(2, min(width, COLUMNS - margin - 2 - max(len(_ends(curve.runs)) for curve in shown)))
     last = max(max(steps) for curve in shown for steps, _ in curve.runs)
     grid = [last ** (i / (width - 1)) for i in range(width)] if last > 1 else [1.0]
-    margin = max(len(curve.title) for curve in shown) + 2
     lines: list[str] = []
     for curve in shown:
         means = [sum(_at(step, *run) for run in curve.runs) / len(curve.runs) for step in grid]

@@ -14,16 +14,15 @@ class Progress:
         self._next = 1
         self._bar: Any = None
         if not quiet and sys.stderr.isatty():
+            from rich import progress
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(),
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+                progress.TextColumn("loss {task.fields[loss]}"), progress.TimeRemainingColumn(),
                 console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task(name, total=steps, loss="")
-            self._bar.start()
 
     def step(self, step: int, loss: Any) -> None:
         """So many steps are done."""
@@ -37,8 +36,11 @@ class Progress:
             self._bar.update(self._task, completed=step, loss=f"{float(loss):.4g}")
             self._next = step + max(1, self.steps // 200)
 
-    def end(self) -> None:
-        """No more steps will come."""
+    def __enter__(self) -> "Progress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
 from featlearn.papers import registry
-from featlearn.papers.claims import failed
+from featlearn.papers.claims import counted, failed, share, verdict
 from featlearn.papers.results import Result, keep, kept
 from featlearn.papers.scale import Scale
 
@@ -132,21 +132,24 @@ def _cost(cost: "Estimate") -> str:
     there = f", {cost.finished} of them there already" if cost.finished else ""
     minutes = f"{cost.seconds:.0f} s" if cost.seconds < 120 else f"{cost.seconds / 60:.0f} min"
     return (
-        f"{cost.id} at scale {cost.scale}: {cost.seeds} seeds{there}, {cost.jobs} at a time on {cost.device}; about "
-        f"{minutes} ({source}) and {cost.mebibytes / 1024:.1f} GiB"
+        f"{cost.id} at scale {cost.scale}: {counted(cost.seeds, 'seed')}{there}, {cost.jobs} at a time on "
+        f"{cost.device}; about {minutes} ({source}) and {cost.mebibytes / 1024:.1f} GiB"
     )
 
 
 def _judged(result: Result) -> Answer:
-    rows = []
+    rows, wrong = [], failed(result.claims)
     for claim in result.claims:
         details = result.meta["claims"][claim["id"]]
-        verdict = "holds" if claim["holds"] else "FAILS" if claim["known"] is None else "fails, known"
-        spread = "" if details["spread"] is None else f"± {details['spread']:.1g}"
-        rows.append([claim["id"], _short(claim["paper"]), _short(claim["measured"]), spread, verdict])
+        ours, spread = share(claim, details["values"]), ""
+        if ours is None:
+            ours = _short(claim["measured"])
+            spread = "" if details["spread"] is None else f"± {details['spread']:.1g}"
+        words = verdict(claim)
+        rows.append([claim["id"], _short(claim["paper"]), ours, spread, words.upper() if claim in wrong else words])
     lines = [table(["claim", "paper", "ours", "spread", ""], rows), f"{result.summary}; {result.folder / 'page.html'}"]
     data = {"folder": result.folder, "scale": str(result.scale), "claims": result.claims, "meta": result.meta}
-    return Answer(data=data, text="\n".join(lines), code=FAILED if failed(result.claims) else DONE)
+    return Answer(data=data, text="\n".join(lines), code=FAILED if wrong else DONE)
 
 
 def _short(value: Any) -> str:

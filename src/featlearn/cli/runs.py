@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
+from featlearn.errors import FeatlearnError, RunError
 
 if TYPE_CHECKING:
     from featlearn.record import Run
@@ -36,7 +37,7 @@ def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = Fals
         debug: Show where an error comes from.
     """
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}, expected one that holds runs")
+        raise RunError(f"there is no folder {folder}, expected one that holds runs")
     entries = [_entry(path) for path in _places(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
@@ -133,7 +134,6 @@ def _places(folder: Path) -> list[Path]:
 def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """One run in a few numbers; one that cannot be read says so, unless that is an error here."""
     from featlearn.diagnosis import diagnose
-    from featlearn.errors import FeatlearnError
     from featlearn.record import open_run
 
     try:

@@ -40,9 +40,9 @@ class Settings:
     """digits, mnist, cifar10 (cifar10:1,2 for these batches), or FILE.npz with x, y and perhaps x_test, y_test."""
     data_root: Annotated[Path | None, DATA] = None
     """Folder of the data files; by default what FEATLEARN_DATA says."""
-    samples: Annotated[int, DATA] = 256
+    samples: Annotated[int, DATA] = 200
     """How many samples are trained on."""
-    test: Annotated[int, DATA] = 128
+    test: Annotated[int, DATA] = 100
     """How many unseen samples are watched."""
     whiten: Annotated[bool, DATA] = False
     """Give all directions of the inputs the same variance."""
@@ -51,11 +51,11 @@ class Settings:
     """Squared error summed over outputs, or cross-entropy; the mean over samples."""
     optimizer: Annotated[Optimizer, TRAINING] = "sgd"
     """What makes the steps; momentum is SGD with momentum 0.9."""
-    lr: Annotated[float | None, TRAINING] = None
+    lr: Annotated[float | None, TRAINING, Parameter(name=("--lr", "--learning-rate"))] = None
     """Learning rate; by default a safe one, from the first kernel."""
     steps: Annotated[int, TRAINING] = 3000
     """How many steps."""
-    batch: Annotated[int | None, TRAINING] = None
+    batch: Annotated[int | None, TRAINING, Parameter(name=("--batch", "--batch-size"))] = None
     """Samples per step, drawn at random; by default all."""
     seed: Annotated[int, TRAINING] = 0
     """Of weights and batches; samples are the same for every seed."""

@@ -18,7 +18,6 @@ from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
 from featlearn.cli.subject import Subject, placed, scaled
 from featlearn.errors import InputValueError
-from featlearn.record import RunWriter
 from featlearn.watch.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -30,10 +29,10 @@ SMALL = 10**8
 """Weights times samples of a step, below which it is over in about ten milliseconds."""
 
 
-def train(place: str | None, settings: Settings, out: Path, progress: Progress) -> float | None:
+def train(place: str | None, settings: Settings, out: Path, progress: Progress) -> float:
     """Train what the settings, or a function of the user, say, and record it in `out`.
 
-    Returns the learning rate; None if training was interrupted.
+    Returns the learning rate. What is interrupted, or fails, is recorded until there.
     """
     torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
@@ -42,26 +41,16 @@ def train(place: str | None, settings: Settings, out: Path, progress: Progress) 
     optimizer = subject.optimizer or _optimizer(subject, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = subject.samples <= settings.probe
-    try:
-        with _told(progress), _few_threads(subject, settings), watch(
-            subject.model, subject.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
-            loss=subject.convention, name=out.name,
-            # Regression on a part of the samples is not what the network did: nothing to compare it with.
-            test=subject.test if whole else None,
-        ) as watched:  # fmt: skip
-            for batch in _batches(subject, settings):
-                loss = _step(subject, optimizer, batch)
-                watched.step(loss=loss)
-                progress.step(watched.steps, loss)
-    except KeyboardInterrupt:
-        if not (out / "run.json").exists():
-            raise
-        return None
-    finally:
-        progress.end()
-        if (out / "run.json").exists():
-            entry = {**settings.entry, "lr": rate, "subject": place}
-            RunWriter(out, {}, resume=True).describe(settings=entry)
+    with _told(progress), _few_threads(subject, settings), watch(
+        subject.model, subject.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
+        loss=subject.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
+        # Regression on a part of the samples is not what the network did: nothing to compare it with.
+        test=subject.test if whole else None,
+    ) as watched:  # fmt: skip
+        for batch in _batches(subject, settings):
+            loss = _step(subject, optimizer, batch)
+            watched.step(loss=loss)
+            progress.step(watched.steps, loss)
     return rate
 
 

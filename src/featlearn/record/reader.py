@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,10 @@ class Run:
         """(steps, values) of one quantity, where it was measured."""
         pairs = [(line["step"], line["values"][name]) for line in self.lines if name in line["values"]]
         if not pairs:
-            raise InputValueError(f"the run has no scalar {name!r}, expected one of {', '.join(self.names) or 'none'}")
+            close = get_close_matches(name, self.names, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(self.names) or "none"
+            raise InputValueError(f"the run has no scalar {name!r}, expected one of {known}{meant}")
         steps, values = zip(*pairs, strict=True)
         return numpy.array(steps), numpy.array(values, dtype=float)
 

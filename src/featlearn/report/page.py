@@ -158,6 +158,8 @@ def _hashes(parts: Sequence[str]) -> str:
 
 
 def _written(content: str, path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise RunError(f"the report cannot be written to {path}: there is no folder {path.parent}; make it first")
     part = None
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -166,7 +168,8 @@ def _written(content: str, path: Path) -> Path:
         os.chmod(part, 0o644)  # mkstemp keeps others out, a report is to be shown
         os.replace(part, path)
     except OSError as error:
-        raise RunError(f"the report cannot be written to {path}: {error}") from error
+        # the error itself names a temporary file
+        raise RunError(f"the report cannot be written to {path}: {error.strerror or error}") from error
     finally:
         if part is not None:
             with suppress(OSError):
