@@ -55,7 +55,7 @@ def test_the_weight_is_applied_to_its_rows():
     x = torch.randn(5, 3, 6)
     with captured(model, x) as pilot:
         found = projections(pilot).found
-        rows = found["0"].readings[0].form.rows().flatten(2)  # type: ignore[union-attr]
+        rows = found["0"].readings[0].form.rows().rows().flatten(2)  # type: ignore[union-attr]
         maps = model[0](pilot.probe.take(pilot.indices)).detach()
         expected = (maps - model[0].bias.detach()[:, None]).transpose(1, 2)
         assert float((rows @ found["0"].weight.T - expected).abs().max()) < 1e-12

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.linalg import gram
 from featlearn.linalg.factors import Dense, Factor, Factors, as_dense, concatenate
-from featlearn.linalg.gram import Route, add_gram, cheaper_route, costs, extent
+from featlearn.linalg.gram import Route, add_gram, cheaper_route, costs, extent, mirror
 
 MODES = ("sum", "each", "full")
 
@@ -94,28 +94,31 @@ def test_routes_equal_the_formed_gradients(sides: str, blocks: int, route: Route
 @pytest.mark.parametrize("route", list(Route))
 @pytest.mark.parametrize("scratch", [1, 500, 3000])
 def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gram, "TILE", 2)
+    monkeypatch.setattr(gram, "PANEL", 2)
     left = factors(7, 2, sides=SIDES["everything"])
     expected = slow_gram(slow_gradient(left), slow_gradient(left), mode)
     out = torch.zeros_like(expected)
     add_gram(out, left, left, mode, symmetric=True, scratch=scratch, route=route)
+    mirror(out, mode)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     dense = torch.zeros_like(expected)
     add_gram(dense, as_dense(left), as_dense(left), mode, symmetric=True, scratch=scratch)
+    mirror(dense, mode)
     torch.testing.assert_close(dense, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_symmetric_product_computes_one_triangle(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gram, "TILE", 2)
-    seen = list(gram._tiles(8, 8, 100, True))
-    assert len(seen) == 4 * 5 // 2
-    assert all(columns.start <= rows.start for rows, columns in seen)
+    monkeypatch.setattr(gram, "PANEL", 2)
+    seen = list(gram._panels(8, 8, 100, True))
+    assert [(rows.stop, columns.stop) for rows, columns in seen] == [(2, 2), (4, 4), (6, 6), (8, 8)]
+    assert all(columns.start == 0 for _, columns in seen)
 
 
 def test_it_adds_to_what_is_there():
     left = factors(3, 1, sides=SIDES["linear"])
     out = torch.ones(3, 3, dtype=torch.float64)
     add_gram(out, left, left, "sum", symmetric=True, scratch=10**9)
+    mirror(out, "sum")
     expected = 1 + slow_gram(slow_gradient(left), slow_gradient(left), "sum")
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
@@ -139,19 +142,20 @@ def test_a_formed_piece_makes_the_whole_formed():
 def test_one_position_takes_pairs_and_many_positions_take_gradients():
     alone = factors(50, 1, sides=SIDES["linear"], first=30, second=40)
     spread = factors(50, 60, sides=SIDES["linear"], first=6, second=5)
-    assert cheaper_route(extent(alone), extent(alone), "sum") is Route.PAIRS
-    assert cheaper_route(extent(spread), extent(spread), "sum") is Route.GRADIENTS
+    assert cheaper_route(extent(alone, 8.0), extent(alone, 8.0), "sum", 8.0) is Route.PAIRS
+    assert cheaper_route(extent(spread, 8.0), extent(spread, 8.0), "sum", 8.0) is Route.GRADIENTS
 
 
 def test_costs_grow_as_stated():
     """Pairs as positions^2 (n + m), gradients as n m."""
     short, long = (
-        extent(factors(50, positions, sides=SIDES["linear"], first=300, second=400)) for positions in (10, 20)
+        extent(factors(50, positions, sides=SIDES["linear"], first=300, second=400), 8.0) for positions in (10, 20)
     )
-    ratio = costs(long, long, "sum")[Route.PAIRS] / costs(short, short, "sum")[Route.PAIRS]
+    ratio = costs(long, long, "sum", 8.0)[Route.PAIRS] / costs(short, short, "sum", 8.0)[Route.PAIRS]
     assert ratio == pytest.approx(4.0)
-    wide = extent(factors(50, 10, sides=SIDES["linear"], first=600, second=800))
-    assert costs(wide, wide, "sum")[Route.GRADIENTS] / costs(short, short, "sum")[Route.GRADIENTS] == pytest.approx(4.0)
+    wide = extent(factors(50, 10, sides=SIDES["linear"], first=600, second=800), 8.0)
+    formed = [costs(one, one, "sum", 8.0)[Route.GRADIENTS] for one in (wide, short)]
+    assert formed[0] / formed[1] == pytest.approx(4.0)
 
 
 def test_views_in_different_order_are_multiplied_in_the_order_of_the_parameter():

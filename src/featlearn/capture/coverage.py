@@ -6,7 +6,7 @@ comparison in batches that hold only some of the samples finds samples that infl
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,8 @@ from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.graph import backward
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import CoupledSamplesError
-from featlearn.linalg.factors import Dense, Gradients, as_dense
+from featlearn.linalg.factors import Dense, Factor, Gradients, as_dense
+from featlearn.linalg.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,70 @@ def audited(snapshot: Snapshot, generator: torch.Generator, *, coupling: bool = 
     outputs, names = snapshot.outputs, list(snapshot.access)
     direction = _gaussian(1, outputs.shape[1], generator=generator).to(outputs)
     weights = _gaussian(snapshot.count, generator=generator).to(outputs)
+    batches = draws(snapshot.count, generator, thorough=True) if coupling else []
+    if batches and names and (found := _at_once(snapshot, names, direction, weights, batches)):
+        return found
     padded = torch.cat([weights, weights.new_zeros(len(outputs) - snapshot.count)])  # the copy of a single sample
     expected = _expected(snapshot, names, outputs, padded[:, None] * direction)
     readable = [name for name in names if snapshot.access[name].refusal is None]
     failed = _failing(snapshot, readable, direction, weights, expected)
     snapshot.distrust(failed)
-    pairs = [(g.detach(), snapshot.parameters[name].detach()) for name, g in expected.items() if g is not None]
-    terms = [float((g * p).norm()) for g, p in pairs]
-    rounding = math.hypot(*(term for term in terms if math.isfinite(term)), 0.0)
-    largest = max((float(g.abs().max()) for g, _ in pairs if g.numel()), default=0.0)
-    del expected, pairs
-    for drawn in draws(snapshot.count, generator, thorough=True) if coupling else ():
+    rounding, largest = _sizes(snapshot, expected)
+    del expected
+    for drawn in batches:
         _refuse_coupled_gradients(snapshot, drawn, direction, weights, rounding)
     return Audit(failed, rounding, largest)
+
+
+def _sizes(snapshot: Snapshot, expected: Mapping[str, Tensor | None]) -> tuple[float, float]:
+    """How large the terms of the outputs are, and the largest entry of a gradient."""
+    pairs = [(g.detach(), snapshot.parameters[name].detach()) for name, g in expected.items() if g is not None]
+    terms = _numbers([(g * p).norm() for g, p in pairs])
+    rounding = math.hypot(*(term for term in terms if math.isfinite(term)), 0.0)
+    return rounding, max(_numbers([g.abs().max() for g, _ in pairs if g.numel()]), default=0.0)
+
+
+def _numbers(found: Sequence[Tensor]) -> list[float]:
+    """Single numbers, fetched together: on a GPU each would be waited for."""
+    if not found:
+        return []
+    values: list[float] = torch.stack([one.detach().double().to(found[0].device) for one in found]).tolist()
+    return values
+
+
+def _at_once(
+    snapshot: Snapshot, names: list[str], direction: Tensor, weights: Tensor, batches: Sequence[Tensor]
+) -> Audit | None:
+    """Readings and coupling in one: per-sample gradients of the whole batch against autograd's in smaller batches.
+
+    Where all agree, both hold, for the price of the smaller batches. None where anything does not: then the longer way
+    tells a reading that is wrong from samples that influence each other.
+    """
+    outputs = [snapshot.probe.outputs(snapshot.indices[drawn]) for drawn in batches]
+    if not all(again.requires_grad and again.shape[1:] == snapshot.outputs.shape[1:] for again in outputs):
+        return None
+    expected, counted = [], []
+    for drawn, again in zip(batches, outputs, strict=True):
+        chosen = weights[drawn.to(weights.device)]
+        expected.append(_expected(snapshot, names, again, chosen[:, None] * direction))
+        counted.append(torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen))
+    sizes = [_sizes(snapshot, found) for found in expected]
+    rounding, largest = math.hypot(*(size for size, _ in sizes)), max(size for _, size in sizes)
+    for drawn, again in zip(batches, outputs, strict=True):
+        refuse_difference(snapshot, again.detach(), drawn, rounding)
+    try:
+        terms: list[list[tuple[str, Tensor, Tensor, Tensor]]] = [[] for _ in batches]
+        for name, gradients in snapshot.each_gradient(names, direction):
+            for number, found in enumerate(expected):
+                terms[number].append((name, *_compared_one(gradients, counted[number], found[name])))
+        checks = [_checks(one) for one in terms]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a rule fails, perhaps the user's
+        return None
+    if any(True for one in checks for _ in _differing(one, snapshot)):
+        return None
+    return Audit({}, rounding, largest)
 
 
 def disputed(snapshot: Snapshot, names: list[str], generator: torch.Generator) -> dict[str, str]:
@@ -123,15 +175,26 @@ Check = tuple[str, float, float]
 def _compared(
     snapshot: Snapshot, names: list[str], direction: Tensor, weights: Tensor, expected: Mapping[str, Tensor | None]
 ) -> list[Check]:
-    checks = []
-    for name, gradients in snapshot.each_gradient(names, direction):
-        total, size = _weighted_sum(gradients, weights)
-        reference = _flat(expected[name], total)
-        length = float(torch.linalg.vector_norm(reference, dtype=torch.float64))
+    found = snapshot.each_gradient(names, direction)
+    return _checks([(name, *_compared_one(gradients, weights, expected[name])) for name, gradients in found])
+
+
+def _compared_one(gradients: Gradients, weights: Tensor, expected: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The difference, how large the terms are, and how large autograd's gradient is."""
+    total, size = _weighted_sum(gradients, weights)
+    reference = _flat(expected, total)
+    difference, length = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in (total - reference, reference))
+    return difference, size, length
+
+
+def _checks(terms: Sequence[tuple[str, Tensor, Tensor, Tensor]]) -> list[Check]:
+    values = _numbers([value for _, *three in terms for value in three])
+    found = []
+    for number, (name, *_) in enumerate(terms):
+        difference, size, length = values[3 * number : 3 * number + 3]
         if math.isfinite(length):  # otherwise the kernel will not be finite either, and is refused for that
-            difference = float(torch.linalg.vector_norm(total - reference, dtype=torch.float64))
-            checks.append((name, difference, size + length))
-    return checks
+            found.append((name, difference, size + length))
+    return found
 
 
 def _differing(checks: list[Check], snapshot: Snapshot, cancelling: float = 2.0) -> Iterator[str]:
@@ -156,21 +219,32 @@ def _nodes(snapshot: Snapshot, name: str) -> str:
     return ", ".join(sorted(set(snapshot.access[name].uses.nodes)))
 
 
-def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, float]:
+def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, Tensor]:
     """sum_i w_i g_i, and a bound of its size before anything cancels."""
+    if not bool(weights.all()):
+        counted = weights.nonzero().flatten()
+        gradients, weights = gradients.take(counted), weights[counted]
     if isinstance(gradients, Dense):
         terms = weights.to(gradients.gradient)[:, None] * gradients.gradient[:, 0]
-        return terms.sum(0), float(torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64).sum())
-    parts, size = [], 0.0
+        return terms.sum(0), torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64).sum()
+    size = torch.zeros((), dtype=torch.float64, device=gradients.parts[0].grads.device)
     for part in gradients.parts:
-        grads = part.grads * weights.to(part.grads)[:, None, None, None]
-        lengths = torch.linalg.vector_norm(grads[0], dim=-1, dtype=torch.float64)
-        if not part.indexed:
+        lengths = torch.linalg.vector_norm(part.grads[0], dim=-1, dtype=torch.float64)
+        if isinstance(part.held, Windows):
+            lengths = lengths * part.held.lengths()
+        elif not part.indexed:
             lengths = lengths * torch.linalg.vector_norm(part.rows, dim=-1, dtype=torch.float64)
-        size += float(lengths.sum())
-        # Samples become positions of one sample: their sum.
-        parts.append(replace(part, rows=part.rows.flatten(0, 1)[None], grads=grads.flatten(1, 2)[:, None]))
-    return as_dense(replace(gradients, parts=tuple(parts))).gradient[0, 0], size
+        size = size + (lengths.sum((1, 2)) * weights.abs().to(lengths)).sum()
+    weighted = replace(gradients, parts=tuple(_weighted(part, weights) for part in gradients.parts))
+    return as_dense(weighted).gradient[:, 0].sum(0), size
+
+
+def _weighted(part: Factor, weights: Tensor) -> Factor:
+    """The samples times their weights; rows that are written out become positions of one sample: their sum."""
+    grads = part.grads * weights.to(part.grads)[:, None, None, None]
+    if isinstance(part.held, Windows):
+        return replace(part, grads=grads)
+    return replace(part, held=part.rows.flatten(0, 1)[None], grads=grads.flatten(1, 2)[:, None])
 
 
 def _flat(gradient: Tensor | None, like: Tensor) -> Tensor:

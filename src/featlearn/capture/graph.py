@@ -47,6 +47,8 @@ class Graph:
     """Floating types of all node outputs."""
     output_bytes: int = 0
     """Bytes of all node outputs together, an upper bound of what the forward pass keeps."""
+    order: tuple[Node, ...] = ()
+    """All nodes walked, in an order that two passes of the same code share."""
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
@@ -99,6 +101,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         _precisions_above(order, leaves),
         frozenset(dtypes),
         held,
+        tuple(order),
     )
 
 

@@ -19,7 +19,8 @@ from featlearn.capture.graph import backward, build_graph
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
-from featlearn.capture.snapshot import Snapshot
+from featlearn.capture.snapshot import Sightings, Snapshot
+from featlearn.capture.uses import Pattern
 from featlearn.errors import (
     CoupledSamplesError,
     FeatlearnError,
@@ -67,8 +68,12 @@ class Measurement:
         """Where the outputs, and so the kernels, live."""
         return self.pilots[0].outputs.device
 
-    def snapshot(self, probe: Probe, begin: int, end: int) -> Snapshot:
-        """Samples [begin, end) of a probe, captured, and checked for coupling."""
+    def snapshot(self, probe: Probe, begin: int, end: int, first: Tensor | None = None) -> Snapshot:
+        """Samples [begin, end) of a probe, captured, and checked for coupling.
+
+        `first`: the direction (C,) that will be asked for first. The sample axes of the pilot are then taken over where
+        the graph is the same, and confirmed by that pass against a smaller batch, instead of passes to find them.
+        """
         key = (id(probe), begin, end)
         if key in self.last:
             return self.last[key]
@@ -77,9 +82,17 @@ class Measurement:
         indices = torch.arange(begin, end, device="cpu")
         # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones an eighth.
         # First, so that only one graph is held at a time.
-        drawn = draws(len(indices), generator, thorough=len(indices) <= 64)
-        again = [probe.outputs(indices[batch]).detach() for batch in drawn]
-        found = Snapshot(probe, indices, self.parameters, generator, self.distrusted)
+        drawn = draws(len(indices), generator, thorough=len(indices) <= 3 * PILOT)
+        pattern = next((pilot.pattern for pilot in self.pilots if pilot.probe is probe), None)
+        again, seen = [], None
+        for batch in drawn:
+            if first is not None and seen is None and len(indices) > 1 and pattern is not None:
+                outputs, pattern, seen = self._seen(probe, indices, batch, first, pattern, generator)
+            else:
+                outputs = probe.outputs(indices[batch]).detach()
+            again.append(outputs)
+        found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, pattern if seen else None)
+        found.unconfirmed = seen if found.assumed else None
         self.graphs.append(found.graph is not None)
         for batch, outputs in zip(drawn, again, strict=True):
             refuse_difference(found, outputs, batch, self.rounding)
@@ -90,6 +103,15 @@ class Measurement:
         if self.remembering:
             self.last[key] = found
         return found
+
+    def _seen(
+        self, probe: Probe, indices: Tensor, places: Tensor, direction: Tensor, pattern: Pattern,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Pattern | None, Sightings | None]:  # fmt: skip
+        """Outputs, sample axes (with what the pilot left open) and gradients of some of the samples alone."""
+        small = Snapshot(probe, indices[places], self.parameters, generator, self.distrusted, pattern, exemplary=True)
+        seen = None if small.graph is None else small.sightings(places, direction)
+        return small.outputs.detach(), small.pattern, seen
 
     def _unchecked(self, snapshot: Snapshot) -> list[str]:
         """Parameters that the pilot's samples do not use, and those read by rules that are not built in."""
@@ -184,7 +206,7 @@ def _piloted(
     distrusted: dict[str, str] = {}
     rounding = 0.0
     for probe in probes:
-        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {})
+        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {}, exemplary=True)
         _refuse_rewriting(model, names, isolation)
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         if model is not original:

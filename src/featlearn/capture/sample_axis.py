@@ -45,6 +45,25 @@ def sample_layout(
     return next((layout for layout in candidates if _shows(plain, coded, codes, layout)), None)
 
 
+def is_certain(
+    plain: Tensor | None, coded: Sequence[Tensor | None], codes: Sequence[Tensor], shape: torch.Size, layout: Layout
+) -> bool:
+    """Whether this is the only split that shows the codes, and shows them for every sample: zeros show any code."""
+    if plain is None:
+        return False
+    size, place = (
+        plain.detach().reshape(layout.before, layout.samples, layout.after).abs().transpose(0, 1).flatten(1).max(1)
+    )
+    if not bool((size > 0).all()):
+        return False
+    # One entry of each sample, where it is largest: a split that ascribes any of them to another sample is out.
+    samples = torch.arange(layout.samples, device=place.device)
+    entries = (place // layout.after * layout.samples + samples) * layout.after + place % layout.after
+    others = [split for split in splits(shape, layout.samples) if split != layout]
+    left = [split for split in others if torch.equal(entries // split.after % split.samples, samples)]
+    return not any(_shows(plain, coded, codes, other) for other in left)
+
+
 def _shows(plain: Tensor, coded: Sequence[Tensor | None], codes: Sequence[Tensor], layout: Layout) -> bool:
     """Whether every slice of this layout shows its own code in every digit."""
     split = (layout.before, layout.samples, layout.after)

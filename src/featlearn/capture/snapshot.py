@@ -5,18 +5,20 @@ Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from featlearn.capture.fallback import sample_gradients
-from featlearn.capture.graph import Graph, Value, build_graph, gradients_at
+from featlearn.capture.graph import Graph, Value, backward, build_graph, gradients_at
 from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Coordinates, coordinates, pulled_back
-from featlearn.capture.uses import ParameterUses, Reading, SampleAxes, parameter_uses
+from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
+from featlearn.linalg.windows import Windows
 from featlearn.ops import Direct, Outer
 
 
@@ -34,12 +36,23 @@ class Access:
         return self.uses.refusal
 
 
+@dataclass(frozen=True)
+class Sightings:
+    """Gradients at the uses of parameters in a smaller batch, to be found again in the larger one."""
+
+    places: Tensor
+    """Where its samples stand in the larger batch."""
+    direction: Tensor
+    gradients: Mapping[int, Tensor | None]
+    """Number of a node -> gradients at its output, samples first."""
+
+
 class Snapshot:
     """The outputs of one chunk of samples with their graph, read."""
 
     def __init__(
         self, probe: Probe, indices: Tensor, parameters: Mapping[str, Tensor], generator: torch.Generator,
-        distrusted: Mapping[str, str],
+        distrusted: Mapping[str, str], expected: Pattern | None = None, exemplary: bool = False,
     ) -> None:  # fmt: skip
         self.probe = probe
         self.count = len(indices)
@@ -51,13 +64,64 @@ class Snapshot:
         self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
         self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
         self.access: dict[str, Access] = {}
+        self._distrusted: dict[str, str] = {}
+        self.assumed = False
+        self.pattern: Pattern | None = None
+        self.unconfirmed: Sightings | None = None
+        """What a smaller batch has seen of sample axes that are taken over from another graph and not yet confirmed."""
         if self.graph is not None:
             _refuse_hidden(self.graph)
-            for name, uses in parameter_uses(SampleAxes(self.outputs, self.graph, generator)).items():
-                self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
-            self.distrust(distrusted)
+            self._read(generator, distrusted, expected, exemplary)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+
+    def _read(
+        self, generator: torch.Generator, distrusted: Mapping[str, str], expected: Pattern | None = None,
+        exemplary: bool = False,
+    ) -> None:  # fmt: skip
+        """Find every use of every parameter; with `expected` sample axes nothing is asked of the network."""
+        assert self.graph is not None
+        axes = SampleAxes(self.outputs, self.graph, generator, expected, exemplary)
+        for name, uses in parameter_uses(axes).items():
+            self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
+        self.distrust(distrusted)
+        self.pattern, self.assumed = axes.pattern() if exemplary else None, axes.assumed
+
+    def sightings(self, places: Tensor, direction: Tensor) -> "Sightings":
+        """What these samples, which are those at `places` of a larger batch, see of a direction."""
+        names = [name for name, access in self.access.items() if access.refusal is None]
+        grads = self._use_gradients(names, direction[None])
+        return Sightings(places, direction, self._by_sample(grads))
+
+    def _by_sample(self, grads: Mapping[Value, list[Tensor | None]]) -> dict[int, Tensor | None]:
+        """Number of a node -> the first direction's gradient at its output, samples first."""
+        assert self.graph is not None
+        layouts = {
+            reading.use.node: reading.use.layout for access in self.access.values() for reading in access.uses.readings
+        }
+        found = {}
+        for number, node in enumerate(self.graph.order):
+            if (node, 0) in grads:
+                gradient = grads[node, 0][0]
+                found[number] = None if gradient is None else layouts[node].samples_first(gradient.detach(), 1)
+        return found
+
+    def _confirm(self, grads: Mapping[Value, list[Tensor | None]], directions: Tensor) -> bool:
+        """Whether sample axes that were taken over are those of this batch: a smaller one must see the same."""
+        seen, self.unconfirmed = self.unconfirmed, None
+        if seen is None:
+            return True
+        if not torch.equal(directions[0], seen.direction):
+            return False
+        found = [
+            _close(seen.gradients.get(number), here, seen.places, self.precision)
+            for number, here in self._by_sample(grads).items()
+        ]
+        if not all(one for one in found if isinstance(one, bool)):
+            return False
+        # Together: on a GPU each would be waited for.
+        numbers = [one for one in found if isinstance(one, Tensor)]
+        return not numbers or bool(torch.stack([one.to(numbers[0].device) for one in numbers]).all())
 
     def precision_of(self, name: str) -> float:
         """Machine epsilon of the coarsest type between a parameter and the outputs."""
@@ -65,6 +129,7 @@ class Snapshot:
 
     def distrust(self, reasons: Mapping[str, str]) -> None:
         """Send parameters to the fallback."""
+        self._distrusted = {**self._distrusted, **reasons}
         for name, reason in reasons.items():
             if name in self.access:
                 self.access[name] = Access(ParameterUses((), reason, self.access[name].uses.nodes), None)
@@ -79,10 +144,12 @@ class Snapshot:
         self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()
     ) -> Iterator[tuple[str, Gradients]]:
         """The same one by one: what is made of one parameter can be dropped before the next."""
-        here = [name for name in names if name in self.access]
-        read = [name for name in here if self.access[name].refusal is None]
-        lost = [name for name in here if self.access[name].refusal is not None]
+        read, lost = self._sorted(names)
         grads = self._use_gradients(read, directions)
+        if not self._confirm(grads, directions):
+            self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
+            read, lost = self._sorted(names)
+            grads = self._use_gradients(read, directions)
         formed: dict[int, Tensor] = {}
         for name in read:
             access = self.access[name]
@@ -96,6 +163,14 @@ class Snapshot:
         if lost:
             for name, gradients in sample_gradients(self, lost, directions).items():
                 yield name, gradients.take(slice(0, self.count))
+
+    def _sorted(self, names: Collection[str]) -> tuple[list[str], list[str]]:
+        """Those that can be read, and those that go to the fallback."""
+        here = [name for name in names if name in self.access]
+        return (
+            [name for name in here if self.access[name].refusal is None],
+            [name for name in here if self.access[name].refusal is not None],
+        )
 
     def arriving(self, readings: Sequence[Reading], direction: Tensor) -> list[Tensor]:
         """Gradients of direction . f at the outputs of outer uses: (samples, positions, units) for each of them.
@@ -121,11 +196,27 @@ class Snapshot:
         found: dict[Value, list[Tensor | None]] = defaultdict(list)
         if not values:
             return found
+        if _worth_batching(self, directions) and self._batched_gradients(values, directions, found):
+            return found
         for direction in directions:
             cotangent = direction.to(self.outputs).expand_as(self.outputs)
             for value, gradient in gradients_at(self.outputs, values, cotangent).items():
                 found[value].append(gradient)
         return found
+
+    def _batched_gradients(
+        self, values: list[Value], directions: Tensor, found: dict[Value, list[Tensor | None]]
+    ) -> bool:
+        """All directions in one pass; False where an op on the way cannot be vectorised."""
+        cotangents = directions.to(self.outputs)[:, None].expand(-1, *self.outputs.shape)
+        edges = [GradientEdge(*value) for value in values]
+        try:
+            stacks = backward([self.outputs], edges, [cotangents], batched=True)
+        except (UnsupportedModelError, torch.OutOfMemoryError):
+            return False
+        for value, stack in zip(values, stacks, strict=True):
+            found[value] = [None] * len(directions) if stack is None else list(stack)
+        return True
 
     def _factors(
         self, readings: tuple[Reading, ...], where: Coordinates, grads: Mapping[Value, list[Tensor | None]]
@@ -134,19 +225,20 @@ class Snapshot:
         for reading in readings:
             assert isinstance(reading.form, Outer)
             part = self._factor(reading, reading.form, grads)
-            flipped = Factor(part.rows, part.grads, part.rows_first != where.flipped[reading.value], part.row_size)
+            flipped = replace(part, rows_first=part.rows_first != where.flipped[reading.value])
             parts.append(flipped)
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
     def _factor(self, reading: Reading, form: Outer, grads: Mapping[Value, list[Tensor | None]]) -> Factor:
-        shape, example = reading.use.output, self.outputs
-        stacked = torch.stack([
-            form.grads(example.new_zeros(shape) if grad is None else grad).to(self.accumulate)
-            for grad in grads[reading.use.node, 0]
-        ])  # fmt: skip
-        rows = form.rows().detach()
-        return Factor(rows.to(self.accumulate) if rows.is_floating_point() else rows, stacked.detach(),
-                      form.rows_first, form.row_size)  # fmt: skip
+        zero = self.outputs.new_zeros(reading.use.output)
+        found = [form.grads(zero if grad is None else grad).detach() for grad in grads[reading.use.node, 0]]
+        rows = form.rows()
+        held: Tensor | Windows
+        if isinstance(rows, Windows):
+            held = replace(rows, image=rows.image.detach().to(self.accumulate))
+        else:
+            held = rows.detach().to(self.accumulate) if rows.is_floating_point() else rows
+        return Factor(held, _stacked(found, self.accumulate), form.rows_first, form.row_size)
 
     def _pulled_back(
         self, name: str, readings: tuple[Reading, ...], grads: Mapping[Value, list[Tensor | None]],
@@ -178,6 +270,39 @@ class Snapshot:
             first, second = second, first
         whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
         return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
+
+
+def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
+    """On a GPU small passes leave it idle, and all directions go together if their gradients fit; a CPU loops."""
+    outputs, graph = snapshot.outputs, snapshot.graph
+    if not outputs.is_cuda or len(directions) == 1 or graph is None:
+        return False
+    free, _ = torch.cuda.mem_get_info(outputs.device)
+    return graph.output_bytes * len(directions) < free // 4
+
+
+def _close(small: Tensor | None, large: Tensor | None, places: Tensor, precision: float) -> bool | Tensor:
+    """Whether a smaller batch has the gradients that its samples have in a larger one, to half of the digits."""
+    if small is None or large is None:
+        return small is large
+    there = large[places.to(large.device)]
+    if there.shape != small.shape:
+        return False
+    difference, size = (torch.linalg.vector_norm(one) for one in (there - small, small))
+    return torch.le(difference, precision**0.5 * size)
+
+
+def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """(directions, samples, positions, blocks, m), in memory sample by sample, then direction by direction, then as the
+    op has it: what is multiplied together then lies together."""
+    if len(grads) == 1:
+        return grads[0].to(dtype)[None]
+    order = sorted((1, 2, 3), key=grads[0].stride().__getitem__, reverse=True)
+    samples, inner = len(grads[0]), [grads[0].shape[axis] for axis in order]
+    whole = torch.empty(samples, len(grads), *inner, dtype=dtype, device=grads[0].device)
+    for k, grad in enumerate(grads):
+        whole[:, k].copy_(grad.permute(0, *order))
+    return whole.permute(1, 0, *(2 + order.index(axis) for axis in (1, 2, 3)))
 
 
 def _refuse_hidden(graph: Graph) -> None:

@@ -7,13 +7,14 @@ through exactly one edge, so the sum over uses, each pulled back through the reg
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from featlearn.capture.graph import Edge, Graph, Node, Value, gradients_at
-from featlearn.capture.sample_axis import sample_codes, sample_layout
+from featlearn.capture.sample_axis import is_certain, sample_codes, sample_layout, splits
 from featlearn.ops import Direct, Layout, Outer, Use, rule_for
 from featlearn.ops.form import Form
 
@@ -49,10 +50,27 @@ class ParameterUses:
     """Names of the nodes that use the parameter, for the plan."""
 
 
-class SampleAxes:
-    """Sample axes of the nodes of one graph, found on demand by pairs of backward passes."""
+@dataclass(frozen=True)
+class Pattern:
+    """The sample axes of one graph, to be expected of another that the same code has built for other samples."""
 
-    def __init__(self, outputs: Tensor, graph: Graph, generator: torch.Generator) -> None:
+    names: tuple[str, ...]
+    """All nodes in order."""
+    layouts: Mapping[int, Layout | None]
+    """Number of a node -> its sample axis."""
+    single_output: Mapping[int, bool]
+
+
+class SampleAxes:
+    """Sample axes of the nodes of one graph, found on demand by pairs of backward passes.
+
+    `exemplary`: they will be expected of other graphs, so whether they are certain is found out as well.
+    """
+
+    def __init__(
+        self, outputs: Tensor, graph: Graph, generator: torch.Generator, expected: Pattern | None = None,
+        exemplary: bool = False,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self._outputs = outputs
         self._codes = sample_codes(len(outputs), graph.dtypes, generator)
@@ -60,6 +78,35 @@ class SampleAxes:
         # The gradient of the root is the cotangent: samples first.
         self.layouts: dict[Node, Layout | None] = {graph.root[0]: Layout(1, len(outputs), outputs.shape[1])}
         self.single_output: dict[Node, bool] = {graph.root[0]: graph.root[1] == 0}
+        self._exemplary = exemplary
+        self._doubtful: set[Node] = set()
+        self.assumed = expected is not None and self._assume(expected)
+
+    def pattern(self) -> Pattern:
+        """What has been found so far, without what few samples leave open."""
+        places = {node: number for number, node in enumerate(self.graph.order) if node not in self._doubtful}
+        return Pattern(
+            tuple(node.name() for node in self.graph.order),
+            {places[node]: layout for node, layout in self.layouts.items() if node in places},
+            {places[node]: single for node, single in self.single_output.items() if node in places},
+        )
+
+    def _assume(self, expected: Pattern) -> bool:
+        """Take over the sample axes of a graph with the same nodes, if all shapes are as they should then be."""
+        order, samples = self.graph.order, len(self._outputs)
+        if tuple(node.name() for node in order) != expected.names:
+            return False
+        found: dict[Node, Layout | None] = {}
+        for number, layout in expected.layouts.items():
+            node = order[number]
+            if layout is not None:
+                layout = Layout(layout.before, samples, layout.after)
+                if layout not in splits(self.graph.output_shape((node, 0)), samples):
+                    return False
+            found[node] = layout
+        self.layouts |= found
+        self.single_output |= {order[number]: single for number, single in expected.single_output.items()}
+        return True
 
     def find(self, nodes: list[Node]) -> None:
         """Find the sample axis of each node's output."""
@@ -74,7 +121,11 @@ class SampleAxes:
             layouts = []
             for n in numbers:
                 shape, value = self.graph.output_shape((node, n)), (node, n)
-                layouts.append(sample_layout(plain[value], [found[value] for found in coded], self._codes, shape))
+                shown = plain[value], [found[value] for found in coded], self._codes, shape
+                layout = sample_layout(*shown)
+                layouts.append(layout)
+                if self._exemplary and layout is not None and not is_certain(*shown, layout):
+                    self._doubtful.add(node)
             self.layouts[node] = layouts[0] if None not in layouts else None
             self.single_output[node] = numbers == [0]
 

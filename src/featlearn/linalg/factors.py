@@ -12,17 +12,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from featlearn.linalg.windows import Windows
+
 
 @dataclass(frozen=True)
 class Factor:
     """Outer products of rows and gradients that share the sides on which they stand."""
 
-    rows: Tensor
-    """(samples, positions, blocks, n), or integer (samples, positions): rows of an identity matrix of size n."""
+    held: Tensor | Windows
+    """The rows: (samples, positions, blocks, n), or integer (samples, positions): rows of an identity matrix of size n;
+    or the images whose windows they are."""
     grads: Tensor
     """(directions, samples, positions, blocks, m)"""
     rows_first: bool
     row_size: int
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows written out."""
+        return self.held.rows() if isinstance(self.held, Windows) else self.held
 
     @property
     def samples(self) -> int:
@@ -37,11 +45,12 @@ class Factor:
     @property
     def indexed(self) -> bool:
         """Whether the rows are rows of an identity matrix, kept as integers."""
-        return not self.rows.is_floating_point()
+        return not isinstance(self.held, Windows) and not self.held.is_floating_point()
 
-    def take(self, samples: slice) -> "Factor":
+    def take(self, samples: slice | Tensor) -> "Factor":
         """Some of the samples."""
-        return replace(self, rows=self.rows[samples], grads=self.grads[:, samples])
+        held = self.held.take(samples) if isinstance(self.held, Windows) else self.held[samples]
+        return replace(self, held=held, grads=self.grads[:, samples])
 
     def with_positions(self, count: int) -> "Factor":
         """Padded to `count` positions; the new ones contribute nothing."""
@@ -50,7 +59,7 @@ class Factor:
             return self
         ends = (0, extra) if self.indexed else (0, 0, 0, 0, 0, extra)
         grads = functional.pad(self.grads, (0, 0, 0, 0, 0, extra))
-        return replace(self, rows=functional.pad(self.rows, ends), grads=grads)
+        return replace(self, held=functional.pad(self.rows, ends), grads=grads)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Factors:
         """Factors can be multiplied with each other where this is equal."""
         return (self.blocks, self.first, self.second, self.view)
 
-    def take(self, samples: slice) -> "Factors":
+    def take(self, samples: slice | Tensor) -> "Factors":
         """Some of the samples."""
         return replace(self, parts=tuple(part.take(samples) for part in self.parts))
 
@@ -102,7 +111,7 @@ class Dense:
         """How many output directions."""
         return self.gradient.shape[1]
 
-    def take(self, samples: slice) -> "Dense":
+    def take(self, samples: slice | Tensor) -> "Dense":
         """Some of the samples."""
         return Dense(self.gradient[samples])
 
@@ -123,15 +132,33 @@ def dense_slice(factors: Factors, begin: int, end: int) -> Tensor:
 def _rows_first_slice(part: Factor, begin: int, end: int) -> Tensor:
     if part.indexed:
         return _scattered(part, begin, end)
+    if isinstance(part.held, Windows):
+        return _from_windows(part.held, part.grads, slice(begin, end)).transpose(-1, -2)
     return torch.einsum("ptbn,kptbm->pkbnm", part.rows[..., begin:end], part.grads)
 
 
 def _grads_first_slice(part: Factor, begin: int, end: int) -> Tensor:
     grads = part.grads[..., begin:end]
+    if isinstance(part.held, Windows):
+        return _from_windows(part.held, grads, slice(None))
     if not part.indexed:
         return torch.einsum("kptbm,ptbn->pkbmn", grads, part.rows)
     whole = _scattered(replace(part, grads=grads), 0, part.row_size)
     return whole.transpose(-1, -2)
+
+
+def _from_windows(windows: Windows, grads: Tensor, entries: slice) -> Tensor:
+    """(samples, directions, blocks, m, some entries of the rows): a few images at a time."""
+    directions, samples, positions, blocks, width = grads.shape
+    left = grads.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
+    size = len(range(*entries.indices(windows.row_size)))
+    whole = grads.new_empty(samples, blocks, directions * width, size)
+    for piece in windows.pieces(grads.element_size()):
+        columns = windows.take(piece).columns()[:, :, entries].flatten(0, 1)
+        flat = left[piece].reshape(-1, directions * width, positions)
+        torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
+    found = whole.view(samples, blocks, directions, width, size)
+    return found.transpose(1, 2)
 
 
 def _scattered(part: Factor, begin: int, end: int) -> Tensor:
@@ -172,9 +199,16 @@ def concatenate(pieces: Sequence[Gradients]) -> Gradients:
     for same in zip(*(piece.parts for piece in factors), strict=True):
         longest = max(part.positions for part in same)
         even = [part.with_positions(longest) for part in same]
-        rows = torch.cat([part.rows for part in even])
-        parts.append(replace(even[0], rows=rows, grads=torch.cat([part.grads for part in even], 1)))
+        parts.append(replace(even[0], held=_joined(even), grads=torch.cat([part.grads for part in even], 1)))
     return replace(factors[0], parts=tuple(parts))
+
+
+def _joined(parts: Sequence[Factor]) -> Tensor | Windows:
+    """The rows of several groups of samples."""
+    windows = [part.held for part in parts if isinstance(part.held, Windows)]
+    if len(windows) == len(parts) and len({one.geometry for one in windows}) == 1:
+        return replace(windows[0], image=torch.cat([one.image for one in windows]))
+    return torch.cat([part.rows for part in parts])
 
 
 class Gathered:
@@ -211,15 +245,20 @@ class Gathered:
 def _tensors(gradients: Gradients) -> list[Tensor]:
     if isinstance(gradients, Dense):
         return [gradients.gradient]
-    return [tensor for part in gradients.parts for tensor in (part.rows, part.grads)]
+    held = [part.held.image if isinstance(part.held, Windows) else part.held for part in gradients.parts]
+    return [*held, *(part.grads for part in gradients.parts)]
 
 
 def _alike(a: Gradients, b: Gradients) -> bool:
     """Whether pieces can be written into the same place."""
     if isinstance(a, Dense) or isinstance(b, Dense):
         return isinstance(a, Dense) and isinstance(b, Dense)
-    positions = [part.positions for part in a.parts] == [part.positions for part in b.parts]
-    return _sides(a) == _sides(b) and positions
+    return _sides(a) == _sides(b) and [_kept(part) for part in a.parts] == [_kept(part) for part in b.parts]
+
+
+def _kept(part: Factor) -> tuple[object, ...]:
+    """How the rows are kept."""
+    return (part.positions, part.held.geometry if isinstance(part.held, Windows) else None)
 
 
 def _empty_like(piece: Gradients, samples: int) -> Gradients:
@@ -228,12 +267,21 @@ def _empty_like(piece: Gradients, samples: int) -> Gradients:
     parts = tuple(
         replace(
             part,
-            rows=part.rows.new_empty(samples, *part.rows.shape[1:]),
-            grads=part.grads.new_empty(part.grads.shape[0], samples, *part.grads.shape[2:]),
+            held=replace(part.held, image=_longer(part.held.image, 0, samples))
+            if isinstance(part.held, Windows)
+            else _longer(part.held, 0, samples),
+            grads=_longer(part.grads, 1, samples),
         )
         for part in piece.parts
     )
     return replace(piece, parts=parts)
+
+
+def _longer(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """An empty tensor of another size along one axis, its axes in the same order in memory."""
+    order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+    shape = [size if i == axis else tensor.shape[i] for i in order]
+    return tensor.new_empty(shape).permute([order.index(i) for i in range(tensor.dim())])
 
 
 def _sides(factors: Factors) -> tuple[object, ...]:
@@ -251,7 +299,7 @@ def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:
         if len(same) == 1
         else replace(
             same[0],
-            rows=torch.cat([part.rows for part in same], 1),
+            held=torch.cat([part.rows for part in same], 1),
             grads=torch.cat([part.grads for part in same], 2),
         )
         for _, same in sorted(groups.items())

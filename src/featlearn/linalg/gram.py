@@ -1,7 +1,8 @@
 """Gram matrices of per-sample gradients, by the cheaper of two contractions.
 
 - *pairs*: Gram of the rows times Gram of the gradients, summed over pairs of positions:
-  samples^2 positions^2 (n + m) operations; nothing of the parameter's size is formed;
+  samples^2 positions^2 (n + m) operations; nothing of the parameter's size is formed. Rows that are windows of images
+  take the Gram of the pixels instead, shifted and summed: the channels stand for n where that is less;
 - *gradients*: form the per-sample gradients, slice by slice, and multiply: samples positions n m + samples^2 n m.
 """
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg.factors import Factor, Factors, Gradients, as_dense, dense_slice
+from featlearn.linalg.rates import elementwise_cost
+from featlearn.linalg.windows import Windows
 
 Mode = Literal["sum", "each", "full"]
 """sum: trace over directions, (P, P2); each: (K, P, P2); full: (P, P2, K, K)."""
@@ -37,39 +40,50 @@ class Extent:
     first: int
     second: int
     parts: tuple[tuple[int, int, int], ...]
-    """(positions, width of the rows, 1 for integers, width of the gradients) of each part."""
+    """(positions, width of the rows, 1 for integers, width of the gradients) of each part; for windows of images the
+    width at which their inner products cost as much."""
 
 
-def extent(factors: Factors) -> Extent:
+def extent(factors: Factors, elementwise: float) -> Extent:
     """The sizes of these factors."""
-    parts = tuple(
-        (part.positions, 1 if part.indexed else part.row_size, part.grads.shape[-1]) for part in factors.parts
-    )
+    parts = tuple((part.positions, _row_cost(part, elementwise), part.grads.shape[-1]) for part in factors.parts)
     return Extent(factors.samples, factors.directions, factors.blocks, factors.first, factors.second, parts)
 
 
-# A product of two Gram matrices moves memory: each of its elements costs as much as about this many multiply-adds.
-ELEMENTWISE = 8
+def window_cost(kernel: int, row_size: int, pixels: int, positions: int, elementwise: float) -> int:
+    """Multiply-adds for the inner product of two windows: directly, or from the inner products of pixels."""
+    shifted = pixels**2 * (row_size // kernel) / positions**2 + elementwise * kernel
+    return min(row_size, int(shifted) + 1)
 
 
-def costs(left: Extent, right: Extent, mode: Mode) -> dict[Route, float]:
-    """Multiply-adds of both routes."""
+def _row_cost(part: Factor, elementwise: float) -> int:
+    if isinstance(part.held, Windows):
+        pixels = part.held.image.shape[2:].numel()
+        return window_cost(math.prod(part.held.kernel), part.row_size, pixels, part.positions, elementwise)
+    return 1 if part.indexed else part.row_size
+
+
+def costs(left: Extent, right: Extent, mode: Mode, elementwise: float) -> dict[Route, float]:
+    """Multiply-adds of both routes.
+
+    `elementwise`: how many of them one element costs where two Gram matrices are multiplied, which moves memory.
+    """
     samples, directions = left.samples * right.samples, left.directions
     grams = directions**2 if mode == "full" else directions
     pairs = 0.0
     for positions, rows, grads in left.parts:
         for positions2, _, _ in right.parts:
             held = 1 if mode == "sum" else grams
-            pairs += samples * left.blocks * positions * positions2 * (rows + grams * grads + ELEMENTWISE * held)
+            pairs += samples * left.blocks * positions * positions2 * (rows + grams * grads + elementwise * held)
     size = left.blocks * left.first * left.second
     formed = sum(side.samples * side.directions * size * sum(t for t, _, _ in side.parts) for side in (left, right))
     gradients = formed + grams * samples * size
     return {Route.PAIRS: pairs, Route.GRADIENTS: float(gradients)}
 
 
-def cheaper_route(left: Extent, right: Extent, mode: Mode) -> Route:
+def cheaper_route(left: Extent, right: Extent, mode: Mode, elementwise: float) -> Route:
     """The route with fewer operations."""
-    cost = costs(left, right, mode)
+    cost = costs(left, right, mode, elementwise)
     return min(cost, key=cost.__getitem__)
 
 
@@ -85,11 +99,11 @@ def add_gram(
 ) -> None:
     """out += left right^T.
 
-    `symmetric` promises that both sides are the same samples: one triangle of tiles is computed and mirrored.
-    `scratch` bounds the bytes of temporaries.
+    `symmetric` promises that both sides are the same samples: only what lies on and below the diagonal is added; after
+    everything has been added, `mirror` completes it. `scratch` bounds the bytes of temporaries.
     """
     if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
-        if (route or cheaper_route(extent(left), extent(right), mode)) is Route.PAIRS:
+        if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
             _add_pairs(out, left, right, mode, symmetric, scratch)
             return
         for begin, end in _first_slices(left, right, scratch, out.element_size()):
@@ -98,6 +112,39 @@ def add_gram(
             _add_dense(out, a, b, mode, symmetric, scratch)
         return
     _add_dense(out, as_dense(left).gradient, as_dense(right).gradient, mode, symmetric, scratch)
+
+
+def _route(left: Factors, right: Factors, mode: Mode, device: torch.device) -> Route:
+    weight = elementwise_cost(device)
+    return cheaper_route(extent(left, weight), extent(right, weight), mode, weight)
+
+
+def mirror(out: Tensor, mode: Mode) -> None:
+    """Complete a symmetric kernel of which only the lower triangle was added to."""
+    size = out.shape[1]
+    step = min(size, PANEL)  # what is copied and what it is copied from stay in the cache
+    for i in range(0, size, step):
+        stop = min(i + step, size)
+        if mode == "each":
+            out[:, :i, i:stop] = out[:, i:stop, :i].mT
+            out[:, i:stop, i:stop] = _mirrored(out[:, i:stop, i:stop])
+        elif mode == "sum":
+            out[:i, i:stop] = out[i:stop, :i].T
+            out[i:stop, i:stop] = _mirrored(out[i:stop, i:stop])
+        else:
+            out[:i, i:stop] = out[i:stop, :i].permute(1, 0, 3, 2)
+            out[i:stop, i:stop] = _mirrored_samples(out[i:stop, i:stop])
+
+
+def _mirrored(square: Tensor) -> Tensor:
+    return square.tril() + square.tril(-1).mT
+
+
+def _mirrored_samples(square: Tensor) -> Tensor:
+    """(P, P, K, K): pairs of samples above the diagonal from those below it, directions exchanged."""
+    count = square.shape[0]
+    below = torch.ones(count, count, dtype=torch.bool, device=square.device).tril()[:, :, None, None]
+    return torch.where(below, square, square.permute(1, 0, 3, 2))
 
 
 def _first_slices(left: Factors, right: Factors, scratch: int, item: int) -> Iterator[tuple[int, int]]:
@@ -109,63 +156,69 @@ def _first_slices(left: Factors, right: Factors, scratch: int, item: int) -> Ite
         yield begin, min(begin + step, left.first)
 
 
-# At least this many rows in a tile, so that a product keeps its speed; more tiles spare more of the triangle.
-TILE = 256
+# At least this many rows in a panel, so that a product keeps its speed; more panels spare more of the triangle. A GPU
+# needs larger ones to be busy.
+PANEL, CUDA_PANEL = 32, 512
+PANELS = 16
 
 
-def _tiles(rows: int, columns: int, largest: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    step = max(1, min(largest, max(TILE, -(-max(rows, columns) // 8))))
+def _panels(
+    rows: int, columns: int, largest: int, symmetric: bool, cuda: bool = False
+) -> Iterator[tuple[slice, slice]]:
+    """Tiles of at most `largest` entries: some rows and, if they fit, all columns (those below the diagonal)."""
+    least = CUDA_PANEL if cuda else PANEL
+    step = max(1, min(rows, max(least, -(-rows // PANELS)), max(1, largest)))
+    if step * columns > largest:  # then nearly square, for the sake of the products
+        step = max(1, min(step, int(largest**0.5)))
+    wide = max(1, min(columns, largest // step))
     for i in range(0, rows, step):
-        for j in range(0, i + 1 if symmetric else columns, step):
-            yield slice(i, min(i + step, rows)), slice(j, min(j + step, columns))
+        stop = min(i + step, rows)
+        for j in range(0, stop if symmetric else columns, wide):
+            yield slice(i, stop), slice(j, min(j + wide, stop if symmetric else columns))
 
 
-def _add_tile(out: Tensor, tile: Tensor, rows: slice, columns: slice, mode: Mode, symmetric: bool) -> None:
-    if mode == "each":
-        out[:, rows, columns] += tile
-    else:
-        out[rows, columns] += tile
-    if symmetric and rows != columns:
-        if mode == "each":
-            out[:, columns, rows] += tile.mT
-        elif mode == "sum":
-            out[columns, rows] += tile.T
-        else:
-            out[columns, rows] += tile.permute(1, 0, 3, 2)
+def _part(out: Tensor, rows: slice, columns: slice, mode: Mode) -> Tensor:
+    return out[:, rows, columns] if mode == "each" else out[rows, columns]
 
 
 def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: bool, scratch: int) -> None:
     """left (P, K, N), right (P2, K, N)."""
     directions = left.shape[1]
-    held = out.element_size() * (1 if mode == "sum" else directions if mode == "each" else directions**2)
-    largest = max(1, int((scratch / held) ** 0.5))
-    for rows, columns in _tiles(left.shape[0], right.shape[0], largest, symmetric):
-        a, b = left[rows], right[columns]
+    held = out.element_size() * (directions**2 if mode == "full" else 1)
+    for rows, columns in _panels(left.shape[0], right.shape[0], scratch // held, symmetric, out.is_cuda):
+        a, b, part = left[rows], right[columns], _part(out, rows, columns, mode)
         if mode == "sum":
-            tile = a.flatten(1) @ b.flatten(1).T
+            part.addmm_(a.flatten(1), b.flatten(1).T)
         elif mode == "each":
-            tile = torch.bmm(a.transpose(0, 1), b.permute(1, 2, 0))
+            for k in range(directions):
+                part[k].addmm_(a[:, k], b[:, k].T)
         else:
             flat = a.flatten(0, 1) @ b.flatten(0, 1).T
-            tile = flat.reshape(a.shape[0], directions, b.shape[0], directions).transpose(1, 2)
-        _add_tile(out, tile, rows, columns, mode, symmetric)
+            part += flat.view(len(a), directions, len(b), directions).transpose(1, 2)
 
 
 def _add_pairs(out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int) -> None:
     directions = left.directions
-    (left, up), (right, up2) = _ordinary(left), _ordinary(right)
-    grams = {"sum": 1, "each": directions, "full": directions**2}[mode]
-    longest = max(part.positions for part in left.parts) * max(part.positions for part in right.parts)
-    held = out.element_size() * left.blocks * longest * (1 + 2 * grams)
-    largest = max(1, int((scratch / held) ** 0.5))
-    for rows, columns in _tiles(left.samples, right.samples, largest, symmetric):
-        tile: Tensor | None = None
+    same = left is right
+    left, up = _ordinary(left)
+    right, up2 = (left, up) if same else _ordinary(right)
+    # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
+    factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
+    grams = directions**2 if mode == "full" else 1
+    longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
+    held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
+    for rows, columns in _panels(left.samples, right.samples, scratch // held, symmetric, out.is_cuda):
+        part = _part(out, rows, columns, mode)
         for a in left.take(rows).parts:
             for b in right.take(columns).parts:
-                term = _same_sides(a, b, mode) if a.rows_first == b.rows_first else _crossed_sides(a, b, mode)
-                tile = term if tile is None else tile + term
-        assert tile is not None
-        _add_tile(out, tile if up * up2 == 1.0 else tile * up * up2, rows, columns, mode, symmetric)
+                _add_pair(part, a, b, mode, factor)
+
+
+def _pair_size(part: Factor) -> int:
+    """Positions or pixels, of which all pairs are held."""
+    if isinstance(part.held, Windows):
+        return max(part.positions, part.held.image.shape[2:].numel())
+    return max(1, part.positions)
 
 
 def _ordinary(factors: Factors) -> tuple[Factors, float]:
@@ -174,50 +227,80 @@ def _ordinary(factors: Factors) -> tuple[Factors, float]:
     Rows of 1e-22 may meet gradients of 1e18: the product is ordinary, the Gram matrix of the rows is not a number. The
     factor is a power of two, so nothing is rounded.
     """
-    sizes = [
-        (1.0 if p.indexed else float(p.rows.abs().max()), float(p.grads.abs().max()))
-        for p in factors.parts
-        if p.positions
-    ]
+    sizes = [(_largest_row(p), _largest(p.grads)) for p in factors.parts if p.positions]
     if all(size == 0.0 or 1e-9 < size < 1e9 for pair in sizes for size in pair):
         return factors, 1.0
     product = max(rows * grads for rows, grads in sizes)
     shared = 2.0 ** round(math.log2(product)) if 0.0 < product < math.inf else 1.0
     parts = []
     for part in factors.parts:
-        rows = 1.0 if part.indexed or not part.grads.numel() else float(part.rows.abs().max())
+        rows = 1.0 if not part.grads.numel() else _largest_row(part)
         scale = 2.0 ** -round(math.log2(rows)) if 0.0 < rows < math.inf else 1.0
         # rows * scale is about 1, and grads / scale / shared at most about 1.
-        moved = part.rows if part.indexed else part.rows * scale
-        parts.append(replace(part, rows=moved, grads=part.grads / scale / shared))
+        held = part.held
+        if isinstance(held, Windows):
+            held = replace(held, image=held.image * scale)
+        elif not part.indexed:
+            held = held * scale
+        parts.append(replace(part, held=held, grads=part.grads / scale / shared))
     return replace(factors, parts=tuple(parts)), shared
 
 
-def _same_sides(a: Factor, b: Factor, mode: Mode) -> Tensor:
-    rows = _inner(a.rows, b.rows)
-    if mode == "sum":
-        left, right = (part.grads.permute(1, 2, 3, 0, 4).flatten(3) for part in (a, b))
-        return _over_positions(rows * _inner(left, right), a, b)
-    if mode == "each":
-        grads = zip(a.grads, b.grads, strict=True)
-        return torch.stack([_over_positions(rows * _inner(left, right), a, b) for left, right in grads])
-    lines = [
-        torch.stack([_over_positions(rows * _inner(left, right), a, b) for right in b.grads], -1) for left in a.grads
-    ]
-    return torch.stack(lines, -2)
+def _largest(tensor: Tensor) -> float:
+    low, high = tensor.aminmax()  # one pass; the infinity norm takes twenty times as long
+    return max(-float(low), float(high))
 
 
-def _crossed_sides(a: Factor, b: Factor, mode: Mode) -> Tensor:
-    """The rows of one use stand where the gradients of the other do (an embedding tied to the output layer)."""
+def _largest_row(part: Factor) -> float:
+    return 1.0 if part.indexed else _largest(part.held.image if isinstance(part.held, Windows) else part.rows)
 
-    def term(left: Tensor, right: Tensor) -> Tensor:
-        return _over_positions(_inner(a.rows, right) * _inner(left, b.rows), a, b)
 
+def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float) -> None:
+    """out (a panel) += scale times the products of two parts, summed over pairs of positions."""
     if mode == "full":
-        lines = [torch.stack([term(left, right) for right in b.grads], -1) for left in a.grads]
-        return torch.stack(lines, -2)
-    terms = [term(left, right) for left, right in zip(a.grads, b.grads, strict=True)]
-    return torch.stack(terms) if mode == "each" else torch.stack(terms).sum(0)
+        _add_full_pair(out, a, b, scale)
+    elif a.rows_first != b.rows_first:  # rows of one use stand where the gradients of the other do: a tied embedding
+        for k, (left, right) in enumerate(zip(a.grads, b.grads, strict=True)):
+            target = out[k] if mode == "each" else out
+            _add_products(target, _inner(a.rows, right), _inner(left, b.rows), a, b, scale)
+    else:
+        rows = _row_gram(a, b)
+        if mode == "sum":
+            left, right = (part.grads.permute(1, 2, 3, 0, 4).flatten(3) for part in (a, b))
+            _add_products(out, rows, _inner(left, right), a, b, scale)
+            return
+        for k, (left, right) in enumerate(zip(a.grads, b.grads, strict=True)):
+            _add_products(out[k], rows, _inner(left, right), a, b, scale)
+
+
+def _add_full_pair(out: Tensor, a: Factor, b: Factor, scale: float) -> None:
+    """out (P, P2, K, K)"""
+    directions = len(a.grads)
+    if a.rows_first == b.rows_first and a.positions == b.positions == 1 and a.grads.shape[3] == 1:
+        # One product for all pairs of directions; rows (P, P2) multiply each of them.
+        left, right = (part.grads.transpose(0, 1).reshape(-1, part.grads.shape[-1]) for part in (a, b))
+        flat = (left @ right.T).view(a.samples, directions, b.samples, directions)
+        rows = _row_gram(a, b)[0]
+        out.transpose(1, 2).addcmul_(flat, rows[:, None, :, None].to(flat), value=scale)
+        return
+    shared = _row_gram(a, b) if a.rows_first == b.rows_first else None
+    for k, left in enumerate(a.grads):
+        for k2, right in enumerate(b.grads):
+            if shared is None:
+                first, second = _inner(a.rows, right), _inner(left, b.rows)
+            else:
+                first, second = shared, _inner(left, right)
+            _add_products(out[..., k, k2], first, second, a, b, scale)
+
+
+def _row_gram(a: Factor, b: Factor) -> Tensor:
+    """Inner products of the rows of all pairs of positions: (blocks, P T, P2 T2)."""
+    if isinstance(a.held, Windows) and isinstance(b.held, Windows) and a.held.geometry == b.held.geometry:
+        if _row_cost(a, elementwise_cost(a.grads.device)) < a.row_size:
+            return a.held.inner(b.held)
+        left, right = (part.held.columns().permute(1, 0, 3, 2).flatten(1, 2) for part in (a, b))  # type: ignore[union-attr]
+        return torch.bmm(left, right.mT)
+    return _inner(a.rows, b.rows)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -232,9 +315,15 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(left, right.mT)
 
 
-def _over_positions(products: Tensor, a: Factor, b: Factor) -> Tensor:
-    """Sum (blocks, P T, P2 T2) over blocks and both positions: (P, P2)."""
-    shape = (products.shape[0], a.samples, a.positions, b.samples, b.positions)
-    if products.shape[0] == a.positions == b.positions == 1:
-        return products[0]
-    return products.reshape(shape).sum((0, 2, 4))
+def _add_products(out: Tensor, first: Tensor, second: Tensor, a: Factor, b: Factor, scale: float) -> None:
+    """out (P, P2) += scale * first * second, both (blocks, P T, P2 T2), summed over blocks and both positions."""
+    blocks = max(len(first), len(second))
+    if blocks == a.positions == b.positions == 1:
+        if first.is_floating_point() and second.is_floating_point():
+            out.addcmul_(first[0], second[0], value=scale)
+        else:
+            out.add_((first * second)[0], alpha=scale)
+        return
+    shape = (blocks, a.samples, a.positions, b.samples, b.positions)
+    products = second.mul_(first) if second.is_floating_point() and len(second) == blocks else first * second
+    out.add_(products.reshape(shape).sum((0, 2, 4)), alpha=scale)

@@ -1,35 +1,10 @@
 """Convolutions of one to three dimensions: grouped, strided, dilated, transposed."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
-from torch.nn import functional
 
+from featlearn.linalg.windows import Windows
 from featlearn.ops.form import Direct, Form, Outer, Use
 from featlearn.ops.registry import register_rule
-
-
-def windows(image: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
-            count: Sequence[int]) -> Tensor:  # fmt: skip
-    """Every window a kernel sees in a padded image (N, channels, *space): (N, channels, *count, *kernel), a view."""
-    image = image.contiguous()
-    space = image.stride()[2:]
-    size = (*image.shape[:2], *count, *kernel)
-    steps = [s * j for s, j in zip(space, stride, strict=True)]
-    holes = [s * j for s, j in zip(space, dilation, strict=True)]
-    return image.as_strided(size, (*image.stride()[:2], *steps, *holes))
-
-
-def padded(image: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """Zeros around the spatial axes; negative sizes crop."""
-    sizes = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
-    return functional.pad(image, sizes) if any(sizes) else image
-
-
-def _patches(seen: Tensor, spatial: int, groups: int) -> Tensor:
-    """(N, channels, *count, *kernel) -> (N, positions, groups, channels per group * kernel area)."""
-    order = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
-    return seen.permute(order).reshape(seen.shape[0], seen.shape[2 : 2 + spatial].numel(), groups, -1)
 
 
 def _pixels(image: Tensor, groups: int) -> Tensor:
@@ -57,29 +32,33 @@ def convolution(use: Use) -> Form | None:
 
 def _plain(use: Use, image: Tensor) -> Outer:
     groups, kernel = use.saved("groups"), use.shape[2:]
-    padding, stride, dilation = use.saved("padding"), use.saved("stride"), use.saved("dilation")
+    # Padding "valid" is kept as one number for all axes.
+    padding, stride, dilation = (
+        tuple(found) * (len(kernel) if len(found) == 1 else 1)
+        for found in (use.saved("padding"), use.saved("stride"), use.saved("dilation"))
+    )
+    as_image = use.layout.before == 1 and image.shape[0] == use.layout.samples
 
-    def rows() -> Tensor:
-        seen = windows(padded(image, padding, padding), kernel, stride, dilation, use.output[2:])
-        return _samples_first(use, _patches(seen, len(kernel), groups))
+    def rows() -> Tensor | Windows:
+        seen = Windows(image, groups, tuple(kernel), stride, dilation, padding, tuple(use.output[2:]))
+        return seen if as_image else _samples_first(use, seen.rows())
 
     return Outer(
         rows, lambda grad: _samples_first(use, _pixels(grad, groups)), rows_first=False,
         positions=use.layout.positions(use.output[1]), row_size=use.shape[1:].numel(),
         grad_size=use.shape[0] // groups, blocks=groups, weight=lambda: use.saved("weight"), row_taps=kernel.numel(),
-        image=True,
+        pixels=image.shape[2:].numel() if as_image else 0, image=True,
     )  # fmt: skip
 
 
 def _transposed(use: Use, image: Tensor) -> Outer:
     """The weight is (channels in, channels out / groups, *kernel): each input pixel meets a window of the output."""
     groups, kernel = use.saved("groups"), use.shape[2:]
-    padding, stride, dilation = use.saved("padding"), use.saved("stride"), use.saved("dilation")
-    after = [p - extra for p, extra in zip(padding, use.saved("output_padding"), strict=True)]
+    padding, stride, dilation = (tuple(use.saved(name)) for name in ("padding", "stride", "dilation"))
 
     def grads(grad: Tensor) -> Tensor:
-        seen = windows(padded(grad, padding, after), kernel, stride, dilation, image.shape[2:])
-        return _samples_first(use, _patches(seen, len(kernel), groups))
+        seen = Windows(grad, groups, tuple(kernel), stride, dilation, padding, tuple(image.shape[2:]))
+        return _samples_first(use, seen.rows())
 
     return Outer(
         lambda: _samples_first(use, _pixels(image, groups)), grads, rows_first=True,

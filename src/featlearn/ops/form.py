@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featlearn.linalg.windows import Windows
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -64,8 +66,9 @@ class Use:
 class Outer:
     """Per-sample gradient sum_t rows[p, t] (x) grads(G)[p, t], in independent blocks."""
 
-    rows: Callable[[], Tensor]
-    """Gives (samples, positions, blocks, n), or integers (samples, positions): rows of an identity matrix of size n.
+    rows: Callable[[], Tensor | Windows]
+    """Gives (samples, positions, blocks, n), or integers (samples, positions): rows of an identity matrix of size n; or
+    the images whose windows the rows are.
     A call, because rows can be many times larger than what the op saved (the patches of a convolution)."""
     grads: Callable[[Tensor], Tensor]
     """Turns the gradient of the op's output into (samples, positions, blocks, m)."""
@@ -83,6 +86,8 @@ class Outer:
     """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
     grad_taps: int = 1
     """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
+    pixels: int = 0
+    """How many pixels the images of a sample have whose windows the rows are, 0 where they are written out."""
     image: bool = False
     """Whether channels lie in the second axis of the op's input and output; otherwise in the last."""
 

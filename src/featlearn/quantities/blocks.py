@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.capture.probe import Probe
 from featlearn.linalg.factors import Gradients
-from featlearn.linalg.gram import Mode, add_gram
+from featlearn.linalg.gram import Mode, add_gram, mirror
 
 Kernels = dict[str, Tensor]
 Captured = dict[str, Gradients]
@@ -35,8 +35,8 @@ def add_kernels(
 ) -> None:
     """Add the kernels of what `capture` gives, in blocks of `size` samples, to the kernels under their keys.
 
-    One probe: the kernel is symmetric and one triangle of blocks is computed. `chosen` are the output directions that
-    the captured gradients have.
+    One probe: the kernel is symmetric, and one triangle of it is computed and then mirrored. `chosen` are the output
+    directions that the captured gradients have.
     """
     symmetric = len(probes) == 1
     for i in _blocks(probes[0], size):
@@ -47,19 +47,17 @@ def add_kernels(
             diagonal = symmetric and i == j
             right = left if diagonal else capture(probes[-1], j)
             for name in (name for name in left if name in right):
-                kernel = kernels[keys[name]]
-                block = _block(kernel, i, j, chosen, mode)
-                # A part of its own where it is needed twice: to be mirrored, or to be witnessed.
-                mirrored = symmetric and not diagonal
-                part = torch.zeros_like(block) if mirrored or witness else block
+                block = _block(kernels[keys[name]], i, j, chosen, mode)
+                # A part of its own where it is needed twice.
+                part = torch.zeros_like(block) if witness else block
                 add_gram(part, left[name], right[name], mode, symmetric=diagonal, scratch=scratch)
-                if part is not block:
-                    block += part
-                if mirrored:
-                    mirror = _block(kernel, j, i, chosen, mode)
-                    mirror += part.permute(1, 0, 3, 2) if mode == "full" else part.mT
                 if witness is not None:
-                    witness(name, part, i, j, chosen, mirrored=mirrored)
+                    block += part
+                    if diagonal:
+                        mirror(part, mode)
+                    witness(name, part, i, j, chosen, mirrored=symmetric and not diagonal)
+    for kernel in kernels.values() if symmetric else ():
+        mirror(kernel, mode)
 
 
 def _blocks(probe: Probe, size: int) -> list[slice]:

@@ -1,5 +1,6 @@
 """The empirical tangent kernel of any network, exactly."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
 from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
+from featlearn.linalg.gram import Mode
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
@@ -86,10 +88,7 @@ def measured_kernels(
     directions = output_directions(outputs, measurement.classes)
     plan = _plan(measurement, directions, rates, by, memory, verify)
     keys = {name: _key(name, by) for name in measurement.parameters}
-    kernels = {
-        key: torch.zeros(plan.kernel_shape, dtype=measurement.dtype, device=measurement.device)
-        for key in dict.fromkeys(keys.values())
-    }
+    kernels = {key: _zeros(plan.kernel_shape, directions.mode, measurement) for key in dict.fromkeys(keys.values())}
     checks = Checks(measurement, directions, rates, plan) if verify else None
     progress = Progress("tangent kernel", plan.passes)
     try:
@@ -107,7 +106,8 @@ def measured_kernels(
     if checks is not None:
         checks.conclude()
     for key, kernel in kernels.items():
-        kernel /= directions.divisor
+        if directions.divisor != 1:
+            kernel /= directions.divisor
         if not _finite(kernel):
             raise InputValueError(
                 f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
@@ -125,8 +125,15 @@ def _refuse_no_gradient(seen: bool) -> None:
 
 
 def _finite(kernel: Tensor) -> bool:
-    # In pieces: asked of the whole, this takes twice the memory of the kernel.
-    return all(bool(torch.isfinite(piece).all()) for piece in kernel.view(-1).split(2**22))
+    # Both ends of the range: one pass, and no second tensor of the kernel's size.
+    return all(math.isfinite(end) for end in torch.stack(kernel.aminmax()).tolist())
+
+
+def _zeros(shape: tuple[int, ...], mode: Mode, measurement: Measurement) -> Tensor:
+    """A kernel to be added to; a full one lies in memory as (P, C, P2, C), which is how its blocks are computed."""
+    order = (0, 2, 1, 3) if mode == "full" else tuple(range(len(shape)))
+    stored = torch.zeros([shape[i] for i in order], dtype=measurement.dtype, device=measurement.device)
+    return stored.permute(order)
 
 
 def plan(
@@ -212,7 +219,7 @@ def _captured(
     gathered: dict[str, Gathered] = {}
     for begin in range(block.start, block.stop, group.chunk):
         end = min(begin + group.chunk, block.stop)
-        snapshot = measurement.snapshot(probe, begin, end)
+        snapshot = measurement.snapshot(probe, begin, end, directions[0])
         seen = set()
         for name, gradients in snapshot.each_gradient(group.names, directions, early):
             if name not in gathered:

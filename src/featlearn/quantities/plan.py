@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import MemoryBudgetError
-from featlearn.linalg.gram import Extent, Mode, Route, costs
+from featlearn.linalg.gram import Extent, Mode, Route, costs, window_cost
+from featlearn.linalg.rates import elementwise_cost
 from featlearn.ops import Outer
 from featlearn.quantities.budget import readable_bytes, readable_count
 
@@ -174,7 +175,7 @@ def parameter_plans(
     measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
 ) -> tuple[ParameterPlan, ...]:
     """A plan for every parameter, from the pilots."""
-    item = measurement.dtype.itemsize
+    item, weight = measurement.dtype.itemsize, elementwise_cost(measurement.device)
     plans = []
     for name, parameter in measurement.parameters.items():
         shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
@@ -192,10 +193,12 @@ def parameter_plans(
             operands = max(_operand_numbers(pilot, name) for pilot in pilots) * directions * item
             plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * (kept + operands), True))
             continue
-        extents = [_extent(pilot, name, count, directions) for pilot, count in zip(pilots, samples, strict=False)]
-        cost = costs(extents[0], extents[-1], mode)
+        extents = [
+            _extent(pilot, name, count, directions, weight) for pilot, count in zip(pilots, samples, strict=False)
+        ]
+        cost = costs(extents[0], extents[-1], mode, weight)
         best = min(cost, key=cost.__getitem__)
-        factors = max(_factor_numbers(extent) for extent in extents) * item
+        factors = max(_factor_numbers(pilot, name, directions) for pilot in pilots) * item
         early = best is Route.GRADIENTS and directions * size * item < factors
         positions = max(sum(t for t, _, _ in extent.parts) for extent in extents)
         reason = f"{positions} position{'' if positions == 1 else 's'}"
@@ -229,7 +232,7 @@ def _operand_numbers(pilot: Snapshot, name: str) -> int:
     return sum(reading.use.shape.numel() for reading in readings) + sum(factors) + held
 
 
-def _extent(pilot: Snapshot, name: str, samples: int, directions: int) -> Extent:
+def _extent(pilot: Snapshot, name: str, samples: int, directions: int, elementwise: float) -> Extent:
     access = pilot.access[name]
     where = access.coordinates
     assert where is not None
@@ -239,15 +242,30 @@ def _extent(pilot: Snapshot, name: str, samples: int, directions: int) -> Extent
         assert isinstance(form, Outer)
         key = (form.rows_first != where.flipped[reading.value], form.indexed)
         before = sides.get(key, (0, 0, 0))[0]
-        sides[key] = (before + form.positions, 1 if form.indexed else form.row_size, form.grad_size)
+        sides[key] = (before + form.positions, _row_cost(form, elementwise), form.grad_size)
     return Extent(samples, directions, where.blocks, where.first, where.second, tuple(sides.values()))
 
 
-def _factor_numbers(extent: Extent) -> int:
-    """Numbers kept per sample as factors."""
-    return sum(
-        extent.blocks * positions * (rows + extent.directions * grads) for positions, rows, grads in extent.parts
-    )
+def _row_cost(form: Outer, elementwise: float) -> int:
+    """Multiply-adds for the inner product of two rows."""
+    if form.pixels:
+        return window_cost(form.row_taps, form.row_size, form.pixels, form.positions, elementwise)
+    return 1 if form.indexed else form.row_size
+
+
+def _factor_numbers(pilot: Snapshot, name: str, directions: int) -> int:
+    """Numbers kept per sample as factors: images, where the rows are their windows."""
+    kept = written = 0
+    for reading in pilot.access[name].uses.readings:
+        form = reading.form
+        assert isinstance(form, Outer)
+        rows = form.positions if form.indexed else form.blocks * form.positions * form.row_size
+        image = form.pixels * form.blocks * form.row_size // form.row_taps
+        grads = form.blocks * form.positions * directions * form.grad_size
+        kept, written = kept + (image or rows) + grads, written + rows + grads
+    # Several uses on one side are written out and joined.
+    single = len(pilot.access[name].uses.readings) == 1
+    return kept if single else written
 
 
 def grouped(

@@ -1,0 +1,179 @@
+"""The networks and inputs on which tangent kernels are timed, the same for every library.
+
+Sizes are those of the published comparison; `small` ones have a few samples and check equality alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def mlp(outputs: int) -> nn.Sequential:
+    """784-500-500-outputs, ReLU, no bias."""
+    return nn.Sequential(
+        nn.Linear(784, 500, bias=False),
+        nn.ReLU(),
+        nn.Linear(500, 500, bias=False),
+        nn.ReLU(),
+        nn.Linear(500, outputs, bias=False),
+    )
+
+
+def cnn() -> nn.Sequential:
+    """Two valid 7x7 convolutions to 33 channels, ReLU, global average, ten outputs."""
+    return nn.Sequential(
+        nn.Conv2d(3, 33, 7),
+        nn.ReLU(),
+        nn.Conv2d(33, 33, 7),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(33, 10),
+    )
+
+
+class Residual(nn.Module):
+    """Pre-activation block of two 3x3 convolutions; a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        same = channels_in == channels and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+        self.before, self.between = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.before(x)
+        branch = self.second(self.between(self.first(active)))
+        return branch + self.shortcut(x if isinstance(self.shortcut, nn.Identity) else active)
+
+
+def residual_network(widths: list[tuple[int, int, int]], stem: int, outputs: int) -> nn.Sequential:
+    """A stem, residual blocks (channels, stride, how many), global average, a linear layer; no BatchNorm."""
+    layers: list[nn.Module] = [nn.Conv2d(3, stem, 3, 1, 1, bias=False)]
+    channels_in = stem
+    for channels, stride, count in widths:
+        for i in range(count):
+            layers.append(Residual(channels_in, channels, stride if i == 0 else 1))
+            channels_in = channels
+    layers += [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, outputs)]
+    return nn.Sequential(*layers)
+
+
+def wide_resnet(outputs: int = 1) -> nn.Sequential:
+    """WideResNet-16-2 without BatchNorm."""
+    return residual_network([(32, 1, 2), (64, 2, 2), (128, 2, 2)], 16, outputs)
+
+
+def resnet18(outputs: int) -> nn.Sequential:
+    """ResNet-18 of CIFAR size without BatchNorm, 11 million parameters."""
+    return residual_network([(64, 1, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)], 64, outputs)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one projection for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        split = self.into(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        scores = split[0] @ split[1].transpose(-1, -2) / (width // self.heads) ** 0.5
+        later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
+        mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ split[2]
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Block(nn.Module):
+    """Attention and an MLP of four times the width, each after a layer norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Places(nn.Module):
+    """Adds a learned vector for every position."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(0.02 * torch.randn(tokens, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+class GPT(nn.Module):
+    """A small transformer; its output is the logit of symbol 0 at the last position, one scalar per sequence."""
+
+    def __init__(self, blocks: int = 3, width: int = 128, heads: int = 4, tokens: int = 64, symbols: int = 65) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(symbols, width)
+        self.places = Places(tokens, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(blocks)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, symbols, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.places(self.symbol(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, -1])[:, :1]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, its inputs and which kernel of it is asked for."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: tuple[int, ...]
+    samples: int
+    outputs: int
+    mode: str
+    """`traced` (mean over outputs), `each` or `full`."""
+    symbols: int = 0
+    """Inputs are integers below this; 0 for Gaussian numbers."""
+    cuda: int = 0
+    """Samples on a GPU, 0 where it is not run there."""
+
+    def network(self, dtype: torch.dtype) -> nn.Module:
+        """The network, the same at every call."""
+        torch.manual_seed(0)
+        return self.build().to(dtype).eval()
+
+    def probe(self, samples: int, dtype: torch.dtype) -> Tensor:
+        """Its inputs, the same at every call."""
+        generator = torch.Generator().manual_seed(1)
+        if self.symbols:
+            return torch.randint(self.symbols, (samples, *self.inputs), generator=generator)
+        return torch.randn(samples, *self.inputs, generator=generator, dtype=torch.float64).to(dtype)
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W2-1000", lambda: mlp(1), (784,), 1000, 1, "traced"),
+        Workload("W2-2000", lambda: mlp(1), (784,), 2000, 1, "traced", cuda=2000),
+        Workload("W2-10000", lambda: mlp(1), (784,), 0, 1, "traced", cuda=10_000),
+        Workload("W1-traced", lambda: mlp(10), (784,), 1000, 10, "traced", cuda=1000),
+        Workload("W1-each", lambda: mlp(10), (784,), 1000, 10, "each"),
+        Workload("W1-full", lambda: mlp(10), (784,), 1000, 10, "full"),
+        Workload("W3", cnn, (3, 32, 32), 300, 10, "traced", cuda=1000),
+        Workload("W4", wide_resnet, (3, 32, 32), 100, 1, "traced", cuda=1000),
+        Workload("W5", GPT, (64,), 64, 1, "traced", symbols=65, cuda=64),
+        Workload("R18-one", lambda: resnet18(1), (3, 32, 32), 0, 1, "traced", cuda=1000),
+        Workload("R18-ten", lambda: resnet18(10), (3, 32, 32), 0, 10, "traced", cuda=200),
+    )
+}

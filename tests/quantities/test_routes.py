@@ -1,0 +1,159 @@
+"""Every way to contract, capture and confirm, forced in turn, gives the kernel of the dense Jacobian."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.capture import measurement, snapshot, uses
+from featlearn.linalg import gram, windows
+from featlearn.linalg.gram import Route
+from featlearn.quantities import plan
+from tests.references.jacobian import dense_ntk
+
+
+def images() -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 6, (2, 3), stride=2, groups=2), nn.Tanh(),
+        nn.Conv2d(6, 4, 2, dilation=(1, 2), padding=(0, 1), bias=False), nn.ConvTranspose2d(4, 2, 2, stride=2),
+        nn.Flatten(), nn.LazyLinear(3),
+    )  # fmt: skip
+    x = torch.randn(7, 2, 7, 6)
+    model(x[:1])
+    return model, x, torch.randn(4, 2, 7, 6)
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix, self.norm = nn.Embedding(6, 5), nn.Linear(5, 5), nn.LayerNorm(5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        x = x + torch.tanh(self.mix(self.norm(torch.tanh(self.mix(x)))))
+        return (x @ self.table.weight.T)[:, -1, :3]
+
+
+def sequences() -> tuple[nn.Module, Tensor, Tensor]:
+    return Sequences(), torch.randint(6, (7, 4)), torch.randint(6, (5, 4))
+
+
+def perceptron() -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    return model, torch.randn(40, 4), torch.randn(9, 4)
+
+
+@pytest.fixture(params=[images, sequences, perceptron], ids=lambda build: build.__name__)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, x, x2 = request.param()
+    finally:
+        torch.set_default_dtype(default)
+    return model.double(), x, x2
+
+
+def assert_exact(case: tuple[nn.Module, Tensor, Tensor], **options: object) -> None:
+    model, x, x2 = case
+    for outputs in ("sum", "each", "full"):
+        for other in (None, x2):
+            expected = dense_ntk(model, x, other, outputs=outputs)
+            found = fl.ntk(model, x, other, outputs=outputs, **options)  # type: ignore[call-overload]
+            assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("route", list(Route))
+def test_both_routes(
+    case: tuple[nn.Module, Tensor, Tensor], route: Route, shifted: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gram, "_route", lambda *_: route)
+    monkeypatch.setattr(plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
+    monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
+    monkeypatch.setattr(gram, "PANEL", 3)
+    monkeypatch.setattr(windows, "CACHED", 1)
+    assert_exact(case)
+
+
+def test_gradients_that_are_larger_than_their_factors_are_formed_slice_by_slice(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Conv1d(9, 16, 3), nn.Flatten(), nn.Linear(32, 2)).double(),
+        torch.randn(5, 9, 4).double(),
+    )
+    monkeypatch.setattr(gram, "_route", lambda *_: Route.GRADIENTS)
+    monkeypatch.setattr(gram, "_first_slices", lambda left, *_: [(i, i + 1) for i in range(left.first)])
+    assert_exact((model, x, x[:3] + 1))
+
+
+def test_all_directions_in_one_pass(case: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    original = snapshot.Snapshot._batched_gradients
+
+    def counted(self: snapshot.Snapshot, *arguments: object) -> bool:
+        calls.append(original(self, *arguments))  # type: ignore[arg-type]
+        return calls[-1]
+
+    monkeypatch.setattr(snapshot.Snapshot, "_batched_gradients", counted)
+    monkeypatch.setattr(snapshot, "_worth_batching", lambda *_: True)
+    assert_exact(case)
+    assert calls
+    assert all(calls)
+
+
+def searched(case: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many samples sample axes were looked for while a kernel was measured."""
+    sizes: list[int] = []
+    original = uses.SampleAxes.find
+
+    def counted(self: uses.SampleAxes, nodes: list[object]) -> None:
+        sizes.append(len(self._outputs))
+        original(self, nodes)
+
+    monkeypatch.setattr(uses.SampleAxes, "find", counted)
+    assert_exact(case)
+    return sizes
+
+
+def test_sample_axes_of_the_pilot_are_taken_over(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x = torch.randn(40, 4).double()
+    assert set(searched((model, x, x[:9] + 1), monkeypatch)) == {measurement.PILOT}
+
+
+@pytest.mark.parametrize("wrong", ["axes", "gradients"])
+def test_sample_axes_that_are_not_confirmed_are_looked_for(
+    case: tuple[nn.Module, Tensor, Tensor], wrong: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever a smaller batch claims to have seen, the kernel is exact."""
+    if wrong == "axes":
+        monkeypatch.setattr(uses.SampleAxes, "_assume", lambda *_: False)
+    else:
+        monkeypatch.setattr(snapshot, "_close", lambda *_: False)
+    sizes = searched(case, monkeypatch)
+    assert len(case[1]) in sizes
+
+
+class Turned(nn.Module):
+    """Large batches come out of the first layer in another order: what a pilot shows does not hold for them."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.change = nn.Linear(4, 6), nn.Linear(6, 3), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = self.change(torch.arange(len(x)))
+        hidden = torch.tanh(self.first(x[order]))
+        return self.second(hidden[torch.argsort(order)])
+
+
+@pytest.mark.parametrize("least", [6, 30])
+def test_a_large_batch_that_is_turned_inside_is_not_read_like_the_pilot(least: int):
+    torch.manual_seed(0)
+    model = Turned(lambda order: order.flip(0) if len(order) >= least else order).double()
+    assert_exact((model, torch.randn(40, 4).double(), torch.randn(33, 4).double()))
