@@ -3,12 +3,22 @@
 import contextlib
 import io
 import math
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from benchmarks import calibrate_diagnosis
-from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, KERNEL_MOVED, SHAPE_SPEED, SPEED, Threshold
+from featlearn.diagnosis.evidence import (
+    ALIGNMENT_ROSE,
+    CLEARLY_MOVED,
+    KERNEL_MOVED,
+    SHAPE_SPEED,
+    SPEED,
+    Threshold,
+    sample,
+)
+from featlearn.diagnosis.judgement import regime_of
 
 TOP = Path(__file__).parents[2]
 LINES = calibrate_diagnosis.rows(TOP / "benchmarks" / "diagnosis_calibration.jsonl")
@@ -45,3 +55,24 @@ def test_no_number_that_a_threshold_comes_from_speaks_for_the_wrong_regime(name:
     assert max(values["lazy"]) < threshold.high
     if name in ("speedup", "kernel_moved"):  # the others have no vote against rich
         assert min(values["rich"]) > threshold.low
+
+
+NAMES = ("kernel_moved", "speedup", "alignment_rise", "loss_left")
+
+
+@pytest.mark.parametrize("missing", [*combinations(NAMES[:3], 1), *combinations(NAMES[:3], 2), NAMES[:3]])
+def test_less_evidence_never_says_more(missing: tuple[str, ...]):
+    """Without a number, the verdict is that of all numbers, or that it cannot be told."""
+    kept = 0
+    for line in LINES:
+        known = [None if name in missing else sample([line["numbers"].get(name, math.nan)]) for name in NAMES]
+        told = regime_of(*known)
+        assert told in (calibrate_diagnosis.said(line), "cannot tell")
+        kept += told != "cannot tell"
+    assert kept > 140 if len(missing) == 1 else kept == 0
+
+
+def test_without_the_speed_a_kernel_must_have_moved_further_than_in_any_run_that_was_not_rich():
+    moved = [line["numbers"]["kernel_moved"] for line in LINES
+             if calibrate_diagnosis.said(line) in ("lazy", "mixed")]  # fmt: skip
+    assert 0.17 < max(moved) < CLEARLY_MOVED.high

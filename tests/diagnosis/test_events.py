@@ -10,6 +10,7 @@ from torch import nn
 from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.events import events
 from featlearn.diagnosis.reading import Reading
+from featlearn.record import RunWriter, open_run
 from featlearn.steer import scale_init, whiten
 from tests.diagnosis.recording import record, written
 
@@ -49,9 +50,83 @@ def test_event_times_are_those_of_the_curves(tmp_path: Path):
     run = written(tmp_path / "run", steps, kernels, f, y,
                   scalars={"ntk/centered_alignment": alignment, "ntk/norm": norm})  # fmt: skip
     found = events(Reading(run))
-    assert found.loss_half == pytest.approx(100 * (1 - math.sqrt(0.5)), abs=0.5)  # linear between points
-    assert found.alignment_90 == pytest.approx(30.0, abs=0.1)
-    assert found.norm_10 == pytest.approx(100 * math.sqrt(0.091), abs=1.0)
+    assert found.loss_half.at == pytest.approx(100 * (1 - math.sqrt(0.5)), abs=0.1)
+    assert found.alignment_90.at == pytest.approx(30.0, abs=1e-9)
+    assert found.norm_10.at == pytest.approx(100 * math.sqrt(0.091), abs=0.1)
     assert found.growth == pytest.approx(101)
     # 90 % of alignment at 30, 10 % of the norm at 30.2, half of the loss at 29.3: it was not silent
     assert found.silent is False
+
+
+def scalar_run(path: Path, lines: dict[int, dict[str, float]]):
+    writer = RunWriter(path, {"name": path.name})
+    for step, values in lines.items():
+        writer.scalars(step, values)
+    writer.close()
+    return open_run(path)
+
+
+def test_what_grows_or_falls_by_factors_is_interpolated_by_factors(tmp_path: Path):
+    lines = {s: {"probe/loss": 3 * math.exp(-s / 90), "ntk/norm": 2 * math.exp(s / 80)} for s in (0, 64, 96, 300, 400)}
+    found = events(Reading(scalar_run(tmp_path / "run", lines)))
+    assert found.loss_half.at == pytest.approx(90 * math.log(2), rel=1e-12)
+    assert (found.loss_half.after, found.loss_half.by) == (0, 64)
+    assert found.norm_10.at == pytest.approx(400 - 80 * math.log(10), rel=1e-12)
+    assert (found.norm_10.after, found.norm_10.by) == (96, 300)
+
+
+def test_an_event_in_a_gap_is_between_its_measurements_and_order_inside_one_is_not_told(tmp_path: Path):
+    def run(name: str, steps: list[int]):
+        lines = {
+            s: {"probe/loss": math.exp(-((s / 50) ** 4)), "ntk/norm": 1 + max(0, 50 * (1 - math.exp(2 - s / 20))),
+                "ntk/centered_alignment": 0.1 + 0.4 * (1 - math.exp(-s / 8))}
+            for s in steps
+        }  # fmt: skip
+        return scalar_run(tmp_path / name, lines)
+
+    thin, dense = diagnose(run("thin", [0, 3, 90, 120])), diagnose(run("dense", list(range(0, 121, 3))))
+    assert dense.silent is True
+    assert thin.silent is None
+    said = next(item.says for item in thin.evidence if item.topic == "silent alignment")
+    assert "the order of events lies in a gap between measurements" in said
+    assert "half of the loss between steps 3 and 90" in said
+    # in different gaps the order is known
+    assert diagnose(run("enough", [0, 3, 27, 90, 120])).silent is True
+
+
+@pytest.mark.parametrize(("factor", "bend", "filled"), [(1.0, 0.0, True), (0.5, 0.0, True), (1.0, 1.0, False)])
+def test_the_training_loss_fills_the_gaps_of_the_probe_where_both_agree(
+    tmp_path: Path, factor: float, bend: float, filled: bool
+):
+    """A loss that falls fast, then slowly: interpolation over the gap is far off. `bend` makes training differ."""
+
+    def probe(step: float) -> float:
+        return 0.2 + 0.8 * math.exp(-step / 20)
+
+    lines: dict[int, dict[str, float]] = {}
+    for step in range(200):
+        passed = factor * probe(step) * (1 + bend * math.exp(-step / 5))  # before the step is made
+        lines[step + 1] = {"loss": passed}
+    for step in (0, 1, 2, 3, 150, 200):
+        lines.setdefault(step, {})["probe/loss"] = probe(step)
+    found = events(Reading(scalar_run(tmp_path / "run", dict(sorted(lines.items()))))).loss_half
+    if filled:
+        assert found.at == pytest.approx(20 * math.log(0.8 / 0.3), rel=1e-3)
+        assert not found.wide
+    else:
+        assert (found.after, found.by) == (3, 150)
+        assert found.wide
+
+
+def test_the_reason_why_alignment_was_not_silent_is_the_one_that_holds(tmp_path: Path):
+    steps = range(0, 101, 5)
+    lines = {
+        s: {"probe/loss": math.exp(-((s / 60) ** 3)), "ntk/norm": math.exp(s / 15),
+            "ntk/centered_alignment": 0.1 + 0.05 * (1 - math.exp(-s / 8))}
+        for s in steps
+    }  # fmt: skip
+    found = diagnose(scalar_run(tmp_path / "run", lines))
+    assert found.silent is False
+    item = next(item for item in found.evidence if item.topic == "silent alignment")
+    assert "not silent: alignment changed by 0.05, and a rise counts from 0.09" in item.says
+    assert "risen by at least 0.09" in item.threshold

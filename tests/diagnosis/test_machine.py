@@ -1,5 +1,6 @@
 """Whether a network is a kernel machine."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 import featlearn as fl
 from featlearn.diagnosis.machine import kernel_machine
 from featlearn.diagnosis.reading import Reading
+from featlearn.record import open_run
 from tests.diagnosis.recording import record
 
 
@@ -53,7 +55,17 @@ def test_without_test_points_it_cannot_be_told(tmp_path: Path):
     run = record(tmp_path / "run", network(1), x, y, lr=0.05, steps=20, layers=False)
     found = kernel_machine(Reading(run))
     assert found.of is None
-    assert "no test points" in found.reason
+    assert found.reason == "no test points were watched (test=(x, y))"
+
+
+def test_test_points_that_were_measured_once_are_not_taken_for_none(tmp_path: Path):
+    (x, y), test = data(1)
+    run = record(tmp_path / "run", network(1), x, y, lr=0.05, steps=20, test=test, layers=False)
+    for step, when in ((20, "before training only"), (0, "not before training")):
+        folder = tmp_path / str(step)
+        shutil.copytree(run.path, folder)
+        (folder / "arrays" / "test" / f"{step:012d}.npz").unlink()
+        assert kernel_machine(Reading(open_run(folder))).reason == f"test points were measured {when}"
 
 
 def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_between_them(tmp_path: Path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from featlearn.diagnosis.pace import Pace
-from featlearn.diagnosis.reading import Reading
-from featlearn.diagnosis.settling import Settling, against_power_law, settling
+from featlearn.diagnosis.reading import Curve, Reading
+from featlearn.diagnosis.settling import Settling, _exponents, above_rounding, against_power_law, settling
 from featlearn.dynamics import evolving_kernel_descent
 from tests.diagnosis.recording import written
 
@@ -57,6 +57,29 @@ def test_a_kernel_that_never_stops_does_not_settle(tmp_path: Path):
     assert math.isnan(found.step)
     assert found.error > 0.25
     assert found.after is None
+
+
+def test_a_loss_at_the_floor_of_its_rounding_is_cut_there():
+    """Noise at the end is left out: below 1e-13 of the first loss, or where a loss that is tiny falls no more."""
+    steps = torch.tensor(STEPS, dtype=torch.float64)
+    falling = torch.exp(-steps / 5)
+    for noise, end in ((1e-30, 5 * math.log(1e13)), (1e-11, 5 * math.log(1e11))):
+        cut = above_rounding(Curve(steps, falling + noise * (1 + 0.5 * torch.cos(steps))))
+        assert cut is not None
+        assert end - 20 < float(cut.steps[-1]) < end
+    plateau = above_rounding(Curve(steps, falling + 1e-3))  # a loss that cannot fall further is none of rounding
+    assert plateau is not None
+    assert plateau.steps.tolist() == STEPS
+
+
+@pytest.mark.parametrize("begin", [10, 600])
+@pytest.mark.parametrize("times", [1.5, 4, 40])
+def test_an_exponential_is_no_power_law_however_late_it_begins(begin: int, times: float):
+    steps = torch.linspace(begin, times * begin, 60, dtype=torch.float64)
+    values = 0.8 * torch.exp(-(steps - begin) / (0.2 * begin))
+    loss = Curve(torch.cat([torch.zeros(1), steps]), torch.cat([torch.ones(1), values]))
+    found = against_power_law(_exponents(loss, Curve(loss.steps, loss.steps), 0.0, math.nan))
+    assert found == ("" if times < 3 else "faster than a power law")
 
 
 def test_a_loss_is_held_against_a_power_law():

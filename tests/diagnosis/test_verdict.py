@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -74,7 +75,7 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     assert told["regime"] == "rich"
     assert told.keys() == {
         "schema", "regime", "numbers", "silent", "kernel_machine", "mechanism", "layers", "times", "specialization",
-        "feature_rate", "evidence", "runs",
+        "feature_rate", "evidence", "runs", "headline",
     }  # fmt: skip
     assert told["schema"] == 1
     assert found.to_json() == diagnose(runs["rich"]).to_json()
@@ -137,14 +138,40 @@ def test_training_that_did_not_happen_cannot_be_judged(tmp_path: Path):
     assert found.silent in (None, False)
 
 
-def test_a_run_that_broke_down_is_read_up_to_there(tmp_path: Path):
-    run = trained(tmp_path / "run", 0.1, share=40.0, steps=40, layers=False)
-    found = diagnose(run)
-    assert any("broke down" in item.says for item in found.evidence)
-    assert "rich" in found.regime or found.regime in ("mixed", "cannot tell")
-    told = Reading(run).diverged
-    assert told is not None
-    assert Reading(run).steps < told
+def test_of_a_run_that_broke_down_that_is_the_headline_and_it_is_read_up_to_there(tmp_path: Path):
+    run = trained(tmp_path / "run", 0.1, share=40.0, steps=40)
+    reading, found = Reading(run), diagnose(run)
+    assert reading.diverged is not None
+    assert reading.steps < reading.diverged
+    first = run.lines[0]["values"]["probe/loss"]
+    assert all(line["values"]["probe/loss"] <= 2 * first for line in run.lines if line["step"] <= reading.steps)
+    assert found.headline.startswith(f"training broke down at step {reading.diverged}")
+    assert not any(item.value > 1e3 for item in found.evidence)  # no weights of a run that is lost
+
+
+def test_of_a_run_that_was_lost_from_the_start_nothing_else_is_said(tmp_path: Path):
+    writer = RunWriter(tmp_path / "run", {"name": "run"})
+    for step, loss in enumerate([1.0, 50.0, 1e9, math.inf]):
+        writer.scalars(step, {"probe/loss": loss, "weights/0/distance": 10.0**step, "ntk/norm": 10.0**step})
+    writer.close()
+    found = diagnose(tmp_path / "run")
+    assert found.regime == "cannot tell"
+    assert "broke down at step 3" in found.headline
+    assert [item.says for item in found.evidence] == ["run broke down at step 3; it is read up to step 0"]
+
+
+def test_training_that_breaks_down_late_is_judged_by_what_came_before(runs: dict[str, Run], tmp_path: Path):
+    shutil.copytree(runs["rich"].path, tmp_path / "run")
+    last = runs["rich"].lines[-1]["step"]
+    begun = runs["rich"].lines[0]["values"]["probe/loss"]
+    writer = RunWriter(tmp_path / "run", {}, resume=True)
+    for step, loss in ((last + 1, 9 * begun), (last + 2, 1e30), (last + 3, math.nan)):
+        writer.scalars(step, {"probe/loss": loss, "weights/network.0/distance": 1e20})
+    writer.close()
+    found, whole = diagnose(tmp_path / "run"), diagnose(runs["rich"])
+    assert found.headline == f"training broke down at step {last + 3}. Up to step {last}: {whole.headline}"
+    assert found.numbers == whole.numbers
+    assert found.layers == whole.layers
 
 
 def test_a_number_that_was_not_finite_once_is_no_end(tmp_path: Path):
@@ -182,7 +209,9 @@ def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
     found = diagnose(record(tmp_path / "run", model, x, torch.ones(20, 1), lr=0.02, steps=60, layers=False))
     assert math.isnan(found.numbers["alignment_rise"])
     assert found.silent is None
-    assert "target is constant" in str(found)
+    said = [item.says for item in found.evidence if "alignment" in item.says and item.verdict == "cannot tell"]
+    assert said[0] == "cannot tell how much centred alignment rose: the target is constant"
+    assert said[1].startswith("cannot tell whether alignment was silent: the target is constant")
 
 
 def test_after_three_steps_nothing_is_claimed(tmp_path: Path):
@@ -229,14 +258,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
         diagnose([])
 
 
-def thinned(run: Run, out: Path, draw) -> Run:
-    """A copy in which scalars and arrays are missing, nan or damaged."""
+def thinned(run: Run, out: Path, draw) -> tuple[Run, bool]:
+    """A copy in which scalars and arrays are missing or nan, and at times damaged."""
     shutil.rmtree(out, ignore_errors=True)
     config = {key: value for key, value in run.config.items() if key not in ("schema", "created")}
     for key in list(config):
         if draw(st.integers(0, 4)) == 0:
             config[key] = draw(st.sampled_from([None, 3, "mean", [], {"groups": [None]}, {"class": 3, "groups": 7}]))
-    writer = RunWriter(out, config)
+    writer, damage = RunWriter(out, config), draw(st.booleans())
     bad = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308])
     gone = {name for name in run.names if draw(st.integers(0, 5)) == 0}
     spoiled = {name: draw(bad) for name in run.names if draw(st.integers(0, 5)) == 0}
@@ -250,6 +279,7 @@ def thinned(run: Run, out: Path, draw) -> Run:
     for name, steps in run.arrays.items():
         for step in steps:
             act = draw(st.integers(0, 11))
+            act = 0 if act in (2, 4, 5) and not damage else act
             arrays = run.array(name, step)
             if act == 0:
                 continue
@@ -265,7 +295,7 @@ def thinned(run: Run, out: Path, draw) -> Run:
             if act == 5:
                 (out / "arrays" / name / f"{step:012d}.npz").write_bytes(b"damaged")
     writer.close()
-    return open_run(out)
+    return open_run(out), damage
 
 
 @pytest.fixture(scope="module", params=["mean", "cross-entropy"])
@@ -286,10 +316,66 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.data())
-def test_whatever_is_missing_nan_or_damaged_it_is_no_error(small: Run, tmp_path_factory, data: st.DataObject):
-    run = thinned(small, tmp_path_factory.getbasetemp() / "thinned", data.draw)
-    found = diagnose(run)
+def test_whatever_is_missing_or_nan_it_is_no_error(small: Run, tmp_path_factory, data: st.DataObject):
+    run, damaged = thinned(small, tmp_path_factory.getbasetemp() / "thinned", data.draw)
+    try:
+        found = diagnose(run)
+    except fl.errors.RunError:
+        assert damaged
+        return
     assert isinstance(found, Diagnosis)
     assert found.regime in ("lazy", "rich", "mixed", "cannot tell")
     assert str(found)
     json.loads(found.to_json())
+
+
+def copied(run: Run, out: Path, name: str, step: int, change: Callable[[Path], None]) -> Path:
+    """A copy of a run, one of its arrays changed."""
+    shutil.copytree(run.path, out)
+    change(out / "arrays" / name / f"{step:012d}.npz")
+    return out
+
+
+def other_shape(file: Path) -> None:
+    arrays = dict(numpy.load(file))
+    numpy.savez(file, **{key: array[..., :-1] for key, array in arrays.items()})
+
+
+def flat(file: Path) -> None:
+    arrays = dict(numpy.load(file))
+    numpy.savez(file, **{key: array.ravel() for key, array in arrays.items()})
+
+
+@pytest.mark.parametrize(("name", "step"), [("kernel", 0), ("kernel", 10), ("kernel", 30), ("outputs", 0),
+                                            ("outputs", 30), ("targets", 0), ("test", 0), ("test", 30)])  # fmt: skip
+@pytest.mark.parametrize("change", [lambda file: file.write_bytes(file.read_bytes()[:300]), other_shape, flat],
+                         ids=["truncated", "other shape", "flat"])  # fmt: skip
+def test_a_damaged_array_is_an_error_not_another_verdict(small: Run, tmp_path: Path, name: str, step: int, change):
+    with pytest.raises(fl.errors.RunError, match="damaged"):
+        diagnose(copied(small, tmp_path / "run", name, step, change))
+
+
+@pytest.mark.parametrize("regime", ["lazy", "rich"])
+def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: Path, regime: str):
+    run, whole = runs[regime], diagnose(runs[regime])
+    without = diagnose(copied(run, tmp_path / "run", "kernel", 0, Path.unlink))
+    assert math.isnan(without.numbers["speedup"])
+    assert math.isnan(without.feature_rate)
+    assert without.kernel_machine.of is None
+    # only what was measured against it in training is left: the raw distance, which these runs hold
+    assert math.isnan(without.numbers["kernel_moved"])
+    assert without.numbers["kernel_moved_raw"] == pytest.approx(whole.numbers["kernel_moved_raw"], rel=1e-3)
+    assert without.regime == "cannot tell"
+    assert "how far the kernel moved and how much faster" in without.headline
+    assert any("the first kernel, with outputs and targets, is not there" in item.says for item in without.evidence)
+
+
+def test_numbers_that_were_not_measured_before_training_are_held_against_nothing(runs: dict[str, Run], tmp_path: Path):
+    shutil.copytree(runs["rich"].path, tmp_path / "run")
+    lines = (tmp_path / "run" / "scalars.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "scalars.jsonl").write_text("".join(lines[1:]))
+    found = diagnose(tmp_path / "run")
+    assert all(math.isnan(found.numbers[name]) for name in ("alignment_rise", "loss_left", "kernel_growth", "speedup"))
+    assert math.isnan(found.times["loss_half"])
+    assert found.mechanism == {}
+    assert found.regime == "cannot tell"

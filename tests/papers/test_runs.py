@@ -2,13 +2,17 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
-from featlearn.errors import FeatlearnError
+from featlearn import papers
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.papers.registry import load
 from featlearn.papers.runs import Runs, key, save, saved
+from featlearn.papers.source import behind
 from tests.papers import made_up
 
 
@@ -38,11 +42,28 @@ def test_a_damaged_file_counts_as_none(tmp_path, keep):
     assert saved(tmp_path / "nothing.npz") is None
 
 
-@pytest.mark.parametrize("numbers", [{"_a": 1.0}, {"a": "word"}, {"a": [None]}, {"a": [[1], [1, 2]]}])
-def test_only_numbers_are_saved(tmp_path, numbers):
-    with pytest.raises(ValueError, match=r"expected numbers|inhomogeneous"):
+@pytest.mark.parametrize(
+    ("numbers", "error", "words"),
+    [
+        ({"_a": 1.0}, InputValueError, "'_a' is float64, expected numbers"),
+        ({"a": "word"}, InputValueError, "'a' is .*, expected numbers"),
+        ({"a": [None]}, InputValueError, "'a' is object, expected numbers"),
+        ({"a": [[1], [1, 2]]}, InputTypeError, "'a' cannot be made an array, .* equally long"),
+        ({"a": [torch.ones(1, requires_grad=True)]}, InputTypeError, "'a' cannot be made an array"),
+        ([1.0], InputTypeError, "measure returned list, expected a dictionary"),
+        (None, InputTypeError, "measure returned NoneType"),
+    ],
+)
+def test_only_numbers_are_saved(tmp_path, numbers, error, words):
+    with pytest.raises(error, match=words):
         save(tmp_path / "seed-0.npz", numbers, 0.0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), numpy.float32(1), torch.ones(2), {1, 2}, Path("here")])
+def test_a_set_up_that_json_cannot_hold_is_refused(value):
+    with pytest.raises(InputTypeError, match=r"count in the set-up of 000/fig1 is .*JSON"):
+        key("000/fig1", made_up.Setup(count=value), made_up.measure)
 
 
 def test_the_key_knows_set_up_and_surroundings():
@@ -90,6 +111,53 @@ def test_the_key_knows_the_source_behind_the_numbers(tmp_path, monkeypatch, old,
     first = key("000/fig1", made_up.Setup(), measure)
     file.write_text(FIGURE.replace(old, new))
     assert (key("000/fig1", made_up.Setup(), measure) == first) is same
+
+
+FILES = {
+    "figure": "from featlearn.papers.paper_900.near import half\n\ndef measure(setup, context):\n    return half(1)\n",
+    "near": '"""Words."""\nfrom featlearn.papers.paper_900 import far\n\ndef half(x):\n    return far.other(x)\n',
+    "far": "def other(x):\n    from .late import SIZE\n    return x / SIZE\n",
+    "late": "import featlearn.papers.paper_900.near\nimport featlearn.papers.paper_900.last as last\nSIZE = 2\n",
+    "last": "ONE = 1\n",
+    "apart": "TWO = 2\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "same"),
+    [
+        ("near", "far.other(x)", "far.other(2 * x)", False),
+        ("near", "Words.", "Other words.", True),
+        ("near", "return far", "# a remark\n    return far", True),
+        ("far", "x / SIZE", "x", False),
+        ("late", "SIZE = 2", "SIZE = 3", False),
+        ("last", "ONE = 1", "ONE = 2", False),
+        ("apart", "TWO = 2", "TWO = 3", True),
+        ("figure", "near import half", "near import other as half", False),
+    ],
+)
+def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, old, new, same):
+    """As a name, as a submodule, inside a function, relative, in a circle."""
+    folder = tmp_path / "paper_900"
+    folder.mkdir()
+    for one, text in {"__init__": "", **FILES}.items():
+        (folder / f"{one}.py").write_text(text)
+    monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
+    try:
+        measure = importlib.import_module("featlearn.papers.paper_900.figure").measure
+        first = key("900/fig1", made_up.Setup(), measure)
+        (folder / f"{name}.py").write_text(FILES[name].replace(old, new))
+        assert FILES[name].replace(old, new) != FILES[name]
+        assert (key("900/fig1", made_up.Setup(), measure) == first) is same
+    finally:
+        for one in [one for one in sys.modules if one.startswith("featlearn.papers.paper_900")]:
+            del sys.modules[one]
+        vars(papers).pop("paper_900", None)
+
+
+def test_a_figure_depends_on_modules_that_it_reaches_through_others():
+    """003/fig2 imports followed.py, and that chain.py."""
+    assert "FunctionDef(name='moments'" in behind(load("003/fig2").measure)
 
 
 def test_runs_stack_over_seeds():

@@ -124,7 +124,7 @@ def _text(
                 for run, one in zip(runs, each, strict=True)]  # fmt: skip
         lines += [table(["seed", "verdict", *JUDGED.values()], rows), ""]
     lines += said[evidence:thresholds]
-    if together.regime == "cannot tell" and not diverged:
+    if "hardly fallen" in together.headline and not diverged:
         lines += ["", "train longer (--steps) to be able to tell"]
     where = runs[0].path if len(runs) == 1 else runs[0].path.parent
     lines += ["", f"run:     {where}"]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from featlearn.diagnosis.events import Events, events
 from featlearn.diagnosis.evidence import FALLEN
@@ -35,9 +35,9 @@ class Findings:
         return self._distance(centered=False)
 
     def _distance(self, *, centered: bool) -> float:
-        """From the kernels themselves, if there are two, else as the run recorded it."""
+        """From the kernels themselves, if the first and another are there, else as the run recorded it."""
         steps = self.reading.kernel_steps
-        if len(steps) > 1:
+        if len(steps) > 1 and steps[0] == 0:
             first, last = (self.reading.kernel(step).double() for step in (steps[0], steps[-1]))
             return float(kernel_distance(first, last, centered=centered))
         recorded = self.reading.curve("ntk/centered_distance" if centered else "ntk/distance")
@@ -47,7 +47,17 @@ class Findings:
     def loss_left(self) -> float:
         """Lowest loss by the first."""
         loss = self.reading.loss
-        return math.nan if loss is None or loss.first <= 0 else float(loss.values.min()) / loss.first
+        if loss is None or not loss.from_start or loss.first <= 0:
+            return math.nan
+        return float(loss.values.min()) / loss.first
+
+    @cached_property
+    def constant_target(self) -> bool:
+        """Whether nothing is left of the targets without their mean."""
+        if self.reading.targets is None:
+            return False
+        y = self.reading.targets.double()
+        return float((y - y.mean(0)).abs().max()) <= 1e-6 * float(y.abs().max())
 
     @property
     def weights_moved(self) -> float:
@@ -100,7 +110,7 @@ class Findings:
 
     def _specialization(self, at: int) -> float:
         diagonal, y = self.reading.curve("ntk/specialization"), self.reading.targets
-        if diagonal is None or y is None or y.shape[1] < 2:
+        if diagonal is None or y is None or y.shape[1] < 2 or (at == 0 and not diagonal.from_start):
             return math.nan
         # every column averages to 1
         outputs = y.shape[1]
@@ -110,7 +120,7 @@ class Findings:
     def feature_rate(self) -> float:
         """The effective feature rate of the whole run, for kernels and targets of norm one."""
         reading, y, steps = self.reading, self.reading.targets, self.reading.kernel_steps
-        if y is None or len(steps) < 2:
+        if y is None or len(steps) < 2 or steps[0] != 0:
             return math.nan
         key = "mean" if y.shape[1] == 1 else "each"
         first, last = reading.array("kernel", steps[0], key), reading.array("kernel", steps[-1], key)
@@ -120,3 +130,9 @@ class Findings:
             return float(feature_rate(first, last, y[:, 0] if key == "mean" else y, normalized=True))
         except FeatlearnError:
             return math.nan
+
+
+@lru_cache(maxsize=8)
+def findings_of(run: Run) -> Findings:
+    """Those of a run, which does not change once it is open: the verdict, that of all seeds and the page share them."""
+    return Findings(run)

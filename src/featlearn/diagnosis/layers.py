@@ -19,7 +19,8 @@ class Mechanism:
     """
 
     name: str
-    """"alignment" or "disalignment" where zeta changed, "rescaling" where only norms did, else "none" """
+    """"alignment" or "disalignment" where zeta changed, "rescaling" where only norms did, else "none"; "cannot tell"
+    where zeta stayed and the norms were not recorded"""
     alignment: float
     """change of ln zeta; negative is disalignment"""
     first_norm: float
@@ -35,7 +36,7 @@ class Mechanism:
 
     @property
     def rescaling(self) -> float:
-        """Change of ln |U| |W|."""
+        """Change of ln |U| |W|; nan where one of the norms was not recorded."""
         return self.first_norm + self.second_norm
 
 
@@ -44,7 +45,7 @@ def mechanisms(reading: Reading) -> dict[str, Mechanism]:
     found = {}
     for name in reading.scalar_names:
         match = _PAIR.fullmatch(name)
-        zeta = reading.curve(name) if match else None
+        zeta = reading.since_start(name) if match else None
         if match is None or zeta is None or not (zeta.first > 0 and zeta.last > 0):
             continue
         norms = [_log_growth(reading, match[layer]) for layer in ("first", "second")]
@@ -61,11 +62,13 @@ def name_of(turned: float, stretched: float) -> str:
     """By the angle first: rescaling is what happens where it stays (004 Sec. 3.2 to 3.4)."""
     if abs(turned) >= LAYER_CHANGED.low:
         return "alignment" if turned > 0 else "disalignment"
+    if math.isnan(stretched):
+        return "cannot tell"
     return "rescaling" if abs(stretched) >= LAYER_CHANGED.low else "none"
 
 
 def _log_growth(reading: Reading, layer: str) -> float:
-    norm = reading.curve(f"weights/{layer}/norm")
+    norm = reading.since_start(f"weights/{layer}/norm")
     if norm is None or not (norm.first > 0 and norm.last > 0):
         return math.nan
     return math.log(norm.last / norm.first)
@@ -94,9 +97,9 @@ def layer_learning(reading: Reading) -> dict[str, LayerLearning]:
         if match is None or distance is None:
             continue
         layer = match["layer"]
-        correlation = reading.curve(f"features/{layer}/uncentered")
+        correlation = reading.since_start(f"features/{layer}/uncentered")
         share = reading.curve(f"ntk/layers/{layer}/share")
-        alignment = reading.curve(f"ntk/layers/{layer}/alignment")
+        alignment = reading.since_start(f"ntk/layers/{layer}/alignment")
         found[layer] = LayerLearning(
             distance.last,
             math.nan if correlation is None else correlation.rise,

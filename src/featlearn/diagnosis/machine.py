@@ -46,13 +46,16 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     ended as early: no rate has to be known.
     """
     first, last = 0, max(reading.array_steps("test"), default=-1)
-    if last <= 0 or reading.array("test", first, "f") is None:
-        return KernelMachine(None, reason="no test points were watched (test=(x, y)), or none at the end")
+    if last < 0:
+        return KernelMachine(None, reason="no test points were watched (test=(x, y))")
+    if last == 0 or reading.array("test", first, "f") is None:
+        when = "before training only" if last == 0 else "not before training"
+        return KernelMachine(None, reason=f"test points were measured {when}")
     if last not in reading.kernel_steps or first not in reading.kernel_steps:
         return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
     f0, f1 = reading.array("test", first, "f"), reading.array("test", last, "f")
     y = reading.targets
-    if f0 is None or f1 is None or y is None or f0.shape != f1.shape:
+    if f0 is None or f1 is None or y is None:
         return KernelMachine(None, reason="outputs of the test points are missing")
     if not bool((f1 != f0).any()):
         return KernelMachine(None, reason="the outputs did not change")
@@ -93,7 +96,7 @@ def _agreement(reading: Reading, kernel: Tensor, cross: Tensor, f0: Tensor, f1: 
     first, learned = f0.double().reshape(len(f0), -1), (f1 - f0).double().reshape(len(f0), -1)
     rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
     try:
-        slowest = 1 / float(torch.linalg.matrix_norm(rows.double(), 2))
+        slowest = 1 / _largest_eigenvalue(rows.double())
         spans = LONGEST_OF_ENTROPY if reading.entropy else LONGEST
         path = kernel_descent(
             kernel, pace.targets, times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
@@ -105,6 +108,14 @@ def _agreement(reading: Reading, kernel: Tensor, cross: Tensor, f0: Tensor, f1: 
     predicted = _stopped(path.loss, path.test_outputs, pace.loss_of(end) * len(start)) - first
     found = agreement(predicted, learned)
     return found if math.isfinite(float(found.relative_error)) else None
+
+
+def _largest_eigenvalue(kernel: Tensor) -> float:
+    """By power iteration, good to a percent or so: it sets a grid of times, and a decomposition would take seconds."""
+    vector = torch.ones(len(kernel), dtype=kernel.dtype)
+    for _ in range(20):
+        vector = kernel @ (vector / vector.norm())
+    return float(vector.norm())
 
 
 def _stopped(loss: Tensor, outputs: Tensor, level: float) -> Tensor:

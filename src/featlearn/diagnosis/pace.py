@@ -23,6 +23,7 @@ SAMPLES = 64
 """Samples of the probe that are replayed at most, for cross-entropy."""
 FITS = 0.3
 """Relative error up to which the first change of the outputs counts as a step of kernel descent."""
+FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
 AGREES = 1.5
 """Factor up to which a declared rate agrees with that of the first steps."""
 
@@ -95,8 +96,15 @@ class Pace:
         not in the probe) is left out of both.
         """
         loss, steps = self.reading.loss, self.reading.kernel_steps
-        if loss is None or len(steps) < 3 or steps[0] != 0:
-            return Unknown("fewer than three kernels with their outputs were recorded from the beginning")
+        if loss is None or not loss.from_start:
+            return Unknown("the loss on the probe was not recorded before training")
+        if not steps or steps[0] != 0:
+            return Unknown(FIRST_IS_MISSING)
+        if len(steps) < 3:
+            return Unknown(
+                f"{len(steps)} kernels with outputs were recorded, and 3 are needed; watch with budget=None, or a "
+                "schedule (every=) with more of them"
+            )
         level = max(float(loss.values.min()), LEVEL * loss.first)
         if not level <= FALLEN.high * loss.first:
             left = level / loss.first
@@ -151,7 +159,7 @@ class Pace:
         """The rate of the run itself: as declared, if the first steps agree; else from the first steps."""
         steps = self.reading.kernel_steps
         if not steps or steps[0] != 0:
-            return Unknown("no kernel, outputs and targets were recorded before training")
+            return Unknown(FIRST_IS_MISSING)
         told, seen = self._declared(), self._fitted()
         if isinstance(told, Clock) and isinstance(seen, Clock):
             ratio = told.rate / seen.rate

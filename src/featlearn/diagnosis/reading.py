@@ -1,4 +1,7 @@
-"""A recorded run as the diagnosis reads it: what is missing, damaged or nan is None, never an error."""
+"""A recorded run as the diagnosis reads it: what is missing or not finite is None; what is damaged is a `RunError`.
+
+Nothing is put in the place of what is damaged: another kernel would give another verdict.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +13,18 @@ import numpy
 import torch
 from torch import Tensor
 
-from featlearn.errors import FeatlearnError
+from featlearn.errors import RunError
 from featlearn.record import Run
+
+LOST = 2.0
+"""A run that broke down is read up to where its loss came to stay above so many times the first."""
+AXES = {
+    "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
+    "outputs": {"f": "PC"},
+    "test": {"f": "TC", "cross": "TP", "cross_full": "TPCC"},
+    "optimizer_kernel": {"mean": "PP", "full": "PPCC", "cross": "TP", "cross_full": "TPCC"},
+}
+"""Of the arrays that are read: P samples of the probe, T test points, C outputs."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,11 @@ class Curve:
         return float(self.values[-1])
 
     @property
+    def from_start(self) -> bool:
+        """Whether the first measurement was made before training: it then is what later ones are held against."""
+        return float(self.steps[0]) == 0.0
+
+    @property
     def rise(self) -> float:
         """Last less first."""
         return self.last - self.first
@@ -43,9 +61,13 @@ class Curve:
         found = numpy.interp(steps.numpy(), self.steps.numpy(), self.values.numpy())
         return torch.from_numpy(numpy.atleast_1d(found))
 
+    def logarithmic_at(self, steps: Tensor) -> Tensor:
+        """Logarithms of positive values, by linear interpolation between them."""
+        return Curve(self.steps, self.values.log()).at(steps)
+
 
 class Reading:
-    """One run. Everything after the step at which numbers stopped being finite is left out."""
+    """One run. Of one that broke down, what came after the loss was lost is left out."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -55,7 +77,15 @@ class Reading:
     def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
         """(step, values), up to where training broke down."""
         lines = [(int(line["step"]), line["values"]) for line in self.run.lines]
-        return [line for line in lines if self.diverged is None or line[0] < self.diverged]
+        if self.diverged is None:
+            return lines
+        fits = [(s, values["probe/loss"]) for s, values in lines if "probe/loss" in values and s < self.diverged]
+        end = self.diverged
+        for step, loss in reversed(fits):
+            if loss <= LOST * fits[0][1]:
+                break
+            end = step
+        return [line for line in lines if line[0] < end]
 
     @cached_property
     def diverged(self) -> int | None:
@@ -74,6 +104,11 @@ class Reading:
         return self._lines[-1][0] if self._lines else 0
 
     @property
+    def lost(self) -> bool:
+        """Whether training broke down before anything could be seen of it."""
+        return self.diverged is not None and len(self._lines) < 2
+
+    @property
     def scalar_names(self) -> list[str]:
         """Names of all recorded scalars."""
         return self.run.names
@@ -83,11 +118,16 @@ class Reading:
         pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
         if len(pairs) < 2:
             return None
-        steps, values = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+        steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
         return Curve(steps, values)
 
+    def since_start(self, name: str) -> Curve | None:
+        """The same, if it was measured before training."""
+        curve = self.curve(name)
+        return curve if curve is not None and curve.from_start else None
+
     def array(self, name: str, step: int, key: str) -> Tensor | None:
-        """One recorded array, as it was recorded; None where it is missing, damaged or not finite."""
+        """One recorded array, as it was recorded; None where it is missing or not finite."""
         place = (name, step, key)
         if place not in self._arrays:
             self._arrays[place] = self._read(name, step, key)
@@ -96,14 +136,40 @@ class Reading:
     def _read(self, name: str, step: int, key: str) -> Tensor | None:
         if step not in self.run.arrays.get(name, ()):
             return None
-        try:
-            found = self.run.array(name, step).get(key)
-        except FeatlearnError:
+        found = self.run.array(name, step).get(key)
+        if found is None:
             return None
-        if found is None or found.dtype.kind not in "fiu" or found.size == 0:
-            return None
+        wrong = self._misfit(found, AXES.get(name, {}).get(key, ""))
+        if wrong:
+            raise RunError(
+                f"{self.run.path}: {key!r} of the array {name!r} at step {step} is {found.dtype} of shape "
+                f"{found.shape}, expected {wrong}; it is damaged, or of another run. Remove this file to have the rest "
+                "judged"
+            )
         tensor = torch.from_numpy(numpy.array(found))
         return tensor if bool(torch.isfinite(tensor).all()) else None
+
+    def _misfit(self, found: numpy.ndarray, axes: str) -> str:
+        """What was expected in the place of an array; empty where it fits."""
+        if found.dtype.kind not in "fiu" or found.size == 0:
+            return "numbers"
+        sizes = [self._sizes.get(letter) for letter in axes]
+        if not axes or (
+            found.ndim == len(axes) and all(b in (a, None) for a, b in zip(found.shape, sizes, strict=True))
+        ):
+            return ""
+        known = ", ".join("any" if size is None else str(size) for size in sizes)
+        return f"({', '.join(axes)}) = ({known}) by the targets and test points"
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Of the axes, where they are known: from the targets, and the first outputs of test points."""
+        found = {} if self.targets is None else {"P": len(self.targets), "C": self.targets.shape[1]}
+        for step in self.run.arrays.get("test", [])[:1]:
+            f = self.run.array("test", step).get("f")
+            if f is not None and f.ndim:
+                found["T"] = len(f)
+        return found
 
     def array_steps(self, name: str) -> list[int]:
         """The steps at which an array was recorded, before training broke down."""
@@ -113,7 +179,9 @@ class Reading:
     def targets(self) -> Tensor | None:
         """(P, C)"""
         found = next((self.array("targets", step, "y") for step in self.array_steps("targets")), None)
-        return found if found is None or found.dim() == 2 else found.reshape(len(found), -1)
+        if found is None or found.dim() == 2:
+            return found
+        return found.reshape(len(found) if found.dim() else 1, -1)
 
     @cached_property
     def kernel_steps(self) -> list[int]:
@@ -122,10 +190,8 @@ class Reading:
         found = []
         for step in self.array_steps("kernel"):
             kernel, f = self.array("kernel", step, "mean"), self.array("outputs", step, "f")
-            if y is not None and kernel is not None and f is not None:
-                whole = tuple(kernel.shape) == (len(y), len(y)) and f.numel() == y.numel()
-                if whole and bool(kernel.any()):
-                    found.append(step)
+            if y is not None and kernel is not None and f is not None and bool(kernel.any()):
+                found.append(step)
         return found
 
     def kernel(self, step: int) -> Tensor:

@@ -18,6 +18,13 @@ LEFT = 0.3
 """Logarithm of what the loss must still fall by: a prediction of nothing proves nothing."""
 FALLING = 0.9
 """Share of the first loss from which on its exponent is asked for."""
+SPAN = 3.0
+"""Factor of time over which the loss must have fallen for its law to be told: over less, an exponential and a power law
+look alike."""
+FLOOR = 1e-13
+"""Share of the first loss below which it is rounding: outputs in single precision leave a residual of 1e-7."""
+PLATEAU = 1e-9
+"""A loss that came below this share of the first is, within ten times its lowest, at the floor of its rounding."""
 FREE = 2.0
 """Factor by which the rate may differ from the overall one where it is fitted."""
 
@@ -34,14 +41,16 @@ class Settling:
     """whether the rate was fitted, within a factor of two: where terms between outputs were not recorded, or the
     learning rate is not known"""
     before: tuple[float, float] | None
-    """local exponents -d log loss / d log time in the first and the second half of the time before it settled"""
+    """local exponents -d log loss / d log time in the first and the second half of the time before it settled; of all
+    the time, if it did not"""
     after: tuple[float, float] | None
     """the same after it settled"""
 
 
 def settling(pace: Pace) -> Settling | Unknown:
     """Try recorded steps from the first on."""
-    reading, loss, clock, speed = pace.reading, pace.reading.loss, pace.clock, pace.speed
+    reading, clock, speed = pace.reading, pace.clock, pace.speed
+    loss = None if reading.loss is None else above_rounding(reading.loss)
     if loss is None or len(reading.kernel_steps) < 3:
         return Unknown("too few kernels and losses were recorded")
     exact = reading.targets is not None and reading.targets.shape[1] == 1 and isinstance(clock, Clock)
@@ -72,6 +81,15 @@ def settling(pace: Pace) -> Settling | Unknown:
     elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
     before, after = _exponents(loss, elapsed, 0.0, found), _exponents(loss, elapsed, found, math.inf)
     return Settling(found, best, not exact, before, after)
+
+
+def above_rounding(loss: Curve) -> Curve | None:
+    """The loss until it comes to the floor that rounding sets; None if that leaves fewer than two measurements."""
+    lowest = float(loss.values.min())
+    floor = max(FLOOR * loss.first, 10 * lowest if lowest < PLATEAU * loss.first else 0.0)
+    below = (loss.values <= floor).nonzero().flatten()
+    end = int(below[0]) if len(below) else len(loss.steps)
+    return Curve(loss.steps[:end], loss.values[:end]) if end > 1 else None
 
 
 def _some(steps: list[int], most: int) -> list[int]:
@@ -107,6 +125,8 @@ def _exponents(loss: Curve, elapsed: Curve, begin: float, end: float) -> tuple[f
     if int(inside.sum()) < 6:
         return None
     t, v = elapsed.values[inside].log(), loss.values[inside].log()
+    if float(t[-1] - t[0]) < math.log(SPAN):
+        return None
     middle = (t[0] + t[-1]) / 2
     halves = [(t <= middle), (t >= middle)]
     if min(int(half.sum()) for half in halves) < 3:

@@ -6,25 +6,23 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from featlearn.diagnosis.evidence import Evidence
-from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.judgement import (
+from featlearn.diagnosis.findings import findings_of
+from featlearn.diagnosis.judgement import Regime, judged_regime, numbers
+from featlearn.diagnosis.layers import LayerLearning, Mechanism
+from featlearn.diagnosis.machine import KernelMachine
+from featlearn.diagnosis.statements import (
     judged_features,
     judged_layers,
     judged_machine,
-    judged_regime,
     judged_settling,
     judged_silence,
-    numbers,
 )
-from featlearn.diagnosis.layers import LayerLearning, Mechanism
-from featlearn.diagnosis.machine import KernelMachine
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 
-Regime = Literal["lazy", "rich", "mixed", "cannot tell"]
 SCHEMA = 1
 """Of `Diagnosis.to_json`; a name that goes or changes its meaning makes it one more."""
 WIDTH = 100
@@ -57,9 +55,11 @@ class Diagnosis:
     evidence: Sequence[Evidence]
     runs: tuple[str, ...]
     """names of the runs"""
+    headline: str
+    """the regime in a sentence, by what is known; of training that broke down, that it did"""
 
     def __str__(self) -> str:
-        head = f"{', '.join(self.runs)}: {_SAID[self.regime]}"
+        head = f"{', '.join(self.runs)}: {self.headline}"
         topics: dict[str, list[str]] = {}
         for item in self.evidence:
             topics.setdefault(item.topic, []).append(str(item))
@@ -74,14 +74,6 @@ class Diagnosis:
         return json.dumps({"schema": SCHEMA, **_plain(self.__dict__)}, indent=1)
 
 
-_SAID = {
-    "lazy": "lazy training. The first kernel predicts how the loss fell: few features were learned.",
-    "rich": "rich training. The kernel left its first state behind: features were learned.",
-    "mixed": "mixed, between lazy and rich: the numbers below lie in between, or do not agree.",
-    "cannot tell": "cannot tell whether training was lazy or rich: the evidence is too thin.",
-}
-
-
 def _wrapped(text: str, first: str, later: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
@@ -93,21 +85,24 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
         run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed: numbers are then
             means, and are held against thresholds with twice the error of the mean.
 
-    Nothing is measured again, and nothing that is missing, nan or damaged is an error: what cannot be told is said to
-    be so, with the reason. The thresholds of the regime were chosen on runs whose regime is known by construction;
-    docs/how-to/read-a-diagnosis.md has the table, and says how to read each statement.
+    Nothing is measured again. What is missing or nan is no error: what cannot be told then is said to be so, with the
+    reason. A file that is damaged is a `RunError`, as what it held might change the verdict. The thresholds of the
+    regime were chosen on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and
+    says how to read each statement.
     """
-    findings = [Findings(one) for one in _runs(run)]
-    regime, about_regime = judged_regime(findings)
+    findings = [findings_of(one) for one in _runs(run)]
+    regime, headline, about_regime = judged_regime(findings)
     silent, times, about_silence = judged_silence(findings)
     settled, about_settling = judged_settling(findings)
     machine, about_machine = judged_machine(findings)
     mechanism, layers, about_layers = judged_layers(findings)
     specialization, rate, about_features = judged_features(findings)
-    evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
+    evidence = about_regime
+    if not all(one.reading.lost for one in findings):
+        evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
     return Diagnosis(
         regime, numbers(findings), silent, machine, mechanism, layers, {**times, "kernel_settled": settled},
-        specialization, rate, tuple(evidence), tuple(one.run.name for one in findings),
+        specialization, rate, tuple(evidence), tuple(one.run.name for one in findings), headline,
     )  # fmt: skip
 
 

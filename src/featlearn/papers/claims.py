@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,14 @@ class Claim:
     """The smallest scale at which it can be judged; below, it is left out."""
 
     def __post_init__(self) -> None:
+        try:
+            _ = self.each
+        except (TypeError, ValueError) as error:
+            shape = getattr(self.values, "shape", None)
+            got = repr(self.values) if shape is None else f"of shape {tuple(shape)}"
+            raise InputValueError(
+                f"claim {self.id!r} has values {got}, expected one number for each seed, or one number"
+            ) from error
         if isinstance(self.values, str) != isinstance(self.band, str):
             raise InputValueError(
                 f"claim {self.id!r} has values {self.values!r} and band {self.band!r}, expected words for both, or "
@@ -55,7 +63,8 @@ class Claim:
         """The values of the seeds; none for a word."""
         if isinstance(self.values, str):
             return []
-        return [float(v) for v in self.values] if isinstance(self.values, Collection) else [float(self.values)]
+        values = self.values.tolist() if hasattr(self.values, "tolist") else self.values
+        return [float(v) for v in values] if isinstance(values, Collection) else [float(values)]
 
     @property
     def measured(self) -> float | str:
@@ -84,7 +93,7 @@ class Claim:
         ours = self.measured
         if isinstance(ours, str) or isinstance(self.band, str):
             return ours == self.band
-        low, high = self.band
+        low, high = map(tidy, self.band)
         return not math.isnan(ours) and (low is None or ours >= low) and (high is None or ours <= high)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,9 +101,9 @@ class Claim:
         return {
             "id": self.id,
             "claim": self.claim,
-            "paper": finite(self.paper),
+            "paper": tidy(finite(self.paper)),
             "measured": finite(self.measured),
-            "band": self.band if isinstance(self.band, str) else list(self.band),
+            "band": self.band if isinstance(self.band, str) else [tidy(bound) for bound in self.band],
             "holds": self.holds,
             "known": self.known,
         }
@@ -112,6 +121,30 @@ class Claim:
 def failed(claims: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those, as in claims.json, that do not hold though nothing is known against them."""
     return [claim for claim in claims if not claim["holds"] and claim["known"] is None]
+
+
+def verdict(claim: dict[str, Any]) -> str:
+    """On a claim as in claims.json, in words."""
+    if claim["known"] is None:
+        return "holds" if claim["holds"] else "fails"
+    return "holds, against what is known" if claim["holds"] else "fails, as known"
+
+
+def share(claim: dict[str, Any], values: Sequence[float | None]) -> str | None:
+    """How many seeds say yes, where a claim, as in claims.json, asks it of all; None for other claims."""
+    if claim["band"] != [1, None] or not set(values) <= {0, 1}:
+        return None
+    return f"{values.count(1)} of {counted(len(values), 'seed')}"
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 seed', '3 seeds'."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def tidy(value: Any) -> Any:
+    """2.1 - 3 as -0.9: a bound is judged as it is written down. Words, None and whole numbers stay as they are."""
+    return value if value is None or isinstance(value, int | str) else float(f"{value:.12g}")
 
 
 def finite(value: Any) -> Any:

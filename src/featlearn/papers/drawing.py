@@ -54,7 +54,7 @@ def curve(ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style
     ax.plot(x, values.mean(0), style, color=colour, label=label, **options)
     if len(values) > 1:
         for name, bound in (("lowest seed", values.min(0)), ("highest seed", values.max(0))):
-            ax.plot(x, bound, color=colour, alpha=0.4, linewidth=0.5, label=f"_{label}: {name}")
+            ax.plot(x, bound, color=colour, alpha=0.4, linewidth=0.5, label=f"_{label.removeprefix('_')}: {name}")
         ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from featlearn.papers.claims import counted, share, verdict
 from featlearn.papers.registry import Declaration
 from featlearn.papers.results import Result
 
@@ -56,8 +57,7 @@ def _anchor(result: Result) -> str:
 def _section(result: Result) -> str:
     meta = result.meta
     picture = base64.b64encode((result.folder / "figure.png").read_bytes()).decode()
-    seeds = meta["seeds"]
-    how = f"{meta['scale']} scale, {len(seeds)} seed{'s' * (len(seeds) != 1)}, {_seconds(sum(meta['seconds']))}"
+    how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
     how += f" on {meta['device']}"
     setup = ", ".join(f"{name} {value}" for name, value in meta["setup"].items())
     left_out = meta["not_judged"]
@@ -75,20 +75,16 @@ def _section(result: Result) -> str:
 
 
 def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
-    verdict = ("holds", "holds") if claim["holds"] else ("fails", "fails")
-    reason = details["why"]
-    if claim["known"] is not None:
-        verdict = ("known", "fails, as known") if not claim["holds"] else ("known", "holds, though known to fail")
-        reason = " ".join(filter(None, (claim["known"], reason)))
+    kind = "known" if claim["known"] is not None else "holds" if claim["holds"] else "fails"
+    reason = " ".join(filter(None, (claim["known"], details["why"])))
     cells: Iterable[str] = (
         claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
         _number(details["difference"]), _band(claim["band"]),
     )  # fmt: skip
-    if claim["band"] == [1, None] and set(details["values"]) <= {0, 1}:  # a yes or no, for every seed
-        share = f"{sum(details['values']):.0f} of {len(details['values'])} seeds"
-        cells = (claim["claim"], _number(claim["paper"]), share, "", "", "all seeds")
+    if (yes := share(claim, details["values"])) is not None:
+        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds")
     text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr>{text}<td class="{verdict[0]}">{verdict[1]}</td><td>{escape(reason)}</td></tr>'
+    return f'<tr>{text}<td class="{kind}">{verdict(claim)}</td><td>{escape(reason)}</td></tr>'
 
 
 def _spread(details: dict[str, Any]) -> str:

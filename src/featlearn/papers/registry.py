@@ -23,7 +23,10 @@ class Declaration(NamedTuple):
     @property
     def written(self) -> bool:
         """Whether the file is there."""
-        return find_spec(f"featlearn.papers.{self.module}") is not None
+        try:
+            return find_spec(f"featlearn.papers.{self.module}") is not None
+        except ModuleNotFoundError:  # not even the folder
+            return False
 
 
 DECLARATIONS = (
@@ -32,6 +35,7 @@ DECLARATIONS = (
     Declaration("001/fig2", "Rescaled output: richer networks align more and learn faster", "paper_001.fig2"),
     Declaration("001/fig6", "Two-layer ReLU networks: which part of the kernel turns", "paper_001.fig6"),
     Declaration("002/fig1", "Silent alignment: the kernel turns before the loss falls", "paper_002.fig1"),
+    Declaration("002/fig3", "Deep linear networks learn after a time that is a power of the scale", "paper_002.fig3"),
     Declaration("002/fig4", "Anisotropic inputs spoil silent alignment", "paper_002.fig4"),
     Declaration("002/figC2", "The scale of initial weights sets the time of silence", "paper_002.figC2"),
     Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),
@@ -59,7 +63,10 @@ def load(id: str) -> "Reproduction[Any]":
 
     declared = declaration(id)
     if not declared.written:
-        raise InputValueError(f"{declared.id} is planned and not written yet; --list shows those that can be run")
+        raise InputValueError(
+            f"{declared.id} should be in featlearn.papers.{declared.module}, and there is no such module: it is not "
+            "written yet, or mistyped in registry.py; --list shows the figures that can be run"
+        )
     module = import_module(f"featlearn.papers.{declared.module}")
     for value in vars(module).values():
         if isinstance(value, Reproduction) and value.id == declared.id:

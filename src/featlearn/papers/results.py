@@ -15,7 +15,7 @@ from typing import Any
 
 import featlearn
 from featlearn.errors import InputValueError
-from featlearn.papers.claims import Claim, write_json
+from featlearn.papers.claims import Claim, counted, write_json
 from featlearn.papers.registry import Declaration
 from featlearn.papers.scale import Scale
 
@@ -81,17 +81,16 @@ def keep(folder: Path) -> Path:
 
 
 def write(
-    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], **made: Any
-) -> Result:  # fmt: skip
+    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], *, seeds: Sequence[int], **made: Any
+) -> Result:
     """claims.json and meta.json; `made` goes to meta as it is. Claims below their scale are named there only."""
+    _check(declared.id, claims, len(seeds))
     judged = [claim for claim in claims if claim.least.rank <= scale.rank]
-    names = [claim.id for claim in claims]
-    if len(set(names)) != len(names):
-        raise InputValueError(f"claims of {declared.id} have ids {names}, expected each once")
     meta = {
         "id": declared.id,
         "title": declared.title,
         "scale": str(scale),
+        "seeds": list(seeds),
         **made,
         "versions": versions(),
         "claims": {claim.id: claim.details() for claim in judged},
@@ -102,6 +101,18 @@ def write(
     found = opened(folder)
     assert found is not None
     return found
+
+
+def _check(id: str, claims: Sequence[Claim], seeds: int) -> None:
+    names = [claim.id for claim in claims]
+    if len(set(names)) != len(names):
+        raise InputValueError(f"claims of {id} have ids {names}, expected each once")
+    for claim in claims:
+        if not isinstance(claim.values, str) and len(claim.each) not in (1, seeds):
+            raise InputValueError(
+                f"claim {claim.id!r} of {id} has {len(claim.each)} values, expected one for each of "
+                f"{counted(seeds, 'seed')}, or one where chance has no part; runs[name] has the seeds first"
+            )
 
 
 def versions() -> dict[str, str]:

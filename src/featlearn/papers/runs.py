@@ -65,13 +65,23 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
     """A name for what the numbers of a seed depend on: set-up, surroundings and the source behind `measure`."""
     if not dataclasses.is_dataclass(setup) or isinstance(setup, type):
         raise InputTypeError(f"the set-up of {id} is {type(setup).__name__}, expected a frozen dataclass")
+    for name, value in dataclasses.asdict(setup).items():
+        try:
+            json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(
+                f"{name} in the set-up of {id} is {value!r}, expected finite numbers, words, and tuples or dataclasses "
+                f"of them, as JSON can hold: {error}"
+            ) from error
     content = {"id": id, "setup": dataclasses.asdict(setup), "source": behind(measure), **surroundings}
-    text = json.dumps(content, sort_keys=True, default=str)
+    text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def save(path: Path, numbers: Mapping[str, Any], seconds: float) -> None:
     """Write a finished seed."""
+    if not isinstance(numbers, Mapping):
+        raise InputTypeError(f"measure returned {type(numbers).__name__}, expected a dictionary of named numbers")
     arrays = {name: as_array(value, name) for name, value in numbers.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -95,7 +105,13 @@ def saved(path: Path) -> dict[str, Array] | None:
 def as_array(value: Any, name: str) -> Array:
     """A number, nested sequence, array or tensor as an array of numbers."""
     detach = getattr(value, "detach", None)
-    array = numpy.asarray(detach().cpu() if detach is not None else value)
+    try:
+        array = numpy.asarray(detach().cpu() if detach is not None else value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"{name!r} cannot be made an array, expected a number, nested lists whose rows are equally long, an array "
+            f"or a tensor: {error}"
+        ) from error
     if name.startswith("_") or array.dtype.kind not in "biuf":
         raise InputValueError(
             f"{name!r} is {array.dtype}, expected numbers, under a name that does not begin with an underscore"

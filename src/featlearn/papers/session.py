@@ -3,12 +3,14 @@
 import math
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from featlearn.errors import InputValueError
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import STYLE, save
 from featlearn.papers.execution import cache_folder, execute, finished, stood_in
@@ -16,6 +18,7 @@ from featlearn.papers.page import figure_page
 from featlearn.papers.registry import declaration, load
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.results import Result, kept, write
+from featlearn.papers.runs import Runs
 from featlearn.papers.scale import Scale
 
 
@@ -81,23 +84,43 @@ def reproduce(order: Order) -> Result:
     if order.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     runs = execute(reproduction, size.setup, context, seeds=seeds, jobs=jobs, cache=_cache(order))
+    claims = _claims(reproduction, size.setup, runs)
     order.out.mkdir(parents=True, exist_ok=True)
-    _draw(reproduction, size.setup, runs, order.out)
-    result = write(
-        order.out, declaration(order.id), order.scale, list(reproduction.claims(size.setup, runs)),
-        about=reproduction.about, setup=asdict(size.setup), seeds=list(seeds), device=context.device,
-        seconds=[round(s, 2) for s in runs.seconds],
-        notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
-    )  # fmt: skip
-    (order.out / "page.html").write_text(figure_page(result), encoding="utf-8")
-    return result
+    # files of two results must not lie side by side: they are moved to their place when all are there
+    with TemporaryDirectory(prefix=".draft-", dir=order.out) as place:
+        draft = Path(place)
+        result = write(
+            draft, declaration(order.id), order.scale, claims, seeds=seeds, about=reproduction.about,
+            setup=asdict(size.setup), device=context.device, seconds=[round(s, 2) for s in runs.seconds],
+            notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
+        )  # fmt: skip
+        _draw(reproduction, size.setup, runs, draft)
+        (draft / "page.html").write_text(figure_page(result), encoding="utf-8")
+        for file in draft.iterdir():
+            file.replace(order.out / file.name)
+    return replace(result, folder=order.out)
 
 
-def _draw(reproduction: Reproduction[Any], setup: Any, runs: Any, folder: Path) -> None:
+def _claims(reproduction: Reproduction[Any], setup: Any, runs: Runs) -> list[Claim]:
+    given = reproduction.claims(setup, runs)
+    claims = list(given) if isinstance(given, Iterable) else [given]
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise InputTypeError(f"claims of {reproduction.id} gave a {type(claim).__name__}, expected only Claims")
+    return claims
+
+
+def _draw(reproduction: Reproduction[Any], setup: Any, runs: Runs, folder: Path) -> None:
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        save(reproduction.plot(setup, runs), folder)
+        figure = reproduction.plot(setup, runs)
+        if not isinstance(figure, Figure):
+            raise InputTypeError(
+                f"plot of {reproduction.id} returned {type(figure).__name__}, expected a matplotlib Figure: return it"
+            )
+        save(figure, folder)
 
 
 def _resolved(order: Order) -> tuple[Reproduction[Any], Size[Any], Context, Sequence[int], int]:

@@ -2,8 +2,8 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,29 @@ SHARED = "featlearn.papers.paper_"
 
 
 def behind(function: Callable[..., Any]) -> str:
-    """All definitions of its module that a function reaches, and whole modules of other figures that these import.
+    """All definitions of its module that a function reaches, and whole modules of other figures behind these.
 
     Without comments and docstrings. The library itself is not in it: it changes every day, and mostly not the numbers.
     """
     module = inspect.getmodule(function)
-    if module is None:
+    if module is None or getattr(module, "__file__", None) is None:
         return ""
-    # not through a cache that knows the file of an hour ago
-    source = Path(str(module.__file__)).read_text(encoding="utf-8") if getattr(module, "__file__", None) else ""
-    defined = {name: node for node in ast.parse(source).body for name in _names(node)}
-    reached: dict[str, str] = {}
+    defined = {name: node for node in _parsed(str(module.__file__)).body for name in _names(node)}
+    reached: dict[str, ast.stmt] = {}
     waiting = [function.__name__]
     while waiting:
         name = waiting.pop()
         if name in reached or name not in defined:
             continue
-        reached[name] = _text(defined[name])
+        reached[name] = defined[name]
         waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
-    return "\n".join(reached[name] for name in sorted(reached))
+    shared = _shared(reached.values(), module.__package__ or "")
+    return "\n".join(_text(found[name]) for found in (reached, shared) for name in sorted(found))
+
+
+def _parsed(path: str) -> ast.Module:
+    # from the disk, not through a cache that knows the file of an hour ago
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
@@ -46,13 +50,46 @@ def _names(node: ast.stmt) -> Iterator[str]:
         yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
 
 
-def _text(node: ast.stmt) -> str:
-    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(SHARED):
-        spec = find_spec(str(node.module))
-        if spec is not None and spec.origin is not None:
-            return Path(spec.origin).read_text(encoding="utf-8")
+def _shared(nodes: Iterable[ast.AST], package: str) -> dict[str, ast.Module]:
+    """Modules of figures that are imported in the nodes, and in these modules in turn, by name."""
+    found: dict[str, ast.Module] = {}
+    waiting = [name for node in nodes for name in _imported(node, package)]
+    while waiting:
+        name = waiting.pop()
+        origin = None if name in found else _origin(name)
+        if origin is None:
+            continue
+        found[name] = _parsed(origin)
+        own = name if origin.endswith("__init__.py") else name.rpartition(".")[0]
+        waiting += _imported(found[name], own)
+    return found
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+    """Names below `SHARED` that may be modules, from imports anywhere in a node, inside functions too."""
+    names: list[str] = []
     for inner in ast.walk(node):
-        if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+        if isinstance(inner, ast.ImportFrom):
+            base = resolve_name("." * inner.level + (inner.module or ""), package)
+            # `from paper_003 import chain` may mean the module paper_003.chain
+            names += [base, *(f"{base}.{alias.name}" for alias in inner.names)]
+        elif isinstance(inner, ast.Import):
+            names += [alias.name for alias in inner.names]
+    return (name for name in names if name.startswith(SHARED))
+
+
+def _origin(name: str) -> str | None:
+    """The file of a module; None where the name is that of something inside a module."""
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    return None if spec is None else spec.origin
+
+
+def _text(node: ast.stmt | ast.Module) -> str:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
             inner.body = [one for one in inner.body if not _is_string(one)] or [ast.Pass()]
     return ast.dump(node)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from featlearn.diagnosis import Diagnosis, diagnose
-from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.findings import Findings, findings_of
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 from featlearn.report.exhibits import Line, thinned
@@ -100,7 +100,7 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[Group]:
             home.append(run)
     labels = _labels([one[0].name for one in together])
     return [
-        Group(label, [Findings(run) for run in one], color, points, len(together) == 1)
+        Group(label, [findings_of(run) for run in one], color, points, len(together) == 1)
         for color, (label, one) in enumerate(zip(labels, together, strict=True))
     ]
 

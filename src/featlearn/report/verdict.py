@@ -26,8 +26,7 @@ def verdict(groups: Sequence[Group]) -> Html:
 
 def sentence(diagnosis: Diagnosis) -> str:
     """The verdict in words, as it is printed first."""
-    said = str(diagnosis).split("\n", 1)[0].removeprefix(f"{', '.join(diagnosis.runs)}: ")
-    return said[:1].upper() + said[1:]
+    return diagnosis.headline[:1].upper() + diagnosis.headline[1:]
 
 
 def _card(group: Group) -> Html:

@@ -1,0 +1,242 @@
+"""What else is said of runs: silence, settling, the kernel machine, mechanisms, layers, specialisation."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from featlearn.diagnosis.events import Moment
+from featlearn.diagnosis.evidence import (
+    ALIGNMENT_ROSE,
+    LAYER_CHANGED,
+    LEARNED,
+    MACHINE,
+    MOVED,
+    NORM_GREW,
+    POWER_LAW,
+    SETTLED,
+    SPECIALIZED,
+    Evidence,
+    Sample,
+    Threshold,
+    held,
+    mean,
+    mean_of,
+    sample,
+    untold,
+)
+from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.layers import LayerLearning, Mechanism, name_of
+from featlearn.diagnosis.machine import KernelMachine
+from featlearn.diagnosis.pace import Unknown
+from featlearn.diagnosis.settling import Settling, against_power_law
+
+LISTED = 6
+"""Layers that are named in words, at most."""
+
+
+def judged_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
+    """Whether alignment was done before kernel norm and loss moved, and when each happened."""
+    moments = {name: [getattr(one.events, name) for one in findings] for name in _EVENTS}
+    times = {name: mean([moment.at for moment in found]) for name, found in moments.items()}
+    known = [one.events for one in findings if not one.events.missing]
+    order = sorted((name for name in _EVENTS if math.isfinite(times[name])), key=lambda name: times[name])
+    described = ", ".join(f"{_EVENTS[name]} {_when(moments[name])}" for name in order) or "nothing happened"
+    growth = sample([one.events.growth for one in findings], logarithmic=True)
+    if not known or growth is None:
+        reasons = "; ".join(sorted({_unheard(one) for one in findings}))
+        return None, times, [untold("silent alignment", f"whether alignment was silent: {reasons}; {described}")]
+    count = sum(not one.against for one in known)
+    silent = 2 * count > len(known)
+    share = f" on {count} of {len(known)} runs" if len(known) > 1 else ""
+    against = "" if silent else "; ".join(dict.fromkeys(one.against for one in known if one.against)) + "; "
+    says = f"{'silent' if silent else 'not silent'}{share}: {against}{described}"
+    return silent, times, [held("silent alignment", says, growth, _SILENT, NORM_GREW, "yes" if silent else "no")]
+
+
+_EVENTS = {"loss_half": "half of the loss", "alignment_90": "90 % of the rise of alignment",
+           "norm_10": "10 % of the kernel norm"}  # fmt: skip
+_SILENT = (
+    f"alignment first, risen by at least {ALIGNMENT_ROSE.high:g}, and the kernel grown at least {NORM_GREW.low:g} times"
+)
+
+
+def _when(moments: Sequence[Moment]) -> str:
+    """The step of an event, or the measurements that it lies between where they are far apart."""
+    known = [moment for moment in moments if math.isfinite(moment.at)]
+    if any(moment.wide for moment in known):
+        return f"between steps {min(one.earliest for one in known):.3g} and {max(one.latest for one in known):.3g}"
+    return f"at step {mean([one.at for one in known]):.3g}"
+
+
+def _unheard(one: Findings) -> str:
+    """Why it cannot be told whether alignment was silent on a run."""
+    return "the target is constant" if math.isnan(one.events.rise) and one.constant_target else one.events.missing
+
+
+def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
+    """When the kernel settled, and how the loss fell before and after."""
+    topic = "the kernel settled"
+    known = [one.settling for one in findings if isinstance(one.settling, Settling)]
+    error = sample([one.error for one in known])
+    if not known or error is None:
+        reasons = "; ".join(sorted({one.settling.reason for one in findings if isinstance(one.settling, Unknown)}))
+        return math.nan, [untold(topic, f"when the kernel settled: {reasons}")]
+    step = mean([one.step for one in known])
+    fitted = ", its rate fitted within a factor of two" if any(one.fitted for one in known) else ""
+    if math.isnan(step):
+        says = (
+            f"at no step while the loss still fell: the best prediction of the rest is off by {error.words} in ln loss"
+        )
+    else:
+        count = sum(math.isfinite(one.step) for one in known)
+        some = f" on {count} of {len(findings)} runs" if len(findings) > 1 else ""
+        says = (
+            f"at step {step:.3g}{some}: descent frozen there predicts the rest of ln loss within {error.words}{fitted}"
+        )
+    told = "no" if math.isnan(step) else "yes"
+    evidence = [held(topic, says, error, f"at most {SETTLED.high:g}", SETTLED, told)]
+    early = "all the while" if math.isnan(step) else "before"
+    for place, word in (("before", early), ("after", "from then on")):
+        pairs = [getattr(one, place) for one in known if math.isfinite(one.step) == math.isfinite(step)]
+        exponents = next((pair for pair in pairs if pair is not None), None)
+        way = against_power_law(exponents)
+        if exponents is not None and way:
+            says = f"{word}, the loss fell {way}: local exponents {exponents[0]:.2g}, then {exponents[1]:.2g}"
+            within = f"a power law within {POWER_LAW.low:g} to {POWER_LAW.high:g}"
+            change = exponents[1] / exponents[0] if exponents[0] else math.nan
+            evidence.append(Evidence(topic, says, change, within, POWER_LAW.source, verdict=way))
+    return step, evidence
+
+
+def judged_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:
+    """Whether regression with one of the kernels is the network."""
+    topic = "kernel machine"
+    machines = [one.machine for one in findings]
+    names = [name for name in ("final", "initial", "optimizer") if any(name in m.errors for m in machines)]
+    if not names:
+        reason = machines[0].reason
+        return machines[0], [untold(topic, f"whether the network is a kernel machine: {reason}")]
+    errors = {name: sample([m.errors[name] for m in machines if name in m.errors]) for name in names}
+    # one kernel for all outputs is exact only where there is one output; machine.py says so by "all"
+    whole = "" if all(m.outputs == "all" for m in machines if m.errors) else ", its mean over outputs,"
+    evidence = [
+        held(topic, f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
+                  f"{error.words}, correlation "
+                  f"{mean([m.correlations[name] for m in machines if name in m.correlations]):.3f}",
+                  error, f"at most {MACHINE.high:g}", MACHINE, "yes" if error.mean <= MACHINE.high else "no")
+        for name, error in errors.items() if error is not None
+    ]  # fmt: skip
+    # near enough, and yet not called one: too little was learned to say so
+    barred = next(
+        (m.reason for m in machines if m.of is None and min(m.errors.values(), default=1) <= MACHINE.high), ""
+    )
+    of = next((n for n in ("initial", "final", "optimizer") if n in errors and _low(errors[n], MACHINE)), None)
+    of = None if barred else of
+    reason = barred or (next((m.reason for m in machines if m.reason), "") if of is None else "")
+    if reason:
+        evidence.append(Evidence(topic, f"this is not the last word: {reason}", math.nan, "", "", verdict="thin"))
+    correlations = {n: mean([m.correlations[n] for m in machines if n in m.correlations]) for n in names}
+    means = {name: error.mean for name, error in errors.items() if error is not None}
+    return KernelMachine(of, means, correlations, "mean" if whole else "all", reason), evidence
+
+
+def judged_layers(
+    findings: Sequence[Findings],
+) -> tuple[dict[str, Mechanism], dict[str, LayerLearning], list[Evidence]]:
+    """What happened between layers, and in which features were learned."""
+    evidence: list[Evidence] = []
+    pairs = {
+        name: [one.mechanisms[name] for one in findings if name in one.mechanisms] for name in findings[0].mechanisms
+    }
+    mechanisms = {name: _mean_mechanism(found) for name, found in pairs.items()}
+    for name, one in mechanisms.items():
+        norms = "by norms that were not recorded" if math.isnan(one.rescaling) else f"{one.rescaling:+.2g} (norms)"
+        random = "" if math.isnan(one.random) else f", random {one.random:.3g}"
+        says = (
+            f"{name}: {one.name}; ln |U W| changed by {one.alignment:+.2g} (alignment, {one.start:.3g} to "
+            f"{one.end:.3g}{random}) and {norms}"
+        )
+        evidence.append(Evidence("mechanism", says, one.alignment, f"none below {LAYER_CHANGED.low:g}",
+                                 LAYER_CHANGED.source, runs=len(pairs[name]), verdict=one.name))  # fmt: skip
+    if not mechanisms:
+        evidence.append(untold("mechanism", "by which mechanism: no alignment of layers was recorded"))
+    layers = findings[0].layers if len(findings) == 1 else _mean_layers(findings)
+    evidence += _where(layers)
+    return mechanisms, dict(layers), evidence
+
+
+def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
+    """Which weights moved, in which layers the neural feature correlation rose, and for which it is not known."""
+    topic, told = "where features are learned", []
+    if layers:
+        moved = [name for name, one in layers.items() if one.distance > MOVED.high]
+        far = "; ".join(f"{name}: {layers[name].distance:.2g}" for name in [*layers][:LISTED])
+        told.append(Evidence(
+            topic, f"weights moved, relative to their first norm, {far}", next(iter(layers.values())).distance,
+            f"above {MOVED.high:g} features can be learned there", MOVED.source, verdict=", ".join(moved) or "nowhere",
+        ))  # fmt: skip
+    changed = {name: one.correlation for name, one in layers.items() if math.isfinite(one.correlation)}
+    if changed:
+        order = sorted(changed, key=lambda name: -changed[name])
+        learned = ", ".join(
+            name for name in order if changed[name] > LEARNED.high and layers[name].distance > MOVED.high
+        )
+        says = "; ".join(f"{name}: {changed[name]:+.2f}" for name in order[:LISTED])
+        left = _unmeasured([name for name in layers if name not in changed])
+        told.append(Evidence(
+            topic, f"neural feature correlations changed, {says}{left}", changed[order[0]],
+            f"above {LEARNED.high:g} features are learned there", LEARNED.source, verdict=learned or "nowhere",
+        ))  # fmt: skip
+    return told
+
+
+def _unmeasured(layers: Sequence[str]) -> str:
+    more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
+    return f" (not measured: {', '.join(layers[:LISTED])}{more})" if layers else ""
+
+
+def judged_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
+    """Specialisation and the effective feature rate."""
+    evidence = []
+    special, rate = (sample([getattr(one, name) for one in findings]) for name in ("specialization", "feature_rate"))
+    begun = mean([one.specialization_at_start for one in findings])
+    if special is not None:
+        size = special._replace(mean=abs(special.mean)).words
+        says = f"the kernel of an output fits its own target {_compared(special.mean)} by {size}"
+        if math.isnan(begun):
+            says, told = f"{says}; at the start it was not recorded", "cannot tell"
+        else:
+            says += f", at the start {_compared(begun)} by {abs(begun):.2g}"
+            told = "yes" if special.mean - begun > SPECIALIZED.high else "no"
+        against = f"grown by more than {SPECIALIZED.high:g}"
+        evidence.append(held("specialisation", says, special, against, SPECIALIZED, told))
+    if rate is not None:
+        says = f"the effective feature rate is {rate.words}, for kernel and targets of norm one"
+        evidence.append(Evidence("feature rate", says, rate.mean, "", "", rate.spread, rate.runs))
+    return mean_of(special), mean_of(rate), evidence
+
+
+def _compared(fit: float) -> str:
+    return "worse" if fit < 0 else "better"
+
+
+def _mean_mechanism(found: Sequence[Mechanism]) -> Mechanism:
+    values = {
+        name: mean([getattr(one, name) for one in found])
+        for name in ("alignment", "first_norm", "second_norm", "start", "end", "random")
+    }
+    return Mechanism(name_of(values["alignment"], values["first_norm"] + values["second_norm"]), **values)
+
+
+def _mean_layers(findings: Sequence[Findings]) -> dict[str, LayerLearning]:
+    means = {}
+    for layer in findings[0].layers:
+        found = [one.layers[layer] for one in findings if layer in one.layers]
+        means[layer] = LayerLearning(*(
+            mean([getattr(one, name) for one in found])
+            for name in ("distance", "correlation", "kernel_share", "alignment")
+        ))  # fmt: skip
+    return means
+
+
+def _low(error: Sample | None, threshold: Threshold) -> bool:
+    return error is not None and error.mean <= threshold.high

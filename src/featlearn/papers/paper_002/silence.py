@@ -1,0 +1,161 @@
+"""What Fig. 1 and Fig. 4 of 002 share: whitened pictures of two classes, a kernel along training, three predictors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import featlearn as fl
+from featlearn.papers.context import Context
+
+SEEN = 1e-3
+"""Share of the largest singular value. Some pixels of MNIST are ink in one training image of a thousand: whitened, they
+make test images a thousand times as long as others, and predictions of -80, where those of Fig. 1b lie between -4 and
+4. All directions of a thousand images of CIFAR-10 are above."""
+
+
+@dataclass(frozen=True)
+class TwoClasses:
+    """Inputs (P, ...) and targets -1 and +1 (P,), to train on and to test."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    exact: Tensor
+    """x (P, D) in double, before it was rounded: rounding fills directions that the data do not have"""
+
+
+def two_classes(
+    context: Context, data: str, samples: int, test_samples: int, *, power: float = 0.0, mean_eigenvalue: float = 1.0,
+    pooling: int = 1, flatten: bool = True,
+) -> TwoClasses:  # fmt: skip
+    """The first two classes of a data set, whitened by the training points: eigenvalues l of X^T X become as l^power.
+
+    `mean_eigenvalue` is that of X^T X / P over the directions kept. Test points are others of the same files (of
+    CIFAR-10 the first), and see the same map. Directions with singular values below `SEEN` are dropped before.
+    """
+    files: dict[str, Any] = {"batches": (1,), "normalization": "channel"} if data == "cifar10" else {}
+    drawn = context.dataset(
+        data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
+    )  # fmt: skip
+    pictures, y = torch.nn.functional.avg_pool2d(drawn.x, pooling).double(), drawn.signs().to(context.device)
+    rows = seen(pictures.flatten(1), samples)
+    exact = fl.steer.whiten(rows[:samples], power, mean_eigenvalue=mean_eigenvalue).transform(rows)
+    x = (exact if flatten else exact.view_as(pictures)).float().to(context.device)
+    return TwoClasses(x[:samples], y[:samples], x[samples:], y[samples:], exact[:samples])
+
+
+def seen(rows: Tensor, samples: int) -> Tensor:
+    """Rows (P + P', D), without the directions that the first `samples` of them hardly have."""
+    _, sizes, directions = torch.linalg.svd(rows[:samples], full_matrices=False)
+    kept = directions[sizes > SEEN * sizes[0]]
+    projected: Tensor = rows @ kept.mT @ kept
+    return projected
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A network and its kernel along training, at T moments."""
+
+    steps: Tensor
+    loss: Tensor
+    """mean of (f - y)^2"""
+    test_error: Tensor
+    """share of test points on the wrong side of zero"""
+    alignment: Tensor
+    norm: Tensor
+    """of the kernel, Frobenius"""
+    start: "Predictor"
+    end: "Predictor"
+    update: "Predictor"
+    """with the kernel of the optimizer's update at the end (Eq. 91); that of plain descent predicts as `end` does"""
+
+    def curves(self) -> dict[str, Tensor]:
+        """All that has T numbers."""
+        names = ("steps", "loss", "test_error", "alignment", "norm")
+        return {name: getattr(self, name) for name in names}
+
+    def predictions(self, y: Tensor) -> Tensor:
+        """(4, P'): the trained network on the test points, then regression with the last, the first and the optimizer's
+        kernel.
+
+        Each regression starts from the network's first outputs: f0(x) + k(x) K^-1 (y - f0) (Theorem 1, corrected).
+        """
+        fitted = [
+            fl.dynamics.kernel_regression(
+                each.kernel, y.to(each.kernel), each.cross, f0=self.start.f.to(each.kernel),
+                f0_test=self.start.test_f.to(each.kernel),
+            )
+            for each in (self.end, self.start, self.update)
+        ]  # fmt: skip
+        return torch.stack([self.end.test_f.double(), *(each.double() for each in fitted)])
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A kernel (P, P), with test points (P', P), and the outputs of its network on both."""
+
+    kernel: Tensor
+    cross: Tensor
+    f: Tensor
+    test_f: Tensor
+
+
+def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predictor:
+    """That of a network as it is; `options` are those of `fl.ntk`."""
+    with torch.no_grad():
+        f, test_f = model(task.x), model(task.test_x)
+    return Predictor(fl.ntk(model, task.x, **options), fl.ntk(model, task.test_x, task.x, **options), f, test_f)
+
+
+def followed(
+    model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
+    stride: int, dtype: torch.dtype | None = None,
+) -> Followed:  # fmt: skip
+    """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and at all before.
+
+    `dtype` is that of the kernels that predict; those along the way are in the precision of the network.
+    """
+    found: dict[str, list[float]] = {"steps": [], "loss": [], "test_error": [], "alignment": [], "norm": []}
+    start = predictor(model, task, dtype=dtype)
+    for step in range(steps + 1):
+        residual = model(task.x) - task.y
+        if step % stride == 0 or step < stride:
+            kernel = fl.ntk(model, task.x)
+            with torch.no_grad():
+                wrong = (model(task.test_x) * task.test_y <= 0).double().mean()
+            loss = residual.detach().square().mean()
+            values = step, loss, wrong, fl.metrics.alignment(kernel, task.y), torch.linalg.matrix_norm(kernel)
+            for row, value in zip(found.values(), values, strict=True):
+                row.append(float(value))
+            context.progress(step, steps, loss=found["loss"][-1], alignment=found["alignment"][-1])
+        if step < steps:
+            optimizer.zero_grad()
+            (residual.square().mean() / 2).backward()
+            optimizer.step()
+    optimizer.zero_grad()
+    curves = {name: torch.tensor(row, dtype=torch.float64) for name, row in found.items()}
+    end = predictor(model, task, dtype=dtype)
+    plain = isinstance(optimizer, torch.optim.SGD)
+    update = end if plain else predictor(model, task, dtype=dtype, optimizer=optimizer)
+    return Followed(**curves, start=start, end=end, update=update)
+
+
+def agreements(predictions: Tensor) -> tuple[Tensor, Tensor]:
+    """Relative error and correlation, (3,) each, of the three regressions of `Followed.predictions`."""
+    pairs = [fl.metrics.agreement(each, predictions[0]) for each in predictions[1:]]
+    errors = torch.stack([pair.relative_error for pair in pairs])
+    return errors, torch.stack([pair.correlation for pair in pairs])
+
+
+def settled(steps: Any, values: Any, share: float = 0.1) -> float:
+    """From when on a curve stays within `share` of its last value: the first measured step of that time."""
+    off = abs(values / values[-1] - 1) > share
+    return float(steps[int(off.nonzero()[0].max()) + 1]) if off.any() else float(steps[0])
+
+
+def first(times: Any, values: Any, fraction: float, of: Any) -> float:
+    """`fl.metrics.time_to` for arrays."""
+    return fl.metrics.time_to(torch.as_tensor(times), torch.as_tensor(values), fraction, of)
