@@ -86,6 +86,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["diagnose", "nonsense"], "expected module:function"),
         (["diagnose", "a:b", "--width", "3"], "--width is given beside a:b"),
         (["cite", "--style", "bibtx"], 'Did you mean "bibtex"?'),
+        (["cite", "theory.off"], "did you mean 'theory.ofe'?"),
+        (["reproduce", "004/tabel1"], "did you mean 004/table1?"),
+        (["reproduce", "004/fig1", "--device", "cdua", "--dry-run"], "did you mean 'cuda'?"),
+        (["diagnose", "--device", "cdua"], "did you mean 'cuda'?"),
+        (["diagnose", "--device", "abacus"], "--device abacus does not exist"),
+        (["diagnose", "--depth", "0"], "--depth 0, expected at least 1"),
         (["report"], "no run is given"),
         (["runs", "compare", "a"], "expected two at least"),
     ],
@@ -108,13 +114,12 @@ def test_wrong_usage_is_told_without_a_traceback(
         ["report", "nowhere"],
         ["runs", "show", "nowhere"],
         ["runs", "pack", "nowhere"],
-        ["cite", "nothing.such"],
         ["diagnose", "no_such_module:setup"],
         ["diagnose", "no_such_file.py:setup"],
         ["diagnose", "--data", "nowhere.npz"],
         ["diagnose", "--data", "mnist", "--data-root", "nowhere"],
         ["diagnose", "--samples", "100000"],
-        ["diagnose", "--device", "abacus"],
+        ["diagnose", "--device", "cuda:99"],
         ["diagnose", "--config", "nowhere.toml"],
     ],
     ids=" ".join,
@@ -124,6 +129,24 @@ def test_what_fails_is_told_without_a_traceback(words: list[str], capsys: pytest
     out, err = capsys.readouterr()
     assert err == f"featlearn: {json.loads(out)['error']}\n"
     assert "Errno" not in err
+
+
+@pytest.mark.parametrize("root", [None, "nowhere", "."], ids=["unsaid", "no folder", "no files"])
+def test_missing_data_files_are_asked_for_by_the_names_of_the_command_line(
+    root: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
+    assert main(["diagnose", "--data", "mnist", *([] if root is None else ["--data-root", root])]) == 1
+    said = capsys.readouterr().err
+    assert "--data-root" in said
+    assert "root=" not in said
+
+
+def test_the_lines_of_help_are_filled(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["reproduce", "--help"]) == 0
+    about = capsys.readouterr().out.split("For example:")[0].split("\n\n")[2]
+    assert len(about.splitlines()) == 3
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])
@@ -208,7 +231,7 @@ def test_closed_streams_are_no_error_and_errors_do_not_go_to_stdout():
     closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stderr) == (0, "")
     wrong = subprocess.run(["sh", "-c", f"{command} nothing.such 2>&-"], capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("no_color", [False, True])

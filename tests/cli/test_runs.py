@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import featlearn as fl
 from featlearn.cli.app import main
@@ -22,13 +23,17 @@ def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixtur
     shutil.copytree(recorded, "two")
     fl.open_run("two/seed-0").pack("packed.zip")
     Path("damaged").mkdir()
-    Path("damaged/run.json").write_text("{")
+    Path("damaged/run.json").write_text("{" + "\033" * 200)
     assert main(["runs", "ls", "."]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out.splitlines()
+    lines, unread = said[:5], said[5:]  # the head and four runs; why one cannot be read
     assert lines[0].split() == ["run", "date", "steps", "verdict", "loss", "distance"]
     assert {line.split()[0] for line in lines[1:]} == {"two/seed-0", "two/seed-1", "packed.zip", "damaged"}
     assert any(re.search(r"two/seed-0 +\d{4}-\d\d-\d\d \d\d:\d\d +12 ", line) for line in lines)
     assert any("damaged" in line and "cannot be read" in line for line in lines)
+    assert unread[0].startswith("damaged cannot be read: ")
+    assert max(map(len, said)) <= 100
+    assert all(line.isprintable() for line in said)
 
 
 def test_ls_in_json_has_the_numbers_of_the_runs(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -72,6 +77,43 @@ def test_compare_puts_numbers_and_differing_settings_side_by_side(recorded: Path
     assert rows["loss"][1] == rows["loss"][2]
     assert rows["--whiten"] == ["--whiten", "False", "?[31m"]  # nothing that a terminal would obey
     assert "--width" not in rows
+
+
+def watched(path: str, rate: float, **settings: object) -> None:
+    """A run of `fl.watch`."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x = torch.randn(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", settings=settings) as run:
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = (model(x) - x[:, :1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss.detach())
+
+
+@pytest.mark.filterwarnings("ignore:fl.watch")
+def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixture[str]):
+    watched("sound", 0.05, a=1, output_scale="large")
+    watched("broken", 1e3, a=2)
+    capsys.readouterr()
+    assert main(["runs", "show", "sound"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Sequential, 21 parameters: 30 steps of SGD, learning rate 0.05"  # 3 * 4 + 4 + 4 + 1
+    assert main(["runs", "ls", "."]) == 0
+    marked = {line.split()[0]: "diverged" in line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert marked == {"sound": False, "broken": True}
+    assert main(["runs", "compare", "sound", "broken"]) == 0
+    said = capsys.readouterr().out
+    names = [line[: line.index("  ")] for line in said.splitlines()[1:]]
+    assert len(names) == len(set(names))
+    assert {"kernel moved", "weights moved", "setting a", "step of 90 % of the rise of alignment"} <= {*names}
+    assert "distance" not in names
+    assert "--a" not in said
+    assert "nan" not in said
+    assert said.splitlines()[names.index("kernel moved") + 1].split()[-1] == "-"
 
 
 def test_pack_writes_one_file_that_reads_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]):

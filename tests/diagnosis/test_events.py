@@ -130,3 +130,24 @@ def test_the_reason_why_alignment_was_not_silent_is_the_one_that_holds(tmp_path:
     item = next(item for item in found.evidence if item.topic == "silent alignment")
     assert "not silent: alignment changed by 0.05, and a rise counts from 0.09" in item.says
     assert "risen by at least 0.09" in item.threshold
+
+
+def test_an_event_in_a_gap_has_no_time(tmp_path: Path):
+    y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
+    for name, steps, time in (
+        ("gap", [0, 10, 100], math.nan),
+        ("dense", [0, 80, 100], 80 + 20 * math.log(2) / math.log(4)),
+    ):
+        f = torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)[:, None, None] * y
+        run = written(tmp_path / name, steps, torch.eye(3, dtype=torch.float64).expand(3, 3, 3), f, y)
+        found = diagnose(run)
+        assert found.times["loss_half"] == pytest.approx(time, nan_ok=True)
+        assert ("between steps 10 and 100" in " ".join(str(found).split())) == (name == "gap")
+
+
+def test_where_nothing_happened_nothing_is_listed(tmp_path: Path):
+    y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
+    kernels = torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
+    found = diagnose(written(tmp_path / "run", [0, 10], kernels, 0.1 * y.expand(2, 3, 1), y))
+    said = next(item.says for item in found.evidence if item.topic == "silent alignment")
+    assert said == "cannot tell whether alignment was silent: the loss has not halved"

@@ -40,6 +40,26 @@ def test_the_headline_says_what_is_known(moved, speed, rise, regime: str, says: 
     assert says in _sentence(regime, votes, one(0.1))
 
 
+def test_lazy_training_whose_layers_correlate_more_is_not_said_to_have_learned_few_features(tmp_path: Path):
+    votes = votes_of(one(0.01), one(1.1), one(0.0))
+    assert "few features" in _sentence("lazy", votes, one(0.1))
+    said = _sentence("lazy", votes, one(0.1), ["b", "a"])
+    assert "few features" not in said
+    assert said.endswith("yet the neural feature correlation rose in b, a.")
+    writer = RunWriter(tmp_path / "run", {"name": "run"})
+    for step in (0, 10):
+        writer.scalars(step, {
+            "probe/loss": 1.0 - 0.09 * step, "ntk/centered_distance": 0.001 * step, "ntk/centered_alignment": 0.3,
+            "features/a/uncentered": 0.3 + 0.02 * step, "weights/a/distance": 0.02 * step,
+            "features/b/uncentered": 0.3 + 0.03 * step, "weights/b/distance": 0.02 * step,
+            "features/c/uncentered": 0.3 + 0.04 * step, "weights/c/distance": 0.001 * step,
+        })  # fmt: skip
+    writer.close()
+    found = diagnose(tmp_path / "run")
+    assert found.regime == "lazy"
+    assert found.headline.endswith("yet the neural feature correlation rose in b, a.")
+
+
 def test_what_was_not_recorded_of_layers_is_named_and_fits_are_better_or_worse(tmp_path: Path):
     writer = RunWriter(tmp_path / "run", {"name": "run"})
     writer.array("targets", 0, y=numpy.eye(3)[[0, 1, 2, 0, 1]])

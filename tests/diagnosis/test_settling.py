@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.pace import Pace
 from featlearn.diagnosis.reading import Curve, Reading
 from featlearn.diagnosis.settling import Settling, _exponents, above_rounding, against_power_law, settling
@@ -102,3 +103,22 @@ def test_the_exponents_are_those_of_the_loss(tmp_path: Path):
     assert found.after is not None
     assert found.after == pytest.approx((0.667, 0.667), abs=0.12)
     assert against_power_law(found.after) == "as a power law"
+
+
+def test_a_kernel_that_never_moved_is_settled_from_the_start(tmp_path: Path):
+    """Whatever the loss did: here no descent with this kernel predicts it."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(5, 1, dtype=torch.float64, generator=generator)
+    steps = list(range(0, 60, 3))
+    left = torch.tensor([1 / (1 + step) ** 2 + 0.3 * (step % 2) for step in steps], dtype=torch.float64)
+    f = (1 - left[:, None, None]) * y
+    kernel = torch.eye(5, dtype=torch.float64) + 0.1
+    grown = 1 + 1e-3 * torch.arange(len(steps), dtype=torch.float64)
+    still = written(tmp_path / "still", steps, kernel.expand(len(steps), -1, -1), f, y)
+    moving = written(tmp_path / "moving", steps, grown[:, None, None] * kernel, f, y)
+    found = diagnose(still)
+    assert found.times["kernel_settled"] == 0
+    said = next(item for item in found.evidence if item.topic == "the kernel settled")
+    assert said.says == "from the start: the kernel changed by 0 of its norm"
+    assert (said.threshold, said.verdict) == ("at most 1e-06", "yes")
+    assert math.isnan(diagnose(moving).times["kernel_settled"])  # growth is no rest

@@ -156,8 +156,37 @@ def test_of_a_run_that_was_lost_from_the_start_nothing_else_is_said(tmp_path: Pa
     writer.close()
     found = diagnose(tmp_path / "run")
     assert found.regime == "cannot tell"
-    assert "broke down at step 3" in found.headline
-    assert [item.says for item in found.evidence] == ["run broke down at step 3; it is read up to step 0"]
+    assert found.headline == "training broke down at step 2. Nothing else can be told."
+    assert [item.says for item in found.evidence] == ["run broke down at step 2; it is read up to step 0"]
+    assert "thresholds:" not in str(found)
+
+
+def exploded(path: Path, losses: list[float], **config) -> Reading:
+    writer = RunWriter(path, {"name": "run", **config})
+    writer.array("targets", 0, y=numpy.eye(3)[[0, 1, 2, 0, 1]] - 1 / 3)
+    for step, loss in enumerate(losses):
+        values = {"probe/loss": loss, "ntk/norm": float(loss < 1e5), "weights/0/distance": loss}
+        if "loss_convention" in config:
+            values["probe/cross_entropy"] = 1.0 / (1 + step)
+        writer.scalars(step, values)
+    writer.close()
+    return Reading(open_run(path))
+
+
+def test_a_network_that_blew_up_and_died_broke_down_where_its_loss_exploded(tmp_path: Path):
+    reading = exploded(tmp_path / "run", [0.9, 0.8, 24.7, 6.5e5, 4e22, *[0.888] * 20])
+    assert (reading.diverged, reading.steps) == (3, 1)
+    found = diagnose(tmp_path / "run")
+    assert found.headline.startswith("training broke down at step 3. Up to step 1: ")
+    assert not any(item.value > 1e3 for item in found.evidence)
+
+
+@pytest.mark.parametrize("convention", ["cross-entropy", None])
+def test_outputs_that_grow_on_cross_entropy_and_a_small_first_loss_are_no_breakdown(tmp_path: Path, convention):
+    reading = exploded(tmp_path / "entropy", [0.9, 40.0, 2e3, 5e4], loss_convention=convention)
+    assert reading.diverged is None
+    assert exploded(tmp_path / "fine", [1e-6, 0.5, 0.1]).diverged is None
+    assert exploded(tmp_path / "square", [0.9, 40.0, 2e3, 5e4], loss_convention="mean").diverged == 2
 
 
 def test_training_that_breaks_down_late_is_judged_by_what_came_before(runs: dict[str, Run], tmp_path: Path):
@@ -169,7 +198,7 @@ def test_training_that_breaks_down_late_is_judged_by_what_came_before(runs: dict
         writer.scalars(step, {"probe/loss": loss, "weights/network.0/distance": 1e20})
     writer.close()
     found, whole = diagnose(tmp_path / "run"), diagnose(runs["rich"])
-    assert found.headline == f"training broke down at step {last + 3}. Up to step {last}: {whole.headline}"
+    assert found.headline == f"training broke down at step {last + 2}. Up to step {last}: {whole.headline}"
     assert found.numbers == whole.numbers
     assert found.layers == whole.layers
 

@@ -158,7 +158,7 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(monkeypatch, tmp_path, cap
 
 
 def test_wrong_words_are_answered_with_the_right_ones(capsys):
-    assert main(["reproduce", "004/tabel1"]) == 1
+    assert main(["reproduce", "004/tabel1"]) == 2
     assert "did you mean 004/table1?" in capsys.readouterr().err
     assert main(["reproduce"]) == 2
     assert main(["reproduce", "004/table1", "--scale", "laptpo"]) == 2

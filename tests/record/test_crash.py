@@ -166,6 +166,46 @@ def test_a_line_may_be_cut_off_anywhere(begun: Path, name: str):
             assert [event["step"] for event in open_run(begun).events] == [*[0, 5][:kept], 7]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_finished_run_that_lost_lines_is_refused(begun: Path, packed: bool):
+    whole = (begun / "scalars.jsonl").read_bytes()
+
+    def lines(cut: int) -> list[int]:
+        (begun / "scalars.jsonl").write_bytes(whole[:cut])
+        if not packed:
+            return [line["step"] for line in open_run(begun).lines]
+        target = open_run(begun).pack()
+        try:
+            return [line["step"] for line in open_run(target).lines]
+        finally:
+            target.unlink()
+
+    run = RunWriter(begun, {}, resume=True)
+    run.describe(finished=True, steps=5, measurements=2)
+    assert lines(len(whole)) == [0, 5]
+    for cut in range(len(whole)):
+        with pytest.raises(RunError, match=r"scalars\.jsonl is damaged: the run is finished, but it"):
+            lines(cut)
+    run.describe(finished=False)
+    assert lines(len(whole) - 1) == [0]
+    run.describe(finished=True)
+    run.event("not_written", 5)  # the run says so itself
+    assert lines(len(whole) - 1) == [0]
+
+
+def test_a_finished_run_that_does_not_say_what_it_holds_is_read(begun: Path):
+    """As older runs, and those that others write."""
+    run = RunWriter(begun, {}, resume=True)
+    for count in (None, "many", True, -3):
+        run.describe(finished=True, measurements=count)
+        assert len(open_run(begun).lines) == 2
+    run.event("finished", 9, last_line="far")
+    assert len(open_run(begun).lines) == 2
+    run.event("finished", 9, last_line=9)
+    with pytest.raises(RunError, match="end at step 5, expected step 9"):
+        _ = open_run(begun).lines
+
+
 def test_files_that_were_not_whole_do_not_count(begun: Path):
     folder = begun / "arrays/kernel"
     (folder / "000000000006.npz.part").write_bytes(b"half")

@@ -145,6 +145,8 @@ def test_what_is_not_there_is_named(recorded: Path):
         run.array("kernel/train", 3)
     with pytest.raises(InputValueError, match="expected kernel/train, spectrum"):
         run.array("kernel", 0)
+    with pytest.raises(InputValueError, match=r"did you mean 'spectrum'\?$"):
+        run.array("spectrun", 7)
     with pytest.raises(RunError, match="is not there"):
         open_run(recorded / "nowhere")
     with pytest.raises(RunError, match=r"run\.json"):

@@ -554,6 +554,24 @@ def test_losses_that_are_no_numbers_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("step", "error"),
+    [(1.5, InputTypeError), (2.0, InputTypeError), ("2", InputTypeError), (-1, InputValueError),
+     (True, InputValueError), (10**12, InputValueError)],
+)  # fmt: skip
+def test_steps_that_are_no_steps_are_refused_before_anything_is_written(step: Any, error: Any, tmp_path: Path):
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+        seen.step(loss=1.0, step=numpy.int64(4))
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        with pytest.raises(error, match="expected a whole number"):
+            seen.step(loss=100.0, step=step, mine=3.0)
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+        assert seen.steps == 4
+        seen.step(loss=2.0, step=2)  # back to a checkpoint
+    assert seen.run.scalar("loss")[0].tolist() == [2, 4]
+    assert seen.run.scalar("loss")[1].tolist() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"every": 0}, InputValueError, "every=0"),
@@ -577,6 +595,8 @@ def test_losses_that_are_no_numbers_are_refused(tmp_path: Path):
         ({"settings": ["lr"]}, InputTypeError, "settings is list, expected a mapping"),
         ({"settings": {"lr": torch.tensor(0.1)}}, InputTypeError, "settings cannot be written as JSON.*item"),
         ({"settings": {("a", 1): 2}}, InputTypeError, "settings cannot be written as JSON"),
+        ({"settings": {"a": math.nan}}, InputValueError, "settings cannot be written as JSON.*finite"),
+        ({"settings": {"a": [{"b": -math.inf}]}}, InputValueError, "settings cannot be written as JSON"),
         ({"sinks": ["tensorbord"]}, InputTypeError, "sinks has 'tensorbord'"),
     ],
 )
@@ -598,6 +618,10 @@ def test_class_labels_that_are_floats_are_told_apart_from_numbers(tmp_path: Path
     x, y = data()
     with pytest.raises(InputValueError, match=r"float32 numbers, whole: for labels pass y\.long\(\)"), watch(
         network(), probe=(x, y.float()), out=tmp_path / "run"
+    ):  # fmt: skip
+        pytest.fail("entered")
+    with pytest.raises(InputValueError, match=r"float64 numbers, whole: for labels pass y\[:, 0\]\.long\(\)"), watch(
+        network(), probe=(x, y.double()[:, None]), out=tmp_path / "run"
     ):  # fmt: skip
         pytest.fail("entered")
     with pytest.raises(InputValueError, match=r"or class labels$"), watch(
@@ -663,6 +687,53 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_measured_ones(tmp_path: Pa
 def test_quantities_of_ones_own_do_not_take_the_names_of_measured_ones(name: str, tmp_path: Path):
     with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own"):
         watched(tmp_path / "run", quantities={"mine": lambda moment: {name: 3.0}})
+
+
+def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp_path: Path):
+    own = {"mine": lambda moment: 3.0, "several": lambda moment: {"a": 1.0, "b c": 2.0}}
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None, quantities=own) as seen:
+        for name, quantity in (("mine", "mine"), ("a", "several"), ("b c", "several")):
+            for act in (seen.step, seen.log):
+                with pytest.raises(InputValueError, match=f"your own quantity '{quantity}' records that name"):
+                    act(**{name: 7.0})
+        seen.step(several=5.0)  # no number has that name
+    values = {name: seen.run.scalar(name)[1].tolist() for name in ("mine", "a", "b_c", "several")}
+    assert (set(values["mine"]), set(values["a"]), set(values["b_c"]), values["several"]) == (
+        {3.0},
+        {1.0},
+        {2.0},
+        [5.0],
+    )
+
+
+def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
+    silent = {"mine": lambda moment: {}, "kernel": False, "features": False, "layers": False, "weights": False}
+    with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
+        for step in range(1, 5):
+            seen.step(**({"loss": 1.0} if step == 2 else {}))
+    assert [line["step"] for line in seen.run.lines] == [2]
+    assert seen.run.arrays["outputs"] == [0, 1, 2, 3, 4]
+    assert seen.run.config["finished"]
+    assert seen.run.config["measurements"] == 1  # as a resume counts them
+
+
+def test_lines_that_a_finished_run_has_lost_are_noticed(tmp_path: Path):
+    """More lines than measurements: the count alone would not tell."""
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None, every=50) as seen:
+        for step in range(1, 20):
+            seen.step(**({"mine": 1.0} if step % 2 else {}))
+    path = tmp_path / "run" / "scalars.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) > seen.measurements + 5
+    for kept in range(len(lines)):
+        path.write_bytes(b"".join(lines[:kept]) + lines[kept][:-1] * (kept % 2))
+        with pytest.raises(RunError, match="the run is finished, but it"):
+            _ = open_run(tmp_path / "run").lines
+    path.unlink()
+    with pytest.raises(RunError, match="the run is finished, but it has lines of 0 steps"):
+        _ = open_run(tmp_path / "run").names
+    path.write_bytes(b"".join(lines))
+    assert len(seen.run.lines) > 0
 
 
 def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The networks and data that come with featlearn."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from featlearn import data
 from featlearn.cli.answer import UsageError, suggestion
 from featlearn.cli.settings import Settings
 from featlearn.cli.subject import Subject, squared_error
+from featlearn.data.files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.papers.models import CNN, MLP
 from featlearn.steer import whiten
@@ -81,7 +83,14 @@ def _read(settings: Settings, name: str, batches: str, split: str) -> Pair:
         if name != "cifar10" or not all(part.isdecimal() for part in batches.split(",")):
             raise UsageError(f"--data {settings.data}, expected batches such as cifar10:1,2,3")
         options["batches"] = [int(part) for part in batches.split(",")]
-    read = IMAGES[name](settings.data_root, split, **options)
+    if settings.data_root is None and not os.environ.get(ROOT):
+        raise InputValueError(f"--data {name} needs its files: say by --data-root or {ROOT} which folder they are in")
+    if settings.data_root is not None and not settings.data_root.expanduser().is_dir():
+        raise InputValueError(f"--data-root {settings.data_root} is no folder, expected the one with the data files")
+    try:
+        read = IMAGES[name](settings.data_root, split, **options)
+    except InputValueError as error:  # speaks of the arguments of fl.data
+        raise InputValueError(str(error).replace("root=...", "--data-root")) from error
     return read.x, read.labels
 
 

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from featlearn.cli.answer import Answer
+from featlearn.cli.answer import Answer, UsageError
+from featlearn.errors import InputValueError
 
 
 def cite(
@@ -24,7 +25,10 @@ def cite(
     """
     from featlearn.citations import citation
 
-    entries = {name: citation(name, style=style) for name in names} or {"featlearn": citation(style=style)}
+    try:
+        entries = {name: citation(name, style=style) for name in names} or {"featlearn": citation(style=style)}
+    except InputValueError as error:  # a name that does not exist
+        raise UsageError(str(error)) from error
     between = "\n\n" if style == "bibtex" else "\n"
     text = between.join(dict.fromkeys(one for entry in entries.values() for one in entry.split(between)))
     return Answer(data={"style": style, "citations": entries}, text=text)

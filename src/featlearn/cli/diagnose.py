@@ -15,6 +15,7 @@ from featlearn.cli.blame import blaming
 from featlearn.cli.plot import COLUMNS, Curve, plot
 from featlearn.cli.progress import Progress
 from featlearn.cli.settings import Settings
+from featlearn.errors import RunError
 
 if TYPE_CHECKING:
     from featlearn.diagnosis import Diagnosis
@@ -68,7 +69,7 @@ def diagnose(
         raise UsageError(f"--seeds {seeds}, expected at least 1")
     folder = _new_folder(subject, settings) if out is None else out
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--out {folder} exists already and is not empty, expected a new folder")
+        raise RunError(f"--out {folder} exists already and is not empty, expected a new folder")
     from featlearn.cli.training import train  # torch takes a second to load
 
     chosen = range(settings.seed, settings.seed + seeds)
@@ -96,7 +97,9 @@ def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bo
     each = [verdict_on(run) for run in runs]
     together = each[0] if len(each) == 1 else verdict_on(runs)
     page = _page(runs, folder / "report.html") if with_report else None
-    diverged = [run.name for run in runs if any(event["kind"] == "diverged" for event in run.events)]
+    broken = ["broke down" in one.headline or any(event["kind"] == "diverged" for event in run.events)
+              for run, one in zip(runs, each, strict=True)]  # fmt: skip
+    diverged = [run.name for run, lost in zip(runs, broken, strict=True) if lost]
     code = INTERRUPTED if not complete else FAILED if diverged else DONE
     data = {
         "regime": together.regime, "complete": complete, "diverged": diverged, "report": page,
@@ -112,7 +115,8 @@ def _text(
     diverged: Sequence[str],
 ) -> str:  # fmt: skip
     said = str(together).splitlines()
-    evidence, thresholds = said.index(f"{together.evidence[0].topic}:"), said.index("thresholds:")
+    evidence = said.index(f"{together.evidence[0].topic}:")
+    thresholds = said.index("thresholds:") if "thresholds:" in said else len(said)
     head = " ".join(line.strip() for line in said[:evidence]).removeprefix(f"{', '.join(together.runs)}: ")
     lines = [summary(runs[0], len(runs)), "", _bold(textwrap.fill(head, COLUMNS)), "", plot(curves(runs)), ""]
     if not complete:
@@ -135,13 +139,30 @@ def _text(
 
 def summary(run: "Run", runs: int = 1) -> str:
     """What was trained, in a line."""
-    settings = run.config.get("settings") or {}
-    what = settings.get("subject") or f"{settings.get('model')} on {settings.get('data')}"
-    scale = settings.get("output_scale")
-    scaled = f", output scale {scale:g}" if scale is not None else ""
+    by = run.config.get("optimizer") or {}
+    rate = (by.get("groups") or [{}])[0].get("lr")
+    told = number(rate) if isinstance(rate, int | float) else "-"
+    optimizer = f" of {by.get('class')}, learning rate {told}" if by else ""
     seeds = f", {runs} seeds" if runs > 1 else ""
-    optimizer = (run.config.get("optimizer") or {}).get("class", "")
-    return f"{what}{scaled}: {_steps(run)} steps of {optimizer}, learning rate {number(settings.get('lr'))}{seeds}"
+    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}"
+
+
+def of_command(run: "Run") -> bool:
+    """Whether `featlearn diagnose` made it, whose settings are options; those given to `fl.watch` can be anything."""
+    settings = run.config.get("settings")
+    return isinstance(settings, dict) and settings.keys() >= {"subject", *DEFAULT.entry}
+
+
+def _trained(run: "Run") -> str:
+    if not of_command(run):
+        model = run.config.get("model") or {}
+        count = model.get("parameters")
+        kind = str(model.get("class", "a network")).rpartition(".")[2]
+        return kind if count is None else f"{kind}, {count} parameters"
+    settings = run.config["settings"]
+    scale = settings["output_scale"]
+    scaled = f", output scale {scale:g}" if scale is not None else ""
+    return f"{settings['subject'] or '{model} on {data}'.format(**settings)}{scaled}"
 
 
 def _steps(run: "Run") -> int:

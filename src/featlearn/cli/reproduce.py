@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
+from featlearn.errors import InputValueError
 from featlearn.papers import registry
 from featlearn.papers.claims import counted, failed, share, verdict
 from featlearn.papers.results import Result, keep, kept
@@ -41,9 +42,9 @@ def reproduce(
 ) -> Answer:
     """Repeat a figure of the five papers, and say which of its claims hold.
 
-    Writes figure.png, figure.pdf, numbers.csv (what is drawn), claims.json and page.html. Exit status 1 if a claim
-    fails that is not known to fail in print. Seeds that are finished are kept: after an interruption run the same
-    again.
+    Writes figure.png, figure.pdf, numbers.csv (what is drawn), claims.json and
+    page.html. Exit status 1 if a claim fails that is not known to fail in print.
+    Seeds that are finished are kept: after an interruption run the same again.
 
     For example:
 
@@ -77,10 +78,13 @@ def reproduce(
         return _gallery(out or Path("gallery.html"))
     if figure is None:
         raise UsageError(f"which figure? pass PAPER/FIGURE, as in {registry.DECLARATIONS[0].id}; --list shows all")
+    from featlearn.cli.device import checked_device
     from featlearn.papers.session import Order, estimate
     from featlearn.papers.session import reproduce as run
 
-    declared = registry.declaration(figure)
+    declared = _declared(figure)
+    if device is not None:
+        checked_device(device)
     order = Order(
         id=declared.id, scale=scale, out=out or Path("reproductions") / declared.id / str(scale), seeds=seeds,
         jobs=jobs, device=device, data_root=data_root, fallback_digits=fallback_digits, fresh=fresh, quiet=quiet,
@@ -93,6 +97,13 @@ def reproduce(
     if keep_result:
         keep(order.out)
     return _judged(result)
+
+
+def _declared(figure: str) -> registry.Declaration:
+    try:
+        return registry.declaration(figure)
+    except InputValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _listed() -> Answer:

@@ -4,9 +4,12 @@ import datetime
 import json as jsons
 import math
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
+from featlearn.cli.plot import COLUMNS
+from featlearn.cli.settings import option
 from featlearn.errors import FeatlearnError, RunError
 
 if TYPE_CHECKING:
@@ -21,6 +24,14 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "weights moved": ("weights/distance",),
 }
 """Column -> scalars whose last value it shows, the first that a run has."""
+JUDGED = {"distance": "kernel_moved", "weights moved": "weights_moved"}
+"""Column -> the number of a diagnosis that says the same."""
+TIMES = {
+    "step of loss_half": "step of half of the loss",
+    "step of alignment_90": "step of 90 % of the rise of alignment",
+    "step of norm_10": "step of 10 % of the kernel norm",
+}
+"""Times of a diagnosis whose names do not say what they are -> in words."""
 
 
 def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = False) -> Answer:
@@ -41,13 +52,15 @@ def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = Fals
     entries = [_entry(path) for path in _places(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
-        [entry["path"], _date(entry), entry["error"], "", "", ""] if "error" in entry else
-        [entry["path"], _date(entry), str(entry["steps"]), entry["regime"],
+        [entry["path"], "-", "-", "cannot be read", "-", "-"] if "error" in entry else
+        [entry["path"], _date(entry), str(entry["steps"]), _verdict(entry),
          number(entry["numbers"]["loss"]), number(entry["numbers"]["distance"])]
         for entry in entries
     ]  # fmt: skip
     text = table(["run", "date", "steps", "verdict", "loss", "distance"], rows) if rows else f"no runs in {folder}"
-    return Answer(data={"runs": entries}, text=text)
+    unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
+    reasons = [fill(_word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
+    return Answer(data={"runs": entries}, text="\n".join([text, *reasons]))
 
 
 def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
@@ -94,13 +107,16 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
         raise UsageError(f"{len(runs)} runs are given, expected two at least")
     entries = [_entry(path, strict=True) for path in runs]
     said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
-    rows: list[list[str]] = [["verdict", *(entry["regime"] for entry in entries)]]
+    rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
     rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in NUMBERS]
-    rows += [[key.replace("_", " "), *(number(entry["verdict"][key]) for entry in entries)] for key in said]
+    last = [name for name in NUMBERS if JUDGED.get(name) not in said]  # the same number once
+    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in last]
+    rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
+             for key in said]  # fmt: skip
     different = sorted({key for entry in entries for key, value in entry["settings"].items()
                         if any(other["settings"].get(key) != value for other in entries)})  # fmt: skip
-    rows += [[f"--{key.replace('_', '-')}", *(_word(entry["settings"].get(key)) for entry in entries)]
+    ours = all(entry["options"] for entry in entries)
+    rows += [[option(key) if ours else f"setting {_word(key)}", *(_word(e["settings"].get(key)) for e in entries)]
              for key in different]  # fmt: skip
     return Answer(data={"runs": entries}, text=table(["", *(entry["name"] for entry in entries)], rows))
 
@@ -133,6 +149,7 @@ def _places(folder: Path) -> list[Path]:
 
 def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """One run in a few numbers; one that cannot be read says so, unless that is an error here."""
+    from featlearn.cli.diagnose import of_command
     from featlearn.diagnosis import diagnose
     from featlearn.record import open_run
 
@@ -143,16 +160,19 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     except (FeatlearnError, OSError) as error:
         if strict:
             raise
-        return {"path": str(path), "error": f"cannot be read: {str(error)[:60]}"}
+        return {"path": str(path), "error": f"cannot be read: {error}"}
     created = run.config.get("created")
     times = {f"step of {key}": value for key, value in verdict.times.items()}
     numbers = {**verdict.numbers, "feature_rate": verdict.feature_rate, **times}
     settings = run.config.get("settings")
+    told = any(event["kind"] == "diverged" for event in run.events)
+    diverged = told or "training broke down" in verdict.headline
     return {
         "path": str(path), "name": run.name, "created": created if isinstance(created, int | float) else None,
-        "steps": steps, "regime": verdict.regime, "numbers": _numbers(run), "seed": run.config.get("seed"),
+        "steps": steps, "regime": verdict.regime, "diverged": diverged,
+        "numbers": _numbers(run), "seed": run.config.get("seed"),
         "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
-        "settings": settings if isinstance(settings, dict) else {},
+        "settings": settings if isinstance(settings, dict) else {}, "options": of_command(run),
     }  # fmt: skip
 
 
@@ -172,13 +192,17 @@ def _date(entry: dict[str, Any]) -> str:
         return "-"
 
 
+def _verdict(entry: dict[str, Any]) -> str:
+    return f"{entry['regime']}, diverged" if entry["diverged"] else str(entry["regime"])
+
+
 def _event(event: dict[str, Any]) -> str:
     details = {key: value for key, value in event.items() if key not in ("kind", "step", "at")}
     where = "" if event["step"] is None else f" at step {event['step']}"
     return f"{_word(event['kind'])}{where}{': ' + jsons.dumps(details) if details else ''}"
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, longest: int = 60) -> str:
     """Text of a run file, which may be a stranger's: nothing that a terminal would obey."""
     text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return "".join(letter if letter.isprintable() else "?" for letter in text)[:60]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:longest]

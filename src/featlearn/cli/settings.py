@@ -20,6 +20,11 @@ RICH = 0.03
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 
 
+def option(name: str) -> str:
+    """A setting as it is called on the command line, where --help names it first."""
+    return "--depth" if name == "hidden_layers" else f"--{name.replace('_', '-')}"
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -69,12 +74,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"width": 1, "hidden_layers": 1, "samples": 2, "test": 0, "steps": 1, "probe": 2, "seed": 0}
-        wrong = [f"--{n.replace('_', '-')} {getattr(self, n)}, expected at least {k}" for n, k in least.items()
+        wrong = [f"{option(n)} {getattr(self, n)}, expected at least {k}" for n, k in least.items()
                  if getattr(self, n) < k]  # fmt: skip
         for name in ("output_scale", "init_scale", "lr", "batch", "budget"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                wrong.append(f"--{name.replace('_', '-')} {value}, expected a number > 0")
+                wrong.append(f"{option(name)} {value}, expected a number > 0")
         if self.budget > 1:
             wrong.append(f"--budget {self.budget}, expected a share between 0 and 1")
         if wrong:

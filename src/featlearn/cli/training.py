@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from featlearn.cli.built_in import built_in
+from featlearn.cli.device import checked_device
 from featlearn.cli.own_subject import own_subject
 from featlearn.cli.progress import Progress
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
 from featlearn.cli.subject import Subject, placed, scaled
-from featlearn.errors import InputValueError
 from featlearn.watch.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -81,11 +81,7 @@ def _optimizer(subject: Subject, settings: Settings) -> torch.optim.Optimizer:
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputValueError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
-    return name
+    return checked_device(name)
 
 
 @contextmanager

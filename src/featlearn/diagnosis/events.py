@@ -12,7 +12,7 @@ from featlearn.diagnosis.reading import Curve, Reading
 RISEN = 0.01
 """A rise of alignment that is large enough to have a time."""
 WIDE = 1.5
-"""Measurements whose steps differ by more than this factor leave a gap, in which no time is told."""
+"""Measurements whose steps differ by more than this factor leave a gap, in which no time is told; next steps do not."""
 SAME = 1.1
 """Factor within which training and probe loss may part, beside a constant one, for one to fill gaps of the other."""
 COMPARED = 3
@@ -34,7 +34,7 @@ class Moment:
     @property
     def wide(self) -> bool:
         """Whether it lies in a gap between measurements."""
-        return self.by > WIDE * self.after
+        return self.by > max(WIDE * self.after, self.after + 1)
 
     @property
     def earliest(self) -> float:
@@ -175,4 +175,5 @@ def _in_gap(curve: Curve, steps: Tensor) -> Tensor:
     after = torch.searchsorted(curve.steps, steps)  # of the first measurement not before
     met = curve.steps[after.clamp_max(len(curve.steps) - 1)]
     before = curve.steps[(after - 1).clamp_min(0)]
-    return (met != steps) & ((met > WIDE * before) | (after == len(curve.steps)))
+    wide = met > (WIDE * before).maximum(before + 1)
+    return (met != steps) & (wide | (after == len(curve.steps)))

@@ -97,8 +97,11 @@ def regime_of(moved: Sample | None, frozen: Sample | None, rise: Sample | None, 
     return "cannot tell" if found != "rich" and _unfinished(left) else found
 
 
-def judged_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evidence]]:
-    """The regime, in a word and in a sentence, and what speaks for it."""
+def judged_regime(findings: Sequence[Findings], learned: Sequence[str] = ()) -> tuple[Regime, str, list[Evidence]]:
+    """The regime, in a word and in a sentence, and what speaks for it.
+
+    `learned` are the layers whose neural feature correlation rose: of lazy training that has them this is said.
+    """
     moved, left = (sample([getattr(one, name) for one in findings]) for name in ("moved", "loss_left"))
     rise = sample([one.events.rise for one in findings])
     speeds = [one.speed for one in findings]
@@ -115,7 +118,7 @@ def judged_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evide
             f"at most {FALLEN.high:g} to tell", FALLEN, "thin" if _unfinished(left) else "",
         ))  # fmt: skip
     regime = regime_of(moved, frozen, rise, left)
-    return regime, _broken(findings) + _sentence(regime, votes_of(moved, frozen, rise), left), evidence
+    return regime, _broken(findings) + _sentence(regime, votes_of(moved, frozen, rise), left, learned), evidence
 
 
 def _side(value: Sample | None, threshold: Threshold) -> int | None:
@@ -147,11 +150,11 @@ def _broken(findings: Sequence[Findings]) -> str:
     if reading.diverged == 0:
         return "the loss was not finite before the first step. "
     if reading.lost:
-        return f"training broke down at step {reading.diverged}, and was lost from the first step on. "
+        return f"training broke down at step {reading.diverged}. "
     return f"training broke down at step {reading.diverged}. Up to step {reading.steps}: "
 
 
-def _sentence(regime: Regime, votes: Votes, left: Sample | None) -> str:
+def _sentence(regime: Regime, votes: Votes, left: Sample | None, learned: Sequence[str] = ()) -> str:
     """The regime in words, by what is known."""
     if regime == "rich":
         why = "The kernel left its first state behind" if votes.moved == 1 else (
@@ -162,6 +165,8 @@ def _sentence(regime: Regime, votes: Votes, left: Sample | None) -> str:
         why = "The first kernel predicts how the loss fell" if votes.speed == -1 else (
             "The kernel hardly moved, and alignment hardly changed"
         )  # fmt: skip
+        if learned:
+            return f"lazy training. {why}; yet the neural feature correlation rose in {', '.join(learned)}."
         return f"lazy training. {why}: few features were learned."
     if regime == "mixed":
         some = "do not agree" if {-1, 1} <= set(votes) else "lie in between"

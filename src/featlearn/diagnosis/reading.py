@@ -18,6 +18,9 @@ from featlearn.record import Run
 
 LOST = 2.0
 """A run that broke down is read up to where its loss came to stay above so many times the first."""
+EXPLODED = 1e3
+"""A loss above so many times the first, and that of no output at all, is a breakdown, even if it is finite later: what
+comes down from there is mostly a network whose units are all dead."""
 AXES = {
     "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
     "outputs": {"f": "PC"},
@@ -89,14 +92,31 @@ class Reading:
 
     @cached_property
     def diverged(self) -> int | None:
-        """The step at which training broke down, None if it did not, or went on all the same."""
+        """The step of the first loss that exploded, or was not finite and stayed so; None if training went on."""
         fits = [
             (line["step"], line["values"]["probe/loss"]) for line in self.run.lines if "probe/loss" in line["values"]
         ]
         sound = max((step for step, loss in fits if math.isfinite(loss)), default=-1)
         lost = [step for step, loss in fits if not math.isfinite(loss)]
         told = [event["step"] for event in self.run.events if event["kind"] == "diverged"]
-        return min((step for step in [*lost, *told] if step is not None and step > sound), default=None)
+        ends = [step for step in [*lost, *told] if step is not None and step > sound]
+        return min([*ends, *self._exploded], default=None)
+
+    @property
+    def _exploded(self) -> list[int]:
+        """Steps at which the loss is far above the first: the one that was trained, or, if it is not known, each."""
+        told, y = self.run.config.get("loss_convention"), self.targets
+        if isinstance(told, str):
+            names = ["probe/cross_entropy" if told == "cross-entropy" else "probe/loss"]
+        else:  # outputs trained on cross-entropy may grow, and the squared error with them
+            names = [name for name in ("probe/loss", "probe/cross_entropy") if name in self.run.names]
+        none = 0.0 if y is None else float(y.double().square().sum(1).mean())
+        found = []
+        for name in names:
+            fits = [(int(line["step"]), line["values"][name]) for line in self.run.lines if name in line["values"]]
+            unit = max(fits[0][1], none if name == "probe/loss" else 1.0) if fits else math.nan
+            found.append({step for step, loss in fits if unit > 0 and EXPLODED * unit < loss < math.inf})
+        return sorted(set.intersection(*found)) if found else []
 
     @property
     def steps(self) -> int:
@@ -178,7 +198,7 @@ class Reading:
     @cached_property
     def targets(self) -> Tensor | None:
         """(P, C)"""
-        found = next((self.array("targets", step, "y") for step in self.array_steps("targets")), None)
+        found = next((self.array("targets", step, "y") for step in self.run.arrays.get("targets", [])), None)
         if found is None or found.dim() == 2:
             return found
         return found.reshape(len(found) if found.dim() else 1, -1)

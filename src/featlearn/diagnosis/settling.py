@@ -25,6 +25,8 @@ FLOOR = 1e-13
 """Share of the first loss below which it is rounding: outputs in single precision leave a residual of 1e-7."""
 PLATEAU = 1e-9
 """A loss that came below this share of the first is, within ten times its lowest, at the floor of its rounding."""
+STILL = 1e-6
+"""Share of its norm within which a kernel has not moved: it is settled from the start, whatever the loss did."""
 FREE = 2.0
 """Factor by which the rate may differ from the overall one where it is fitted."""
 
@@ -45,6 +47,8 @@ class Settling:
     the time, if it did not"""
     after: tuple[float, float] | None
     """the same after it settled"""
+    still: bool = False
+    """whether the kernel never moved; `error` then is by how much of its norm it changed"""
 
 
 def settling(pace: Pace) -> Settling | Unknown:
@@ -53,6 +57,10 @@ def settling(pace: Pace) -> Settling | Unknown:
     loss = None if reading.loss is None else above_rounding(reading.loss)
     if loss is None or len(reading.kernel_steps) < 3:
         return Unknown("too few kernels and losses were recorded")
+    elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
+    change = _change(pace)
+    if change <= STILL:
+        return Settling(0.0, change, False, None, _exponents(loss, elapsed, 0.0, math.inf), still=True)
     exact = reading.targets is not None and reading.targets.shape[1] == 1 and isinstance(clock, Clock)
     if exact and isinstance(clock, Clock):
         rate = clock.rate
@@ -78,9 +86,17 @@ def settling(pace: Pace) -> Settling | Unknown:
             break
     if math.isinf(best):
         return Unknown("the loss hardly fell while kernels were recorded")
-    elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
     before, after = _exponents(loss, elapsed, 0.0, found), _exponents(loss, elapsed, found, math.inf)
     return Settling(found, best, not exact, before, after)
+
+
+def _change(pace: Pace) -> float:
+    """Largest change of the kernel, its size included, by the norm of the first; nan where that is missing."""
+    reading, steps = pace.reading, pace.reading.kernel_steps
+    if steps[0] != 0:
+        return math.nan
+    first = reading.kernel(0).double()
+    return max(float((reading.kernel(step).double() - first).norm() / first.norm()) for step in steps[1:])
 
 
 def above_rounding(loss: Curve) -> Curve | None:

@@ -27,7 +27,7 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.layers import LayerLearning, Mechanism, name_of
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.pace import Unknown
-from featlearn.diagnosis.settling import Settling, against_power_law
+from featlearn.diagnosis.settling import STILL, Settling, against_power_law
 
 LISTED = 6
 """Layers that are named in words, at most."""
@@ -36,19 +36,23 @@ LISTED = 6
 def judged_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
     """Whether alignment was done before kernel norm and loss moved, and when each happened."""
     moments = {name: [getattr(one.events, name) for one in findings] for name in _EVENTS}
-    times = {name: mean([moment.at for moment in found]) for name, found in moments.items()}
+    middles = {name: mean([moment.at for moment in found]) for name, found in moments.items()}
+    # a time that is only known to lie in a gap is none
+    times = {name: math.nan if any(one.wide for one in found) else middles[name] for name, found in moments.items()}
     known = [one.events for one in findings if not one.events.missing]
-    order = sorted((name for name in _EVENTS if math.isfinite(times[name])), key=lambda name: times[name])
-    described = ", ".join(f"{_EVENTS[name]} {_when(moments[name])}" for name in order) or "nothing happened"
+    order = sorted((name for name in _EVENTS if math.isfinite(middles[name])), key=lambda name: middles[name])
+    described = ", ".join(f"{_EVENTS[name]} {_when(moments[name])}" for name in order)
     growth = sample([one.events.growth for one in findings], logarithmic=True)
     if not known or growth is None:
         reasons = "; ".join(sorted({_unheard(one) for one in findings}))
-        return None, times, [untold("silent alignment", f"whether alignment was silent: {reasons}; {described}")]
+        said = "; ".join(filter(None, (reasons, described)))
+        return None, times, [untold("silent alignment", f"whether alignment was silent: {said}")]
     count = sum(not one.against for one in known)
     silent = 2 * count > len(known)
     share = f" on {count} of {len(known)} runs" if len(known) > 1 else ""
-    against = "" if silent else "; ".join(dict.fromkeys(one.against for one in known if one.against)) + "; "
-    says = f"{'silent' if silent else 'not silent'}{share}: {against}{described}"
+    against = [] if silent else list(dict.fromkeys(one.against for one in known if one.against))
+    said = "; ".join(filter(None, [*against, described]))
+    says = f"{'silent' if silent else 'not silent'}{share}: {said}"
     return silent, times, [held("silent alignment", says, growth, _SILENT, NORM_GREW, "yes" if silent else "no")]
 
 
@@ -82,6 +86,7 @@ def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
         return math.nan, [untold(topic, f"when the kernel settled: {reasons}")]
     step = mean([one.step for one in known])
     fitted = ", its rate fitted within a factor of two" if any(one.fitted for one in known) else ""
+    still = all(one.still for one in known)
     if math.isnan(step):
         says = (
             f"at no step while the loss still fell: the best prediction of the rest is off by {error.words} in ln loss"
@@ -92,8 +97,10 @@ def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
         says = (
             f"at step {step:.3g}{some}: descent frozen there predicts the rest of ln loss within {error.words}{fitted}"
         )
+        if still:
+            says = f"from the start{some}: the kernel changed by {error.words} of its norm"
     told = "no" if math.isnan(step) else "yes"
-    evidence = [held(topic, says, error, f"at most {SETTLED.high:g}", SETTLED, told)]
+    evidence = [held(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, told)]
     early = "all the while" if math.isnan(step) else "before"
     for place, word in (("before", early), ("after", "from then on")):
         pairs = [getattr(one, place) for one in known if math.isfinite(one.step) == math.isfinite(step)]
@@ -177,16 +184,20 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
     changed = {name: one.correlation for name, one in layers.items() if math.isfinite(one.correlation)}
     if changed:
         order = sorted(changed, key=lambda name: -changed[name])
-        learned = ", ".join(
-            name for name in order if changed[name] > LEARNED.high and layers[name].distance > MOVED.high
-        )
         says = "; ".join(f"{name}: {changed[name]:+.2f}" for name in order[:LISTED])
         left = _unmeasured([name for name in layers if name not in changed])
         told.append(Evidence(
             topic, f"neural feature correlations changed, {says}{left}", changed[order[0]],
-            f"above {LEARNED.high:g} features are learned there", LEARNED.source, verdict=learned or "nowhere",
+            f"above {LEARNED.high:g} features are learned there", LEARNED.source,
+            verdict=", ".join(learned_in(layers)) or "nowhere",
         ))  # fmt: skip
     return told
+
+
+def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
+    """Layers that moved and whose neural feature correlation rose, the one in which it rose most first."""
+    found = [name for name, one in layers.items() if one.correlation > LEARNED.high and one.distance > MOVED.high]
+    return sorted(found, key=lambda name: -layers[name].correlation)
 
 
 def _unmeasured(layers: Sequence[str]) -> str:

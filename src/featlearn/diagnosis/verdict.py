@@ -14,11 +14,13 @@ from featlearn.diagnosis.judgement import Regime, judged_regime, numbers
 from featlearn.diagnosis.layers import LayerLearning, Mechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.statements import (
+    LISTED,
     judged_features,
     judged_layers,
     judged_machine,
     judged_settling,
     judged_silence,
+    learned_in,
 )
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
@@ -47,7 +49,8 @@ class Diagnosis:
     layers: Mapping[str, LayerLearning]
     """how much each layer learned, the one whose weight went furthest first"""
     times: Mapping[str, float]
-    """steps: loss_half, alignment_90, norm_10, kernel_settled; nan where it did not happen; means over runs"""
+    """steps: loss_half, alignment_90, norm_10, kernel_settled; nan where it did not happen, or in a gap between
+    measurements, on any run; means over runs"""
     specialization: float
     """how much better each output's kernel fits its own target than the others do"""
     feature_rate: float
@@ -63,7 +66,8 @@ class Diagnosis:
         topics: dict[str, list[str]] = {}
         for item in self.evidence:
             topics.setdefault(item.topic, []).append(str(item))
-        topics["thresholds"] = list(dict.fromkeys(item.source for item in self.evidence if item.source))
+        sources = list(dict.fromkeys(item.source for item in self.evidence if item.source))
+        topics |= {"thresholds": sources} if sources else {}
         lines = [_wrapped(head, "", "  ")]
         for topic, said in topics.items():
             lines += [f"{topic}:", *(_wrapped(one, "  - ", "    ") for one in said)]
@@ -91,11 +95,11 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     says how to read each statement.
     """
     findings = [findings_of(one) for one in _runs(run)]
-    regime, headline, about_regime = judged_regime(findings)
+    mechanism, layers, about_layers = judged_layers(findings)
+    regime, headline, about_regime = judged_regime(findings, learned_in(layers)[:LISTED])
     silent, times, about_silence = judged_silence(findings)
     settled, about_settling = judged_settling(findings)
     machine, about_machine = judged_machine(findings)
-    mechanism, layers, about_layers = judged_layers(findings)
     specialization, rate, about_features = judged_features(findings)
     evidence = about_regime
     if not all(one.reading.lost for one in findings):

@@ -5,7 +5,7 @@ import importlib
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
@@ -65,7 +65,8 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         """Measurements by step: `step`, `seconds` (or None), `values` by name.
 
-        Of those repeated at one step, after a resume, the last counts, quantity by quantity.
+        Of those repeated at one step, after a resume, the last counts, quantity by quantity. A run that says that it is
+        finished and has lost lines since is refused.
         """
         found: dict[int, dict[str, Any]] = {}
         for line in self._checked(SCALARS, _measurement):
@@ -73,6 +74,8 @@ class Run:
             if earlier is not None:
                 line["values"] = {**earlier["values"], **line["values"]}
             found[line["step"]] = line
+        if self.config.get("finished") is True:
+            self._refuse_lost_lines(found)
         return [found[step] for step in sorted(found)]
 
     @cached_property
@@ -84,10 +87,8 @@ class Run:
         """(steps, values) of one quantity, where it was measured."""
         pairs = [(line["step"], line["values"][name]) for line in self.lines if name in line["values"]]
         if not pairs:
-            close = get_close_matches(name, self.names, n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
             known = ", ".join(self.names) or "none"
-            raise InputValueError(f"the run has no scalar {name!r}, expected one of {known}{meant}")
+            raise InputValueError(f"the run has no scalar {name!r}, expected one of {known}{_meant(name, self.names)}")
         steps, values = zip(*pairs, strict=True)
         return numpy.array(steps), numpy.array(values, dtype=float)
 
@@ -117,7 +118,8 @@ class Run:
         """The arrays under one name at one step."""
         if step not in self.arrays.get(checked_name(name), ()):
             known = f"steps {self.arrays[name]}" if name in self.arrays else ", ".join(self.arrays) or "none"
-            raise InputValueError(f"the run has no array {name!r} at step {step}, expected {known}")
+            meant = "" if name in self.arrays else _meant(name, self.arrays)
+            raise InputValueError(f"the run has no array {name!r} at step {step}, expected {known}{meant}")
         place = array_path(name, step)
         content, weight = self._content(place), self._files.weight(place) or 0
         return decoded(content, most=allowed(weight, LARGEST_ARRAYS), where=f"{self.path}/{place}")
@@ -197,6 +199,27 @@ class Run:
             except (FeatlearnError, OverflowError) as error:
                 raise RunError(f"{self.path}/{name} has a line {str(line)[:80]}: {error}") from error
 
+    def _refuse_lost_lines(self, steps: Collection[int]) -> None:
+        """Of a finished run every line is whole, down to the last that was written.
+
+        A line that was cut off, or is not there yet, is no damage only while a run is written, or where the run itself
+        says that something could not be written.
+        """
+        if any(event["kind"] == "not_written" for event in self.events):
+            return
+        content, count = self._content(SCALARS), _whole(self.config.get("measurements"))
+        ends = [event for event in self.events if event["kind"] == "finished"]
+        last = _whole(ends[-1].get("last_line")) if ends else 0  # older runs do not say it
+        lost = ""
+        if content and not content.endswith(b"\n"):
+            lost = "its last line is cut off"
+        elif len(steps) < count:
+            lost = f"it has lines of {len(steps)} steps, expected at least the {count} that were measured"
+        elif max(steps, default=0) < last:
+            lost = f"its lines end at step {max(steps, default=0)}, expected step {last}"
+        if lost:
+            raise RunError(f"{self.path}/{SCALARS} is damaged: the run is finished, but {lost}; copy the run again")
+
     def _content(self, place: str) -> bytes:
         """What a file holds; nothing where no line was written yet."""
         content = self._files.read(place, LARGEST_ARRAYS if named_array(place) else LARGEST_TEXT)
@@ -224,6 +247,16 @@ def _event(line: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str):
         raise RunError("it has no kind, expected a word")
     return {**line, "step": None if step is None else checked_step(step)}
+
+
+def _whole(value: object) -> int:
+    """A count in a run, 0 where there is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _number(value: object) -> float:

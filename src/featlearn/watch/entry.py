@@ -91,10 +91,11 @@ def _plain_settings(settings: Any) -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         raise InputTypeError(f"settings is {type(settings).__name__}, expected a mapping: settings={{'width': 100}}")
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputTypeError(
-            f"settings cannot be written as JSON: {error}; expected numbers, words, lists and mappings of them: "
+        kind = InputValueError if isinstance(error, ValueError) else InputTypeError
+        raise kind(
+            f"settings cannot be written as JSON: {error}; expected finite numbers, words, lists and mappings of them: "
             "turn a tensor into a number by .item() or .tolist(), a path into a word by str()"
         ) from error
     return plain

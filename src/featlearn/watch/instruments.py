@@ -37,6 +37,8 @@ class Instrument:
     """Seconds that it took the last time."""
     spent: float = 0.0
     """Seconds that it has taken, as far as they count."""
+    own: Collection[str] = ()
+    """Of a quantity of the user's own: what it records, known from the first measurement on."""
 
 
 def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[Instrument]:
@@ -85,15 +87,19 @@ def _instrument(name: str, value: Any, asked: bool, taken: Collection[str]) -> I
             f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of the moment "
             f"for a quantity of your own{hint}"
         )
-    return Instrument(str(name), _own(str(name), function, taken), None if when is None else Schedule(when), asked)
+    own: set[str] = set()
+    read = _own(str(name), function, taken, own)
+    return Instrument(str(name), read, None if when is None else Schedule(when), asked, own=own)
 
 
-def _own(name: str, function: Callable[[Moment], Any], taken: Collection[str]) -> Read:
+def _own(name: str, function: Callable[[Moment], Any], taken: Collection[str], own: set[str]) -> Read:
     def read(moment: Moment, place: Place) -> Reading:
         found = function(moment)
         numbers = found if isinstance(found, Mapping) else {name: found}
         reading = Reading({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
         refuse_reserved(reading.scalars, taken)
+        if not own:  # later ones would stop training
+            own.update(reading.scalars)
         return reading
 
     return read

@@ -28,6 +28,10 @@ class Ledger:
         self._latest: tuple[int, set[str]] = (-1, set())
         self.not_written = 0
         """How many lines and files were lost."""
+        self.missing: set[int] = set()
+        """Steps without a line: it could not be written, or there was nothing to write."""
+        self.last_line = self._writer.last_step
+        """The latest step with a line; -1 where there is none."""
 
     @property
     def last_step(self) -> int:
@@ -52,8 +56,14 @@ class Ledger:
             self._latest = (step, set())
         values = {name: value for name, value in values.items() if name not in self._latest[1]}
         if not values:
+            if not self._latest[1]:
+                self.missing.add(step)
             return
-        self._try(step, self._writer.scalars, step, values, seconds=seconds)
+        if self._try(step, self._writer.scalars, step, values, seconds=seconds):
+            self.missing.discard(step)
+            self.last_line = max(self.last_line, step)
+        else:
+            self.missing.add(step)
         self._latest[1].update(values)
         for sink in list(self._sinks):
             try:
@@ -108,15 +118,18 @@ class Ledger:
             except Exception as error:
                 self.tell("sink", f"{type(sink).__name__} could not be closed: {error}")
 
-    def _try(self, step: int | None, write: Any, /, *args: Any, **kwargs: Any) -> None:
+    def _try(self, step: int | None, write: Any, /, *args: Any, **kwargs: Any) -> bool:
+        """Whether it was written."""
         try:
             write(*args, **kwargs)
+            return True
         except FeatlearnError as error:
             self.not_written += 1
             self.tell("disk", f"{error}")
             if self.not_written == 1 and write != self._writer.event:
                 # Small, so that it may still fit where a kernel does not.
                 self.event("not_written", step, message=str(error))
+            return False
 
 
 def _outside() -> int:

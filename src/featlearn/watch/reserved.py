@@ -43,6 +43,16 @@ def refuse_reserved(names: Iterable[str], quantities: Collection[str]) -> None:
                 )
 
 
+def refuse_own(names: Iterable[str], quantity: str, own: Collection[str]) -> None:
+    """Refuse names that a quantity of the user's own has: two things in one curve could not be told apart."""
+    for name in names:
+        if name in own:
+            raise InputValueError(
+                f"{name!r} is given as a number of a step, but your own quantity {quantity!r} records that name; "
+                f"choose another, 'own/{name}' for example"
+            )
+
+
 _WHAT = {
     "probe": "how well the probe is fitted",
     "rate": "the learning rate of optimizer=",

@@ -139,8 +139,9 @@ def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
     targets = checked_tensor(y, "y").to(outputs.device)
     targets = targets[:, None] if targets.dim() == 1 else targets
     if targets.shape != outputs.shape:
-        labels = y.dim() == 1 and y.is_floating_point() and bool((y == y.round()).all())
-        hint = f"; these are {str(y.dtype).removeprefix('torch.')} numbers, whole: for labels pass y.long()"
+        labels = y.numel() == len(y) and y.is_floating_point() and bool((y == y.round()).all())
+        plain = "y.long()" if y.dim() == 1 else "y[:, 0].long()"
+        hint = f"; these are {str(y.dtype).removeprefix('torch.')} numbers, whole: for labels pass {plain}"
         raise InputValueError(
             f"y has shape {tuple(y.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have, or class "
             f"labels{hint if labels else ''}"

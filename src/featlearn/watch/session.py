@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from featlearn.errors import InputValueError, RunError
 from featlearn.record import Run, open_run
+from featlearn.record.layout import checked_step
 from featlearn.watch.budget import Budget
 from featlearn.watch.description import description
 from featlearn.watch.instruments import Instrument
@@ -21,7 +22,7 @@ from featlearn.watch.names import Names, safe_path
 from featlearn.watch.observer import Observation, Observer
 from featlearn.watch.ranks import Ranks
 from featlearn.watch.ration import Ration
-from featlearn.watch.reserved import ALWAYS, refuse_reserved
+from featlearn.watch.reserved import ALWAYS, refuse_own, refuse_reserved
 from featlearn.watch.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
 from featlearn.watch.schedule import Schedule
 from featlearn.watch.seen import Seen, kept_state
@@ -71,7 +72,7 @@ class Watch:
     @property
     def measurements(self) -> int:
         """How many measurements the run holds, those before a resume among them."""
-        return len(self._measured)
+        return len(self._measured - (self._ledger.missing if self._ledger is not None else set()))
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -96,10 +97,11 @@ class Watch:
 
         Args:
             loss: the loss of this step; what is recorded is the mean since the last line, or since the run was resumed.
-            step: the number of this step, where it is not one more than before.
+            step: the number of this step, a whole number from 0, where it is not one more than before; it may go back,
+                to a checkpoint.
             scalars: numbers of your own: accuracy on test data, say. Those that come at every step are averaged as the
                 loss is, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` where
-                the optimizer is known) are refused.
+                the optimizer is known; those of quantities of your own) are refused.
         """
         if step is None and not scalars and self.steps + 1 < self._look_at:
             # Most steps: they must cost microseconds.
@@ -107,6 +109,7 @@ class Watch:
             if loss is not None and self._writes:
                 self._means.add("loss", loss)
             return
+        step = None if step is None else checked_step(step)
         ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
         went_back = step is not None and step <= self.steps  # to a checkpoint
         self._look_at = 0 if went_back else self._look_at
@@ -144,7 +147,7 @@ class Watch:
         """Record numbers of the present step at once."""
         if self._entered().first:
             given = scalars if loss is None else {"loss": loss, **scalars}
-            refuse_reserved(map(safe_path, given), self._taken)
+            self._refuse_taken(given)
             self._spend(lambda: self._write(numbers_of(given)))
 
     def __exit__(
@@ -225,7 +228,7 @@ class Watch:
         return self._ranks
 
     def _note(self, loss: Any, scalars: Mapping[str, Any]) -> None:
-        refuse_reserved(map(safe_path, scalars), self._taken)
+        self._refuse_taken(scalars)
         if loss is not None:
             self._means.add("loss", loss)
         rare = {}
@@ -237,6 +240,12 @@ class Watch:
             self._frequent[name] = self.steps
         if rare:
             self._spend(lambda: self._write(numbers_of(rare)))
+
+    def _refuse_taken(self, scalars: Mapping[str, Any]) -> None:
+        names = [safe_path(name) for name in scalars]
+        refuse_reserved(names, self._taken)
+        for one in self._instruments:
+            refuse_own(names, one.name, one.own)
 
     def _decided(self, ranks: Ranks) -> list[Instrument]:
         """What is measured now, as rank 0 sees it; if nothing is, when to ask again."""
@@ -261,7 +270,7 @@ class Watch:
     def _thinned(self) -> bool:
         """Fewer samples, where a second measurement does not fit for long; the first is then made again with them."""
         seen, stride = self._observer.seen, 2
-        if self.measurements != 1 or self.steps < PATIENCE or not seen.initial:
+        if len(self._measured) != 1 or self.steps < PATIENCE or not seen.initial:
             return False
         most = seen.probe.samples // FEWEST
         while 2 * stride <= most and self._ration.missing(self.steps, stride) > 0:
@@ -345,7 +354,7 @@ class Watch:
         return self._ledger
 
     def _last(self) -> None:
-        if not self.steps or not self.measurements:
+        if not self.steps or not self._measured:
             return
         chosen, latest = self._instruments, self._observer.latest
         if (
@@ -366,7 +375,7 @@ class Watch:
         if self._skipped:
             ledger.event("skipped", self.steps, count=self._skipped, reason="budget")
         ledger.sum_up(self.steps)
-        ledger.event("finished", self.steps, complete=finished, **summary)
+        ledger.event("finished", self.steps, complete=finished, last_line=ledger.last_line, **summary)
         ledger.describe(finished=finished, steps=self.steps, **summary)
         ledger.close()
         lost = f", {ledger.not_written} entries not written" if ledger.not_written else ""
