@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.events import events
+from featlearn.diagnosis.events import Moment, events
 from featlearn.diagnosis.reading import Reading
 from featlearn.record import RunWriter, open_run
 from featlearn.steer import scale_init, whiten
@@ -151,3 +151,10 @@ def test_where_nothing_happened_nothing_is_listed(tmp_path: Path):
     found = diagnose(written(tmp_path / "run", [0, 10], kernels, 0.1 * y.expand(2, 3, 1), y))
     said = next(item.says for item in found.evidence if item.topic == "silent alignment")
     assert said == "cannot tell whether alignment was silent: the loss has not halved"
+
+
+@pytest.mark.parametrize(
+    ("after", "by", "wide"), [(0, 1, False), (1, 2, False), (10, 15, False), (0, 2, True), (10, 16, True)]
+)
+def test_steps_that_follow_each_other_leave_no_gap(after: float, by: float, wide: bool):
+    assert Moment((after + by) / 2, after, by).wide is wide

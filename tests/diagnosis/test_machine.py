@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import featlearn as fl
-from featlearn.diagnosis.machine import kernel_machine
+from featlearn.diagnosis.machine import _largest_eigenvalue, kernel_machine
 from featlearn.diagnosis.reading import Reading
 from featlearn.record import open_run
 from tests.diagnosis.recording import record
@@ -93,3 +93,9 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
     mean = kernel_machine(reading)
     assert mean.outputs == "mean"
     assert mean.errors["initial"] > 3 * whole.errors["initial"]
+
+
+def test_the_largest_eigenvalue_sets_the_times():
+    root = torch.randn(30, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
+    kernel = root @ root.T
+    assert _largest_eigenvalue(kernel) == pytest.approx(float(torch.linalg.eigvalsh(kernel)[-1]), rel=0.02)

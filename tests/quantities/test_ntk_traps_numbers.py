@@ -166,3 +166,15 @@ def test_a_module_that_cannot_be_assigned_to():
     x = drawn(4, 3)
     torch.testing.assert_close(fl.ntk(nn.Sequential(model), x), x @ x.T + 1)
     assert model.training
+
+
+@pytest.mark.parametrize("outputs", ["mean", "each", "full"])
+def test_a_kernel_that_single_precision_cannot_hold_is_refused_in_words(outputs: Any):
+    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Linear(4, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-10)
+        model[1].weight.mul_(1e20)
+    x = torch.randn(6, 5)
+    with pytest.raises(fl.FeatlearnError, match="not finite"):
+        fl.ntk(model, x, outputs=outputs)
+    assert fl.ntk(model, x, outputs=outputs, dtype=torch.float64).isfinite().all()
