@@ -125,6 +125,7 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
         ("ofe/loss", lambda v: v[:, ::-1], {"ofe-loss"}),
         ("ofe/alignment", lambda v: v[::-1], {"ofe-order"}),
         ("ofe/alignment", lambda v: numpy.where(numpy.arange(7) > 0, v[:, -1:], v), {"ofe-time"}),
+        ("ofe/alignment", lambda v: v ** numpy.linspace(40, 1, 7), {"ofe-time"}),
         ("apart", lambda v: 3 * v, {"ofe-kernel"}),
     ],
 )

@@ -114,6 +114,18 @@ def test_a_curve_has_settled_when_it_does_not_leave_again():
     assert settled(steps, numpy.array([0.1, 0.2, 0.3, 0.4, 1.0])) == 9
 
 
+@pytest.mark.parametrize("dropped", [[0, 1], [2, 0], [0, 0]])
+def test_directions_that_were_dropped_do_not_count_in_any_seed(dropped):
+    ranks = numpy.arange(1.0, 21)
+    spectra = []
+    for count in dropped:
+        kept = ranks <= 20 - count
+        # what rounding leaves of them
+        spectra.append(numpy.stack([numpy.where(kept, ranks**-1, 3e-16), numpy.where(kept, ranks**-2, 2e-18)]))
+    found = fig4.exponents(Runs([0, 1], [{"spectrum": each} for each in spectra]))
+    assert found == pytest.approx(numpy.array([[0.5, 1.0]] * 2))
+
+
 def test_claims_fail_on_numbers_that_break_them():
     """Whitened: settled at once, one fall. Unwhitened: slow in everything."""
     steps = numpy.concatenate([numpy.arange(10), numpy.arange(10, 1001, 10)]).astype(float)

@@ -116,4 +116,4 @@ def test_claims_hold_and_fail_as_the_numbers_say():
     assert not late["gpt-deep"].holds
     assert not late["mlp-converge"].holds
     assert late["consistently"].holds
-    assert [id for id, claim in good.items() if claim.known] == ["consistently"]
+    assert not any(claim.known for claim in good.values())

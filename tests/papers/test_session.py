@@ -3,12 +3,14 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy
 import pytest
 
 from featlearn.cli.app import main
-from featlearn.papers import registry, results, session
+from featlearn.papers import execution, registry, results, session
+from featlearn.papers.claims import failed
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import curve, panels, save
 from featlearn.papers.page import gallery
@@ -134,10 +136,13 @@ def test_the_table_counts_seeds_and_says_what_was_known(monkeypatch, tmp_path, c
         out, err = capsys.readouterr()
         rows = {line.split()[0]: line for line in out.splitlines()}
         assert " ".join(rows["drawn"].split()) == f"drawn yes {words} holds"
-        assert rows["centred"].endswith("holds, against what is known")
+        assert rows["centred"].endswith(" holds")
         assert rows["printed"].endswith("fails, as known")
         assert f"scale smoke: {words[5:]}" in err
-    assert "holds, against what is known" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert '<td class="holds">holds</td><td>Known to fail elsewhere: It cannot be.' in page
+    assert '<td class="known">fails, as known</td>' in page
+    assert '<td class="fails">' not in page
 
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(monkeypatch, tmp_path, capsys):
@@ -199,6 +204,39 @@ def test_missing_data_is_an_error_that_says_where_to_put_it(tmp_path, monkeypatc
     assert found.labels.tolist() == (same.labels % 2).tolist()
 
 
+@pytest.mark.parametrize(
+    ("option", "variable", "words"),
+    [
+        (None, None, "there is no --data-root, and the environment variable FEATLEARN_DATA is not set"),
+        ("empty", None, "put it there, or give another root by --data-root or FEATLEARN_DATA"),
+        ("lost", "empty", "featlearn: --data-root is '"),
+        (None, "lost", "featlearn: FEATLEARN_DATA is '"),
+    ],
+)
+def test_missing_data_is_told_in_the_words_of_the_command(monkeypatch, tmp_path, capsys, option, variable, words):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("FEATLEARN_DATA", str(tmp_path / variable))
+    made_up.install(monkeypatch, measure=lambda setup, context: {"drawn": context.dataset("mnist", samples=5).x})
+    options = () if option is None else ("--data-root", str(tmp_path / option))
+    assert main(["reproduce", made_up.ID, "--out", str(tmp_path / "out"), "--jobs", "1", "--quiet", *options]) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert "root=" not in error
+
+
+def test_a_result_says_what_made_its_seeds_not_what_judged_them(monkeypatch, tmp_path, capsys):
+    made_up.install(monkeypatch)
+    monkeypatch.setattr(execution, "versions", lambda: {"torch": "1.0", "python": "3.1"})
+    words = (made_up.ID, "--out", str(tmp_path), "--jobs", "1", "--seeds")
+    assert run(capsys, *words, "1")[1]["meta"]["versions"] == {"torch": "1.0", "python": "3.1"}
+    monkeypatch.setattr(execution, "versions", lambda: {"torch": "2.0", "python": "3.1"})
+    assert run(capsys, *words, "1")[1]["meta"]["versions"] == {"torch": "1.0", "python": "3.1"}
+    assert run(capsys, *words, "2")[1]["meta"]["versions"] == {"torch": "1.0, 2.0", "python": "3.1"}
+    assert made_up.calls == [0, 1]
+
+
 def test_the_result_says_that_digits_stood_in(monkeypatch, tmp_path, capsys):
     def measure(setup, context):
         return {"drawn": context.dataset("mnist", samples=5).x[:, 0, 4, 3], "seed": 0}
@@ -255,6 +293,19 @@ def test_what_is_kept_is_small_and_whole(one):
     assert all(set(claim) == fields for claim in found.claims)
     assert set(found.meta["claims"]) == {claim["id"] for claim in found.claims}
     assert found.meta["id"] == one.id
+
+
+def test_the_table_of_the_gallery_has_what_is_kept():
+    page = (Path(__file__).parents[2] / "docs" / "gallery" / "papers.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| 00")]
+    expected = []
+    for one in DECLARATIONS:
+        if (found := results.kept(one.id)) is not None:
+            known = sum(claim["known"] is not None and not claim["holds"] for claim in found.claims)
+            holding = sum(claim["holds"] for claim in found.claims)
+            expected.append([one.id, one.title, f"{holding} of {len(found.claims)}", str(known or "")])
+            assert rows[len(expected) - 1][4] or not failed(found.claims), one.id
+    assert [row[:4] for row in rows] == expected
 
 
 @pytest.mark.parametrize("one", [one for one in DECLARATIONS if one.written], ids=lambda one: one.id)

@@ -1,5 +1,6 @@
 """`featlearn reproduce`: figures of the papers and their claims."""
 
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -93,7 +94,12 @@ def reproduce(
         return _estimated(estimate(order))
     if not quiet:
         print(_cost(estimate(order)), file=sys.stderr, flush=True)
-    result = run(order)
+    try:
+        result = run(order)
+    except InputValueError as error:
+        if (words := _of_the_command(str(error), data_root)) == str(error):
+            raise
+        raise InputValueError(words) from error
     if keep_result:
         keep(order.out)
     return _judged(result)
@@ -104,6 +110,13 @@ def _declared(figure: str) -> registry.Declaration:
         return registry.declaration(figure)
     except InputValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _of_the_command(message: str, data_root: Path | None) -> str:
+    """What a reader of data files says of its argument `root`, said of the option that it came from."""
+    source = "--data-root" if data_root is not None else "FEATLEARN_DATA"
+    message = re.sub("^root is None and", "there is no --data-root, and", message)
+    return re.sub("^root is ", f"{source} is ", message).replace("root=...", "--data-root")
 
 
 def _listed() -> Answer:

@@ -15,6 +15,7 @@ from featlearn.errors import FeatlearnError
 from featlearn.papers.context import STOOD_IN, Context
 from featlearn.papers.registry import load
 from featlearn.papers.reproduction import Reproduction
+from featlearn.papers.results import versions
 from featlearn.papers.runs import Runs, key, save, saved
 
 # before a library loads that would start one thread for each core
@@ -71,13 +72,15 @@ def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: P
     import torch
 
     context.folder.mkdir(parents=True, exist_ok=True)
-    begin, threads = time.monotonic(), torch.get_num_threads()
+    begin, threads, made = time.monotonic(), torch.get_num_threads(), versions()
+    if context.device.startswith("cuda"):
+        made["gpu"] = torch.cuda.get_device_name(context.device)
     torch.set_num_threads(1)
     try:
         numbers = reproduction.measure(setup, context)
     finally:
         torch.set_num_threads(threads)
-    save(place, numbers, time.monotonic() - begin)
+    save(place, numbers, time.monotonic() - begin, made)
     if not any(context.folder.iterdir()):
         context.folder.rmdir()
     context.say("done")

@@ -58,7 +58,7 @@ def _section(result: Result) -> str:
     meta = result.meta
     picture = base64.b64encode((result.folder / "figure.png").read_bytes()).decode()
     how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
-    how += f" on {meta['device']}"
+    how += f" on {meta['versions'].get('gpu', meta['device'])}"
     setup = ", ".join(f"{name} {value}" for name, value in meta["setup"].items())
     left_out = meta["not_judged"]
     return (
@@ -75,8 +75,10 @@ def _section(result: Result) -> str:
 
 
 def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
-    kind = "known" if claim["known"] is not None else "holds" if claim["holds"] else "fails"
-    reason = " ".join(filter(None, (claim["known"], details["why"])))
+    kind = "holds" if claim["holds"] else "fails" if claim["known"] is None else "known"
+    # what is known against a claim is the reason of a failure, and elsewhere a remark
+    known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
+    reason = " ".join(filter(None, (known, details["why"])))
     cells: Iterable[str] = (
         claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
         _number(details["difference"]), _band(claim["band"]),

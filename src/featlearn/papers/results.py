@@ -92,7 +92,6 @@ def write(
         "scale": str(scale),
         "seeds": list(seeds),
         **made,
-        "versions": versions(),
         "claims": {claim.id: claim.details() for claim in judged},
         "not_judged": [claim.id for claim in claims if claim.least.rank > scale.rank],
     }

@@ -24,6 +24,8 @@ Array = numpy.ndarray[Any, Any]
 
 SECONDS = "_seconds"
 """Wall time of a seed, kept with its numbers."""
+VERSIONS = "_versions"
+"""Of what made them, as JSON: seeds are judged again long after, with other versions, and on other machines."""
 
 
 class Runs:
@@ -51,7 +53,7 @@ class Runs:
     def each(self, name: str) -> list[Array]:
         """One array for each seed."""
         if name not in self:
-            names = sorted(set().union(*self._values) - {SECONDS})
+            names = sorted(set().union(*self._values) - {SECONDS, VERSIONS})
             raise InputValueError(f"no run has {name!r}, expected one of {', '.join(names)}")
         return [one[name] for one in self._values]
 
@@ -59,6 +61,13 @@ class Runs:
     def seconds(self) -> list[float]:
         """Wall time of each seed."""
         return [float(one.get(SECONDS, numpy.nan)) for one in self._values]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what made the numbers; several, divided by commas, where seeds have different ones."""
+        each = [json.loads(str(one[VERSIONS])) for one in self._values if VERSIONS in one]
+        names = dict.fromkeys(name for one in each for name in one)
+        return {name: ", ".join(dict.fromkeys(one[name] for one in each if name in one)) for name in names}
 
 
 def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object) -> str:
@@ -78,15 +87,16 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def save(path: Path, numbers: Mapping[str, Any], seconds: float) -> None:
-    """Write a finished seed."""
+def save(path: Path, numbers: Mapping[str, Any], seconds: float, versions: Mapping[str, str] | None = None) -> None:
+    """Write a finished seed, with what it took and what made it."""
     if not isinstance(numbers, Mapping):
         raise InputTypeError(f"measure returned {type(numbers).__name__}, expected a dictionary of named numbers")
     arrays = {name: as_array(value, name) for name, value in numbers.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
+    arrays[SECONDS], arrays[VERSIONS] = numpy.asarray(seconds), numpy.asarray(json.dumps(dict(versions or {})))
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("wb") as file:
-        numpy.savez_compressed(file, **arrays, **{SECONDS: numpy.asarray(seconds)})  # type: ignore[arg-type]
+        numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

@@ -17,7 +17,7 @@ from featlearn.papers.execution import cache_folder, execute, finished, stood_in
 from featlearn.papers.page import figure_page
 from featlearn.papers.registry import declaration, load
 from featlearn.papers.reproduction import Reproduction, Size
-from featlearn.papers.results import Result, kept, write
+from featlearn.papers.results import Result, kept, versions, write
 from featlearn.papers.runs import Runs
 from featlearn.papers.scale import Scale
 
@@ -92,6 +92,7 @@ def reproduce(order: Order) -> Result:
         result = write(
             draft, declaration(order.id), order.scale, claims, seeds=seeds, about=reproduction.about,
             setup=asdict(size.setup), device=context.device, seconds=[round(s, 2) for s in runs.seconds],
+            versions=runs.versions or versions(),
             notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
         )  # fmt: skip
         _draw(reproduction, size.setup, runs, draft)

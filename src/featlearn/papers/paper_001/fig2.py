@@ -170,8 +170,9 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="aligns-more", claim="Larger gamma ends with a higher alignment (B)", paper="yes",
         values=rises(alignment[:, :, -1]), band=(1, None), least=Scale.LAPTOP,
-        why="In our small networks the alignment at the largest gamma peaks when the loss is at 0.6 and falls again, "
-        "while the norm of the kernel grows more than thirtyfold.",
+        why="In our networks the alignment at the largest gamma peaks when the loss is at 0.6 to 0.7 and often falls "
+        "again, while the norm of the kernel grows 30- to 70-fold: in one of three seeds at paper scale from 0.170 to "
+        "0.132, where gamma = 3 ends at 0.143.",
     )  # fmt: skip
     yield Claim(
         id="peaks-higher", claim="Beyond the print: the highest alignment on the way grows with gamma",
@@ -190,6 +191,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="rich", claim="At large gamma the alignment gets high (Sec. 4.2): end over start, largest gamma",
         paper="high", values=alignment[:, -1, -1] / alignment[:, -1, 0], band=(1.5, None), least=Scale.LAPTOP,
+        why="At paper scale 1.6 at its highest on the way (mean over seeds), and 1.45 at the end.",
     )  # fmt: skip
     yield Claim(
         id="ofe-loss", claim="OFE has a similar loss (C): correlation of the logarithms over time, largest gamma",
@@ -199,13 +201,14 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="ofe-order", claim="OFE has the same order (C, D): loss falls and alignment rises with gamma", paper="yes",
         values=rises(-runs["ofe/loss"][:, :, -1]) & rises(runs["ofe/alignment"][:, :, -1]), band=(1, None),
-        least=Scale.LAPTOP,
+        least=Scale.LAPTOP, why="OFE is told the last alignment of the network: where that has fallen, so has its own.",
     )  # fmt: skip
+    ratio = half_time(runs, "alignment") / half_time(runs, "ofe/alignment")
     yield Claim(
-        id="ofe-time", claim="OFE aligns as fast (D): step of half the rise, network over OFE, largest gamma",
-        paper="qualitatively", values=half_time(runs, "alignment") / half_time(runs, "ofe/alignment"),
-        band=(1 / 3, 3.0), least=Scale.LAPTOP, why="Within a factor of three, for 'qualitatively similar'; "
-        "no value where a network ends less aligned than it began.",
+        id="ofe-time", claim="OFE aligns as fast (D): factor between the steps of half the rise, network and OFE, "
+        "largest gamma", paper="qualitatively", values=numpy.maximum(ratio, 1 / ratio), band=(1, 3), least=Scale.LAPTOP,
+        why="A factor of three, for 'qualitatively similar'; no value where a network ends less aligned than it began. "
+        "At paper scale two networks align sooner than OFE, by 6 and 16, and one later, by 4.",
     )  # fmt: skip
     yield Claim(
         id="ofe-kernel",
@@ -240,8 +243,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
     axes[4].set_ylabel("alignment, OFE")
     for ax in (axes[2], axes[5]):
         ax.set_ylabel("distance of the kernel")
-    for ax in (axes[0], axes[3], axes[5]):
+    for ax in (axes[0], axes[3]):
         ax.legend()
+    axes[5].legend(fontsize=5)
     return figure
 
 
@@ -253,7 +257,9 @@ FIG_2 = Reproduction(
         "gamma, the further the weights must go. Below, optimal feature evolution (OFE), the exact solution, from the "
         "network's first kernel, with the feature rate read off its first and last alignment (shown in units of "
         "|K0| / |y|^2). The paper gives neither gammas, rate nor steps: here 1, 3 and 10, a step of 0.03 over the "
-        "largest eigenvalue of the first kernel, which has room for kernels that grow, and 1000 of them; the output at "
+        "largest eigenvalue of the first kernel, which has room for kernels that grow (at gamma = 10 some 70-fold, to "
+        "about the limit of stability), and 4000 of them: after 1000 all losses were still above 0.59, those of gamma "
+        "= 1 and 3 within 0.005 of each other and in one seed in the other order; as many claims failed. The output at "
         "the start is subtracted, without which losses would not start alike; channels have mean 0 and deviation 1. At "
         "laptop scale the network is narrower (k = 1, b = 1), and gammas are smaller by the square root of that, as "
         "what a network learns depends on gamma over the root of its width; there are 60 images of 8 x 8 pixels, and "
@@ -268,7 +274,7 @@ FIG_2 = Reproduction(
             setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=600, growth=1.4),
             seeds=3, seconds=60, mebibytes=300,
         ),
-        Scale.PAPER: Size(setup=Setup(speed=0.03), seeds=3, seconds=60, mebibytes=4000, device="cuda"),
+        Scale.PAPER: Size(setup=Setup(speed=0.03, steps=4000), seeds=3, seconds=265, mebibytes=1800, device="cuda"),
     },
     measure=measure,
     plot=plot,

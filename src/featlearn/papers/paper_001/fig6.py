@@ -215,7 +215,7 @@ FIG_6 = Reproduction(
             setup=Setup(inputs=200, width=800, samples=20, steps=240, moments=20), seeds=1, seconds=3, mebibytes=50
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=120, mebibytes=1200),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=120, mebibytes=1200),
+        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=25, mebibytes=1200),
     },
     measure=measure,
     plot=plot,

@@ -169,7 +169,7 @@ FIG_1 = Reproduction(
             seeds=1, seconds=2, mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=10, mebibytes=50),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=10, mebibytes=50),
+        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=8, mebibytes=50),
     },
     measure=measure,
     plot=plot,

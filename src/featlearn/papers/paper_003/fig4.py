@@ -224,7 +224,7 @@ FIG_4 = Reproduction(
             seeds=1, seconds=2, mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=100),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=40, mebibytes=100),
+        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=30, mebibytes=100),
     },
     measure=measure,
     plot=plot,

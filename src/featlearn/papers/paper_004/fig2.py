@@ -173,7 +173,7 @@ FIG_2 = Reproduction(
             seeds=1, seconds=3, mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=60, mebibytes=100),
-        Scale.PAPER: Size(setup=Setup(samples=2000), seeds=5, seconds=30, mebibytes=200, device="cuda"),
+        Scale.PAPER: Size(setup=Setup(samples=2000), seeds=5, seconds=136, mebibytes=200),
     },
     measure=measure,
     plot=plot,
