@@ -62,7 +62,7 @@ SAYS: dict[str, tuple[type[Exception], tuple[str, ...]]] = {
     "integer_output": (InputTypeError, ("int64", "expected real floating point")),
     "nan_output": (InputValueError, ("not finite", "samples 0")),
     "infinite_output": (InputValueError, ("not finite", "samples 1 of")),
-    "fewer_outputs_than_samples": (fl.FeatlearnError, ("failed on x, a float64 tensor of shape (5, 4)", "invalid for")),
+    "fewer_outputs_than_samples": (InputValueError, ("(3, 2) for 6 samples", "(P, C) = (6, C)")),
     "more_outputs_than_samples": (InputValueError, ("(15, 2)", "5 samples", "(P, C) = (5, C)")),
     "inputs_that_differ_by_one_sample": (InputValueError, ("(5, 4)", "(4, 4)", "the same number of samples")),
     "empty_batch": (InputValueError, ("(0, 4)", "no samples", "expected at least one")),

@@ -100,7 +100,7 @@ def test_every_route_gives_what_written_out_rows_give(
 def test_gradients_are_formed_from_a_few_images_at_a_time(
     rows_first: bool, cached: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(windows, "CACHED", cached)
+    monkeypatch.setattr(windows, "cached_bytes", lambda: cached)
     for name in GEOMETRIES:
         given, plain = (factors(5, name, windowed=flag, rows_first=rows_first) for flag in (True, False))
         torch.testing.assert_close(as_dense(given).gradient, as_dense(plain).gradient, rtol=1e-12, atol=1e-12)

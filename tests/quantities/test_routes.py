@@ -75,18 +75,20 @@ def test_both_routes(
     monkeypatch.setattr(plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
     monkeypatch.setattr(gram, "PANEL", 3)
-    monkeypatch.setattr(windows, "CACHED", 1)
+    monkeypatch.setattr(windows, "cached_bytes", lambda: 1)
     assert_exact(case)
 
 
-def test_gradients_that_are_larger_than_their_factors_are_formed_slice_by_slice(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("least", [1, 4])
+def test_gradients_are_formed_slice_by_slice(least: int, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model, x = (
         nn.Sequential(nn.Conv1d(9, 16, 3), nn.Flatten(), nn.Linear(32, 2)).double(),
         torch.randn(5, 9, 4).double(),
     )
     monkeypatch.setattr(gram, "_route", lambda *_: Route.GRADIENTS)
-    monkeypatch.setattr(gram, "_first_slices", lambda left, *_: [(i, i + 1) for i in range(left.first)])
+    monkeypatch.setattr(gram, "formed_bytes", lambda: 1)
+    monkeypatch.setattr(gram, "LEAST", least)
     assert_exact((model, x, x[:3] + 1))
 
 
@@ -157,3 +159,52 @@ def test_a_large_batch_that_is_turned_inside_is_not_read_like_the_pilot(least: i
     torch.manual_seed(0)
     model = Turned(lambda order: order.flip(0) if len(order) >= least else order).double()
     assert_exact((model, torch.randn(40, 4).double(), torch.randn(33, 4).double()))
+
+
+class Read(nn.Module):
+    """Reads every sequence at places of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up, self.down = nn.Embedding(6, 3), nn.Linear(3, 7), nn.Linear(7, 2)
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        hidden = self.down(torch.tanh(self.up(self.table(ids))))
+        return hidden.gather(1, places[:, :, None].expand(-1, -1, 2)).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("places", "used"),
+    [
+        (lambda n: torch.full((n, 1), 8), 1),  # the last token
+        (lambda n: torch.tensor([[2, 7]] * n), 2),
+        (lambda n: torch.arange(n)[:, None] % 3 * 4, 3),  # another place in every sequence
+        (lambda n: torch.arange(n)[:, None] % 9, 9),  # the first one has a single place, all together have all
+    ],
+    ids=["last", "two", "three", "all"],
+)
+def test_positions_without_a_gradient_are_left_out(places, used: int, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    original = snapshot._stacked
+
+    def counted(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
+        seen.append((len(grads[0]), grads[0].shape[1]))
+        return original(grads, dtype)
+
+    monkeypatch.setattr(snapshot, "_stacked", counted)
+    torch.manual_seed(0)
+    model, ids = Read().double(), torch.randint(6, (20, 9))
+    x, x2 = (ids, places(20)), (ids[:5], places(5))
+    assert_exact((model, x, x2))  # type: ignore[arg-type]
+    assert {positions for samples, positions in seen if samples == 20} == {used}
+
+
+def test_a_chunk_of_all_samples_and_many_chunks_agree():
+    torch.manual_seed(0)
+    model, x, x2 = images()
+    model, x, x2 = model.double(), torch.randn(60, 2, 7, 6).double(), x2.double()
+    assert {group.chunk for group in fl.plan(model, x).groups} == {60}
+    small = 400_000
+    assert max(group.chunk for group in fl.plan(model, x, memory=small).groups) < 60
+    assert_exact((model, x, x2))
+    assert_exact((model, x, x2), memory=small)

@@ -16,11 +16,11 @@ def draws(samples: int, generator: torch.Generator, *, thorough: bool) -> list[T
     """Other batches of the samples of a chunk, as places in it.
 
     `thorough`: two batches, each without half of the samples, so that every sample is absent once. Otherwise one, with
-    an eighth of the samples.
+    a sixteenth of the samples.
     """
     order = torch.randperm(samples, generator=generator, device="cpu")
     half = (samples + 1) // 2
-    batches = [order[:half], order[half:]] if thorough else [order[: max(2, samples // 8)]]
+    batches = [order[:half], order[half:]] if thorough else [order[: max(4, samples // 16)]]
     for i, batch in enumerate(batches):
         # At least two, and never as many as the chunk has: what depends on the number of samples must show as well.
         while len(batch) > 0 and len(batch) in (1, max(2, samples)):

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from featlearn.errors import UnsupportedModelError
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
 """One output of one node."""
+Description = tuple[torch.Size, torch.dtype, torch.device]
+"""Of one output of a node."""
+Signature = tuple[object, ...]
+"""What two graphs share that the same code has built from inputs of the same shapes."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,32 @@ class Graph:
     """Bytes of all node outputs together, an upper bound of what the forward pass keeps."""
     order: tuple[Node, ...] = ()
     """All nodes walked, in an order that two passes of the same code share."""
+    described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
+    """Shape, type and device of every output of every node; asking a node makes them anew each time."""
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Every node with its inputs, shapes, types and devices, and which leaves are which parameters."""
+        numbers = {node: number for number, node in enumerate(self.order)}
+        nodes = tuple(
+            (
+                node.name(),
+                tuple((numbers.get(child), output) for child, output in node.next_functions),
+                self.described[node],
+            )
+            for node in self.order
+        )
+        return (nodes, self.root[1], tuple((name, numbers[leaf]) for name, leaf in self.leaves.items()))
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
         node, number = value
-        return torch.Size(node._input_metadata[number].shape)
+        return self.described[node][number][0]
 
     def output_dtype(self, value: Value) -> torch.dtype:
         """The dtype of a node's output."""
         node, number = value
-        dtype: torch.dtype = node._input_metadata[number].dtype
-        return dtype
+        return self.described[node][number][1]
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
@@ -72,6 +92,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     held = 0
     variables: set[int] = set()
     dtypes: set[torch.dtype] = set()
+    described: dict[Node, tuple[Description, ...]] = {}
     for node in order:
         variable = getattr(node, "variable", None)
         if variable is not None:
@@ -85,11 +106,12 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
                 consumers[child].append(Edge((child, number), node, operand))
                 found |= below[child]
         below[node] = _shared(found, below, node)
-        for metadata in node._input_metadata or ():
+        described[node] = tuple((torch.Size(m.shape), m.dtype, m.device) for m in node._input_metadata or ())
+        for shape, dtype, _ in described[node]:
             if variable is None:
-                held += torch.Size(metadata.shape).numel() * metadata.dtype.itemsize
-            if metadata.dtype.is_floating_point or metadata.dtype.is_complex:
-                dtypes.add(metadata.dtype)
+                held += shape.numel() * dtype.itemsize
+            dtypes.add(dtype)
+    dtypes = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
     return Graph(
         (outputs.grad_fn, outputs.output_nr),
         leaves,
@@ -98,18 +120,21 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         frozenset(node.name() for node in order),
         frozenset(variables),
         max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
-        _precisions_above(order, leaves),
+        _precisions_above(order, leaves, described),
         frozenset(dtypes),
         held,
         tuple(order),
+        described,
     )
 
 
-def _precisions_above(order: Sequence[Node], leaves: Mapping[str, Node]) -> dict[str, float]:
+def _precisions_above(
+    order: Sequence[Node], leaves: Mapping[str, Node], described: Mapping[Node, tuple[Description, ...]]
+) -> dict[str, float]:
     """The coarsest precision on any way from each leaf to the root."""
     coarsest: dict[Node, float] = defaultdict(float)
     for node in reversed(order):
-        kinds = [m.dtype for m in node._input_metadata or () if m.dtype.is_floating_point or m.dtype.is_complex]
+        kinds = [dtype for _, dtype, _ in described[node] if dtype.is_floating_point or dtype.is_complex]
         coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
         for child, _ in node.next_functions:
             if child is not None:

@@ -1,9 +1,10 @@
 """Leave no trace: what a measurement may touch is put back bit for bit, also when it raises."""
 
+import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from featlearn.capture.state import state_kept
+from featlearn.capture.state import parameters_of, state_kept
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ def undisturbed(model: nn.Module) -> Iterator[Isolation]:
     with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        parts = list(model.modules())
         rewind = stack.enter_context(_random_state())
         for context in (_autocast_off, _full_precision, _eager):
-            stack.enter_context(context(model))
-        state = stack.enter_context(state_kept(model))
+            stack.enter_context(context(parts))
+        state = stack.enter_context(state_kept(parts))
         for context in (_hooks_muted, _eval_mode):
-            stack.enter_context(context(model))
+            stack.enter_context(context(parts))
 
         def start_over() -> None:
             rewind()
@@ -50,8 +52,19 @@ def undisturbed(model: nn.Module) -> Iterator[Isolation]:
         yield Isolation(start_over, state.rewritten)
 
 
-def _devices(model: nn.Module) -> set[torch.device]:
-    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage is collected meanwhile: to look through all that a process has loaded takes longer than most kernels.
+
+    Who repeats forward passes inside collects what is young between them.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextmanager
@@ -73,8 +86,10 @@ def _random_state() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _autocast_off(model: nn.Module) -> Iterator[None]:
-    kinds = {device.type for device in _devices(model)} | {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
+def _autocast_off(parts: Sequence[nn.Module]) -> Iterator[None]:
+    tensors = (tensor for part in parts for table in (part._parameters, part._buffers) for tensor in table.values())
+    kinds = {tensor.device.type for tensor in tensors if tensor is not None}
+    kinds |= {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
     with ExitStack() as stack:
         for kind in sorted(kinds - {"meta"}):
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -82,9 +97,9 @@ def _autocast_off(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _full_precision(model: nn.Module) -> Iterator[None]:
+def _full_precision(parts: Sequence[nn.Module]) -> Iterator[None]:
     """No TF32 or bfloat16 in float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
-    del model
+    del parts
     backends = torch.backends
     owners: list[Any] = [backends.cuda.matmul]
     owners += [getattr(part, kind) for part in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
@@ -103,12 +118,12 @@ def _full_precision(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _eager(model: nn.Module) -> Iterator[None]:
+def _eager(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Compiled code runs eagerly, fused recurrent layers as their parts: the graph then shows every op."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if any(isinstance(part, nn.RNNBase) for part in model.modules()):
+        if any(isinstance(part, nn.RNNBase) for part in parts):
             # cuDNN has no backward pass for recurrent layers in eval mode. Not by flags(), which sets precision too.
             stack.enter_context(_switched_off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled))
             stack.enter_context(_switched_off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled))
@@ -126,9 +141,9 @@ def _switched_off(read: Callable[[], bool], write: Callable[[bool], None]) -> It
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def _eval_mode(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Flags are set directly: some modules act on train() or on assignments, and change weights."""
-    before = [(part, part.training) for part in model.modules() if part.training]
+    before = [(part, part.training) for part in parts if part.training]
     try:
         for part, _ in before:
             part.__dict__["training"] = False
@@ -139,12 +154,12 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _hooks_muted(model: nn.Module) -> Iterator[None]:
+def _hooks_muted(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Backward hooks of the user neither fire nor change gradients. Forward hooks are part of the function."""
     tables: list[dict[int, Any]] = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
-    for part in model.modules():
+    for part in parts:
         tables += [part._backward_hooks, part._backward_pre_hooks]
-    for p in model.parameters():
+    for p in parameters_of(parts):
         tables += [table for table in (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) if table]
     before = [(table, dict(table)) for table in tables]
     try:

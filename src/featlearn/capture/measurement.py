@@ -1,7 +1,8 @@
 """A measurement: the network admitted, isolated, piloted on a few samples, then captured chunk by chunk."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +16,9 @@ from featlearn.capture.admission import (
 )
 from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.coverage import Audit, audited, disputed
-from featlearn.capture.graph import backward, build_graph
-from featlearn.capture.isolation import Isolation, undisturbed
+from featlearn.capture.graph import Graph, backward, build_graph
+from featlearn.capture.isolation import Isolation, collector_paused, undisturbed
+from featlearn.capture.memory import Remembered, recalled, remember
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
 from featlearn.capture.snapshot import Sightings, Snapshot
@@ -31,7 +33,7 @@ from featlearn.errors import (
 from featlearn.ops import is_built_in
 
 # Samples in the pilot: enough to tell samples from positions, few enough to cost little.
-PILOT = 5
+PILOT = 6
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Measurement:
     distrusted: dict[str, str]
     rounding: float
     """How large the terms are that the outputs are made of."""
+    audit_anew: Callable[[], float] | None = None
+    """Audits the pilots and gives `rounding`; None where that has been done, and not taken from an earlier call."""
     graphs: list[bool] = field(default_factory=list)
     """Whether the outputs carried a gradient, for every capture so far."""
     last: dict[tuple[int, int, int], Snapshot] = field(default_factory=dict)
@@ -78,24 +82,16 @@ class Measurement:
         if key in self.last:
             return self.last[key]
         self.last.clear()
+        if self.graphs and not gc.isenabled():
+            gc.collect(1)  # what earlier chunks have left
         generator = _generator()
         indices = torch.arange(begin, end, device="cpu")
-        # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones an eighth.
-        # First, so that only one graph is held at a time.
-        drawn = draws(len(indices), generator, thorough=len(indices) <= 3 * PILOT)
-        pattern = next((pilot.pattern for pilot in self.pilots if pilot.probe is probe), None)
-        again, seen = [], None
-        for batch in drawn:
-            if first is not None and seen is None and len(indices) > 1 and pattern is not None:
-                outputs, pattern, seen = self._seen(probe, indices, batch, first, pattern, generator)
-            else:
-                outputs = probe.outputs(indices[batch]).detach()
-            again.append(outputs)
-        found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, pattern if seen else None)
+        drawn, again, pattern, seen = self._run_before(probe, indices, first, generator)
+        expected = pattern if seen else None
+        found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, lambda _: expected)
         found.unconfirmed = seen if found.assumed else None
         self.graphs.append(found.graph is not None)
-        for batch, outputs in zip(drawn, again, strict=True):
-            refuse_difference(found, outputs, batch, self.rounding)
+        self._refuse_differences(found, drawn, again)
         if unchecked := self._unchecked(found):
             reasons = disputed(found, unchecked, generator)
             self.distrusted.update(reasons)
@@ -104,12 +100,48 @@ class Measurement:
             self.last[key] = found
         return found
 
+    def _run_before(
+        self, probe: Probe, indices: Tensor, first: Tensor | None, generator: torch.Generator
+    ) -> tuple[list[Tensor], list[Tensor], Pattern | None, Sightings | None]:
+        """Some samples of a chunk in smaller batches, before it, so that one graph is held at a time: their places,
+        outputs, and, with a `first` direction, sample axes and gradients."""
+        pilot = next((pilot for pilot in self.pilots if pilot.probe is probe), None)
+        small = len(indices) <= 3 * PILOT
+        if self.audit_anew and first is not None and pilot and len(indices) == probe.samples and not small:
+            # The network is known, and the pilot has run some of these samples already.
+            seen = None if pilot.graph is None else pilot.sightings(pilot.indices, first)
+            return [pilot.indices], [pilot.outputs.detach()], pilot.pattern, seen
+        # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones a sixteenth.
+        drawn = draws(len(indices), generator, thorough=small)
+        pattern = None if pilot is None else pilot.pattern
+        again, seen = [], None
+        for batch in drawn:
+            if first is not None and seen is None and len(indices) > 1 and pattern is not None:
+                outputs, pattern, seen = self._seen(probe, indices, batch, first, pattern, generator)
+            else:
+                outputs = probe.outputs(indices[batch]).detach()
+            again.append(outputs)
+        return drawn, again, pattern, seen
+
+    def _refuse_differences(self, found: Snapshot, drawn: Sequence[Tensor], again: Sequence[Tensor]) -> None:
+        rounding = self.rounding
+        for batch, outputs in zip(drawn, again, strict=True):
+            try:
+                refuse_difference(found, outputs, batch, rounding)
+            except CoupledSamplesError:
+                if self.audit_anew is None:
+                    raise
+                # The weights may have grown since, and with them what is rounding.
+                rounding = max(rounding, self.audit_anew())
+                refuse_difference(found, outputs, batch, rounding)
+
     def _seen(
         self, probe: Probe, indices: Tensor, places: Tensor, direction: Tensor, pattern: Pattern,
         generator: torch.Generator,
     ) -> tuple[Tensor, Pattern | None, Sightings | None]:  # fmt: skip
         """Outputs, sample axes (with what the pilot left open) and gradients of some of the samples alone."""
-        small = Snapshot(probe, indices[places], self.parameters, generator, self.distrusted, pattern, exemplary=True)
+        chosen = indices[places]
+        small = Snapshot(probe, chosen, self.parameters, generator, self.distrusted, lambda _: pattern, exemplary=True)
         seen = None if small.graph is None else small.sightings(places, direction)
         return small.outputs.detach(), small.pattern, seen
 
@@ -154,11 +186,12 @@ def _generator() -> torch.Generator:
 def measuring(
     model: nn.Module, inputs: Sequence[Inputs], *, readout: Readout | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
-    audited_before: Measurement | None = None, remembering: bool = False,
+    audited_before: Measurement | None = None, remembering: bool = False, recalling: bool = False,
 ) -> Iterator[Measurement]:  # fmt: skip
     """Admit, isolate and pilot; everything measured inside leaves no trace on the user's model.
 
-    `audited_before`: an earlier measurement of the same model and probes, whose audit is not made again.
+    `audited_before`: an earlier measurement of the same model and probes, whose audit is not made again. `recalling`:
+    the audit of an earlier call serves again if the graph is the same.
     """
     given, model = model, unwrapped(model)
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -170,17 +203,19 @@ def measuring(
     originals = trainable_parameters(given, parameters)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, x, name)
-    with undisturbed(model) as isolation:
+    with collector_paused() if recalling else nullcontext(), undisturbed(model) as isolation:
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         if twin is model:
             yield _piloted(
-                model, model, originals, inputs, sizes, readout, dtype, isolation, audited_before, remembering
-            )
+                model, model, originals, inputs, sizes, readout, dtype, isolation, audited_before, remembering,
+                recalling
+            )  # fmt: skip
         else:
             with undisturbed(twin) as inner:
                 yield _piloted(
-                    twin, model, originals, inputs, sizes, readout, dtype, inner, audited_before, remembering
-                )
+                    twin, model, originals, inputs, sizes, readout, dtype, inner, audited_before, remembering,
+                    recalling
+                )  # fmt: skip
 
 
 def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -193,9 +228,11 @@ def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str,
 def _piloted(
     model: nn.Module, original: nn.Module, originals: Mapping[str, Tensor], inputs: Sequence[Inputs],
     sizes: Sequence[int], readout: Readout | None, dtype: torch.dtype | None, isolation: Isolation,
-    audited_before: Measurement | None, remembering: bool,
+    audited_before: Measurement | None, remembering: bool, recalling: bool,
 ) -> Measurement:  # fmt: skip
-    parameters = dict(zip(originals, _counterparts(original, model, originals), strict=True))
+    parameters = originals
+    if model is not original:
+        parameters = dict(zip(originals, _counterparts(original, model, originals), strict=True))
     probes = tuple(
         Probe(model, cast_inputs(x, dtype), size, readout, isolation.rewind, name)
         for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
@@ -203,32 +240,50 @@ def _piloted(
     names = dict(model.named_parameters())
     generator = _generator()
     pilots: list[Snapshot] = []
-    distrusted: dict[str, str] = {}
-    rounding = 0.0
+    audits: list[Remembered | None] = []
+
+    def expected(graph: Graph) -> Pattern | None:
+        audits[-1] = recalled(original, graph) if recalling else None
+        return None if audits[-1] is None else audits[-1].pattern
+
     for probe in probes:
-        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {}, exemplary=True)
+        audits.append(None)
+        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {}, expected, exemplary=True)
         _refuse_rewriting(model, names, isolation)
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         if model is not original:
             _refuse_lost(original, originals, pilot)
-        audit = _audit(model, probe, pilot, originals, original, generator) if audited_before is None else None
-        if audit is not None:
-            distrusted |= audit.distrusted
-            rounding = max(rounding, audit.rounding)
-            _refuse_underflow(audit.largest, pilot.accumulate)
         pilots.append(pilot)
+
+    def audit(pilot: Snapshot) -> Remembered:
+        found = _audit(model, pilot.probe, pilot, originals, original, generator)
+        _refuse_underflow(found.largest, pilot.accumulate)
+        kept = Remembered(pilot.pattern, found.distrusted, found.rounding)
+        if pilot.graph is not None and recalling:
+            remember(original, pilot.graph, kept)
+        return kept
+
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
         raise InputValueError(
             f"the model gives {pilots[0].outputs.shape[1]} outputs on x and {pilots[1].outputs.shape[1]} on x2, "
             "expected the same number; pass a readout= that makes them equal"
         )
+    distrusted: dict[str, str] = {}
+    rounding = 0.0
     if audited_before is not None:
         distrusted, rounding = dict(audited_before.distrusted), audited_before.rounding
-        for pilot in pilots:
-            pilot.distrust(distrusted)
+    else:
+        for pilot, before in zip(pilots, audits, strict=True):
+            found = before or audit(pilot)
+            distrusted |= found.distrusted
+            rounding = max(rounding, found.rounding)
+    for pilot in pilots:
+        pilot.distrust(distrusted)
+    known = audited_before is None and any(audits)
     return Measurement(
-        model, parameters, originals, probes, tuple(pilots), distrusted, rounding, remembering=remembering
-    )
+        model, parameters, originals, probes, tuple(pilots), distrusted, rounding,
+        (lambda: max(audit(pilot).rounding for pilot in pilots)) if known else None, remembering=remembering,
+    )  # fmt: skip
 
 
 def _audit(

@@ -3,8 +3,8 @@
 Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an op produced them stays in here.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,14 @@ from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.linalg.windows import Windows
 from featlearn.ops import Direct, Outer
+
+Expected = Callable[[Graph], Pattern | None]
+"""The sample axes that a graph should have."""
+
+
+def _nothing(graph: Graph) -> None:
+    """Nothing is expected."""
+    del graph
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Snapshot:
 
     def __init__(
         self, probe: Probe, indices: Tensor, parameters: Mapping[str, Tensor], generator: torch.Generator,
-        distrusted: Mapping[str, str], expected: Pattern | None = None, exemplary: bool = False,
+        distrusted: Mapping[str, str], expected: Expected = _nothing, exemplary: bool = False,
     ) -> None:  # fmt: skip
         self.probe = probe
         self.count = len(indices)
@@ -76,12 +84,12 @@ class Snapshot:
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
 
     def _read(
-        self, generator: torch.Generator, distrusted: Mapping[str, str], expected: Pattern | None = None,
+        self, generator: torch.Generator, distrusted: Mapping[str, str], expected: Expected = _nothing,
         exemplary: bool = False,
     ) -> None:  # fmt: skip
         """Find every use of every parameter; with `expected` sample axes nothing is asked of the network."""
         assert self.graph is not None
-        axes = SampleAxes(self.outputs, self.graph, generator, expected, exemplary)
+        axes = SampleAxes(self.outputs, self.graph, generator, expected(self.graph), exemplary)
         for name, uses in parameter_uses(axes).items():
             self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
         self.distrust(distrusted)
@@ -151,15 +159,25 @@ class Snapshot:
             read, lost = self._sorted(names)
             grads = self._use_gradients(read, directions)
         formed: dict[int, Tensor] = {}
+        # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
+        read.sort(key=lambda name: self.access[name].coordinates is not None)
+        waiting = Counter(reading.use.node for name in read for reading in self.access[name].uses.readings)
         for name in read:
             access = self.access[name]
+            waiting.subtract(reading.use.node for reading in access.uses.readings)
+            spent = {reading.use.node for reading in access.uses.readings if not waiting[reading.use.node]}
+            arrived = {value: grads.pop(value) if value[0] in spent else grads[value]
+                       for value in {(reading.use.node, 0) for reading in access.uses.readings}}  # fmt: skip
             found: Gradients
             if access.coordinates is not None:
-                factors = self._factors(access.uses.readings, access.coordinates, grads)
+                factors = self._factors(access.uses.readings, access.coordinates, arrived)
                 found = as_dense(factors) if name in dense else factors
+                del factors
             else:
-                found = self._pulled_back(name, access.uses.readings, grads, formed)
+                found = self._pulled_back(name, access.uses.readings, arrived, formed)
+            del arrived
             yield name, found.take(slice(0, self.count))
+            del found
         if lost:
             for name, gradients in sample_gradients(self, lost, directions).items():
                 yield name, gradients.take(slice(0, self.count))
@@ -237,6 +255,8 @@ class Snapshot:
         if isinstance(rows, Windows):
             held = replace(rows, image=rows.image.detach().to(self.accumulate))
         else:
+            if (used := _used_positions(found)) is not None:
+                rows, found = rows[:, used], [grad[:, used] for grad in found]
             held = rows.detach().to(self.accumulate) if rows.is_floating_point() else rows
         return Factor(held, _stacked(found, self.accumulate), form.rows_first, form.row_size)
 
@@ -282,14 +302,33 @@ def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
 
 
 def _close(small: Tensor | None, large: Tensor | None, places: Tensor, precision: float) -> bool | Tensor:
-    """Whether a smaller batch has the gradients that its samples have in a larger one, to half of the digits."""
+    """Whether a smaller batch has the gradients that its samples have in a larger one.
+
+    In single precision to a tenth: units that are zero but for rounding are on in one batch and off in the next, and
+    samples that are taken for others differ by much more.
+    """
     if small is None or large is None:
         return small is large
     there = large[places.to(large.device)]
     if there.shape != small.shape:
         return False
     difference, size = (torch.linalg.vector_norm(one) for one in (there - small, small))
-    return torch.le(difference, precision**0.5 * size)
+    return torch.le(difference, min(0.1, 256 * precision**0.5) * size)
+
+
+def _used_positions(grads: Sequence[Tensor]) -> Tensor | None:
+    """Positions at which any gradient is not zero, if they are less than half: what is read from a sequence may be its
+    last token alone. None on a GPU, which would have to be waited for."""
+    positions = grads[0].shape[1]
+    # The first sample tells it nearly always.
+    if positions < 4 or grads[0].is_cuda or 2 * int((grads[0][0] != 0).flatten(1).any(1).sum()) >= positions:
+        return None
+    used = torch.zeros(positions, dtype=torch.bool, device=grads[0].device)
+    for grad in grads:
+        used |= (grad != 0).movedim(1, 0).flatten(1).any(1)
+        if 2 * int(used.sum()) >= positions:
+            return None
+    return used.nonzero().flatten()
 
 
 def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

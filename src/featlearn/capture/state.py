@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,38 +31,46 @@ class KeptState:
     """Identities of the tensors that have been written to."""
 
 
+def parameters_of(parts: Sequence[nn.Module]) -> list[Tensor]:
+    """The parameters of all these modules, each once."""
+    found = {id(p): p for part in parts for p in part._parameters.values() if p is not None}
+    return list(found.values())
+
+
 @contextmanager
-def state_kept(model: nn.Module) -> Iterator[KeptState]:
+def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile."""
-    held = _held(list(model.modules()))
-    weights = {id(parameter) for parameter in model.parameters()}
-    containers = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
+    held = _held(parts)
+    parameters = parameters_of(parts)
+    weights = set(map(id, parameters))
+    containers: list[tuple[Any, Any]] = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
     generators = [(thing, _generator_state(thing)) for thing in held if isinstance(thing, _GENERATORS)]
     arrays = [(thing, thing.copy()) for thing in held if isinstance(thing, numpy.ndarray)]
     tensors = [_KeptTensor(t) for t in held if isinstance(t, Tensor) and t.device.type != "meta"]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    grads = [(parameter, parameter.grad) for parameter in parameters]
 
-    tables = {id(part.__dict__) for part in model.modules()}
-    own = {id(value) for part in model.modules() for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+    tables = {id(part.__dict__) for part in parts}
+    own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+
+    # Flags and hooks stay as the measurement has set them.
+    attributes = [(thing, _without_own(entries)) for thing, entries in containers if id(thing) in tables]
+    others = [(thing, entries) for thing, entries in containers if id(thing) not in tables and id(thing) not in own]
 
     def rewind() -> None:
-        for container, entries in containers:
-            # Flags and hooks stay as the measurement has set them.
-            if id(container) in tables:
-                _refill_attributes(container, entries)
-            elif id(container) not in own:
-                _refill(container, entries)
+        for table, kept in attributes:
+            _refill_attributes(table, kept)
+        for container, entries in others:
+            _refill(container, entries)
         for generator, state in generators:
             _set_generator_state(generator, state)
         for array, copy in arrays:
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
-        for kept in tensors:
-            if id(kept.tensor) not in weights:
-                kept.restore()
+        _restore([kept for kept in tensors if id(kept.tensor) not in weights])
 
     def rewritten() -> set[int]:
-        return {id(kept.tensor) for kept in tensors if kept.touched()}
+        return {id(kept.tensor) for kept, same in zip(tensors, _unchanged(tensors), strict=True)
+                if not same or _version(kept.tensor) != kept.version}  # fmt: skip
 
     try:
         for parameter, _ in grads:
@@ -79,8 +87,7 @@ def state_kept(model: nn.Module) -> Iterator[KeptState]:
         rewind()
         for container, entries in containers:
             _refill(container, entries)
-        for kept in tensors:
-            kept.restore()
+        _restore(tensors)
 
 
 class _KeptTensor:
@@ -90,18 +97,16 @@ class _KeptTensor:
         self.tensor, self.copy = tensor, tensor.detach().clone()
         self.trainable, self.version = tensor.requires_grad, _version(tensor)
 
-    def touched(self) -> bool:
-        return _version(self.tensor) != self.version or not self._same()
-
-    def _same(self) -> bool:
+    def same(self) -> bool | Tensor:
+        """Whether it holds what it held; on a GPU an answer that is not waited for."""
         a, b = self.tensor.detach(), self.copy
         if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
             return _version(self.tensor) == self.version  # their bits cannot be compared
-        return a.shape == b.shape and a.dtype == b.dtype and _same_bits(a, b)
+        return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and _same_bits(a, b)
 
-    def restore(self) -> None:
+    def restore(self, same: bool) -> None:
         """Write only where something changed: versions count."""
-        if not self._same():
+        if not same:
             # Through .data, so that graphs which have saved the tensor do not see a new version of it.
             if self.tensor.layout == torch.strided and self.tensor.shape == self.copy.shape:
                 self.tensor.data.copy_(self.copy)
@@ -109,6 +114,19 @@ class _KeptTensor:
                 self.tensor.data = self.copy.clone()
         if self.tensor.requires_grad != self.trainable and self.tensor.is_leaf:
             self.tensor.requires_grad_(self.trainable)
+
+
+def _restore(tensors: Sequence[_KeptTensor]) -> None:
+    for kept, same in zip(tensors, _unchanged(tensors), strict=True):
+        kept.restore(same)
+
+
+def _unchanged(tensors: Sequence[_KeptTensor]) -> list[bool]:
+    """Which of them hold what they held; asked together, because a GPU would be waited for each time."""
+    answers = [kept.same() for kept in tensors]
+    pending = [answer for answer in answers if isinstance(answer, Tensor)]
+    known = iter(torch.stack([answer.to(pending[0].device) for answer in pending]).tolist() if pending else ())
+    return [bool(next(known)) if isinstance(answer, Tensor) else answer for answer in answers]
 
 
 def _generator_state(generator: Any) -> Any:
@@ -126,7 +144,7 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
 
 
-def _held(parts: list[nn.Module]) -> list[Any]:
+def _held(parts: Sequence[nn.Module]) -> list[Any]:
     """Tensors, containers and random generators in the attributes of modules, also inside one another."""
     found: dict[int, Any] = {}
     # Scripted modules keep their tables out of reach; what can be listed is.
@@ -144,17 +162,23 @@ def _held(parts: list[nn.Module]) -> list[Any]:
     return list(found.values())
 
 
-def _refill_attributes(attributes: Any, entries: Any) -> None:
+def _without_own(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if key not in _MODULE_KEYS}
+
+
+def _refill_attributes(attributes: dict[str, Any], entries: dict[str, Any]) -> None:
     """All attributes but flags and hooks."""
-    for key in [key for key in attributes if key not in entries and key not in _MODULE_KEYS]:
+    for key in attributes.keys() - entries.keys() - _MODULE_KEYS:
         del attributes[key]
     for key, value in entries.items():
-        if key not in _MODULE_KEYS and attributes.get(key) is not value:
+        if attributes.get(key) is not value:
             attributes[key] = value
 
 
 def _refill(container: Any, entries: Any) -> None:
     """Only where something changed: an untouched container is not touched."""
+    if not container and not entries:
+        return
     if isinstance(container, dict):
         changed = list(container) != list(entries) or any(container[k] is not v for k, v in entries.items())
     elif isinstance(container, set):
@@ -171,8 +195,12 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
     """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
     a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
     a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    a, b = (t.contiguous().view(-1).view(_WHOLE[t.element_size()]) for t in (a, b))
+    return torch.equal(a, b) if a.device.type == "cpu" else (a == b).all()

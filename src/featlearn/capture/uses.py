@@ -9,6 +9,7 @@ through exactly one edge, so the sum over uses, each pulled back through the reg
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -72,15 +73,19 @@ class SampleAxes:
         exemplary: bool = False,
     ) -> None:  # fmt: skip
         self.graph = graph
-        self._outputs = outputs
-        self._codes = sample_codes(len(outputs), graph.dtypes, generator)
-        self._cotangent = _gaussian(outputs, generator)
+        self._outputs, self._generator = outputs, generator
         # The gradient of the root is the cotangent: samples first.
         self.layouts: dict[Node, Layout | None] = {graph.root[0]: Layout(1, len(outputs), outputs.shape[1])}
         self.single_output: dict[Node, bool] = {graph.root[0]: graph.root[1] == 0}
         self._exemplary = exemplary
         self._doubtful: set[Node] = set()
         self.assumed = expected is not None and self._assume(expected)
+
+    @cached_property
+    def _sent(self) -> tuple[Tensor, list[Tensor]]:
+        """A cotangent, and codes that tell its samples from one another."""
+        codes = sample_codes(len(self._outputs), self.graph.dtypes, self._generator)
+        return _gaussian(self._outputs, self._generator), codes
 
     def pattern(self) -> Pattern:
         """What has been found so far, without what few samples leave open."""
@@ -110,18 +115,16 @@ class SampleAxes:
 
     def find(self, nodes: list[Node]) -> None:
         """Find the sample axis of each node's output."""
-        values = [(node, number) for node in nodes for number in range(len(node._input_metadata))]
-        plain = gradients_at(self._outputs, values, self._cotangent)
-        coded = [
-            gradients_at(self._outputs, values, self._cotangent * code.to(self._outputs)[:, None])
-            for code in self._codes
-        ]
+        values = [(node, number) for node in nodes for number in range(len(self.graph.described[node]))]
+        cotangent, codes = self._sent
+        plain = gradients_at(self._outputs, values, cotangent)
+        coded = [gradients_at(self._outputs, values, cotangent * code.to(self._outputs)[:, None]) for code in codes]
         for node in nodes:
-            numbers = [n for n in range(len(node._input_metadata)) if plain[node, n] is not None] or [0]
+            numbers = [n for n in range(len(self.graph.described[node])) if plain[node, n] is not None] or [0]
             layouts = []
             for n in numbers:
                 shape, value = self.graph.output_shape((node, n)), (node, n)
-                shown = plain[value], [found[value] for found in coded], self._codes, shape
+                shown = plain[value], [found[value] for found in coded], codes, shape
                 layout = sample_layout(*shown)
                 layouts.append(layout)
                 if self._exemplary and layout is not None and not is_certain(*shown, layout):

@@ -119,41 +119,39 @@ class Dense:
 Gradients = Factors | Dense
 
 
-def dense_slice(factors: Factors, begin: int, end: int) -> Tensor:
-    """Gradient entries whose first index lies in [begin, end): (samples, directions, blocks, end - begin, second)."""
+def dense_slice(factors: Factors, first: slice, second: slice, room: int = 2**28) -> Tensor:
+    """Gradient entries in these ranges of both indices: (samples, directions, blocks, some first, some second).
+
+    `room`: bytes that windows may take while they are written out.
+    """
     total: Tensor | None = None
     for part in factors.parts:
-        term = _rows_first_slice(part, begin, end) if part.rows_first else _grads_first_slice(part, begin, end)
+        rows, grads = (first, second) if part.rows_first else (second, first)
+        term = _formed(part, rows, grads, room)
+        term = term.transpose(-1, -2) if part.rows_first else term
         total = term if total is None else total.add_(term)
     assert total is not None
     return total
 
 
-def _rows_first_slice(part: Factor, begin: int, end: int) -> Tensor:
+def _formed(part: Factor, rows: slice, grads: slice, room: int) -> Tensor:
+    """(samples, directions, blocks, some entries of the gradients, some of the rows)"""
+    chosen = part.grads[..., grads]
     if part.indexed:
-        return _scattered(part, begin, end)
+        return _scattered(replace(part, grads=chosen), rows).transpose(-1, -2)
     if isinstance(part.held, Windows):
-        return _from_windows(part.held, part.grads, slice(begin, end)).transpose(-1, -2)
-    return torch.einsum("ptbn,kptbm->pkbnm", part.rows[..., begin:end], part.grads)
+        return _from_windows(part.held, chosen, rows, room)
+    return torch.einsum("kptbm,ptbn->pkbmn", chosen, part.rows[..., rows])
 
 
-def _grads_first_slice(part: Factor, begin: int, end: int) -> Tensor:
-    grads = part.grads[..., begin:end]
-    if isinstance(part.held, Windows):
-        return _from_windows(part.held, grads, slice(None))
-    if not part.indexed:
-        return torch.einsum("kptbm,ptbn->pkbmn", grads, part.rows)
-    whole = _scattered(replace(part, grads=grads), 0, part.row_size)
-    return whole.transpose(-1, -2)
-
-
-def _from_windows(windows: Windows, grads: Tensor, entries: slice) -> Tensor:
-    """(samples, directions, blocks, m, some entries of the rows): a few images at a time."""
+def _from_windows(windows: Windows, grads: Tensor, entries: slice, room: int) -> Tensor:
+    """The same for windows: a few images at a time are written out."""
     directions, samples, positions, blocks, width = grads.shape
     left = grads.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
-    size = len(range(*entries.indices(windows.row_size)))
+    windows, entries = windows.channels(entries)
+    size = entries.stop - entries.start
     whole = grads.new_empty(samples, blocks, directions * width, size)
-    for piece in windows.pieces(grads.element_size()):
+    for piece in windows.pieces(grads.element_size(), room):
         columns = windows.take(piece).columns()[:, :, entries].flatten(0, 1)
         flat = left[piece].reshape(-1, directions * width, positions)
         torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
@@ -161,9 +159,10 @@ def _from_windows(windows: Windows, grads: Tensor, entries: slice) -> Tensor:
     return found.transpose(1, 2)
 
 
-def _scattered(part: Factor, begin: int, end: int) -> Tensor:
+def _scattered(part: Factor, rows: slice) -> Tensor:
     """Sum the gradients of equal indices: one-hot rows times gradients, without the one-hot matrix."""
     directions, samples, positions, _, width = part.grads.shape
+    begin, end, _ = rows.indices(part.row_size)
     inside = (part.rows >= begin) & (part.rows < end)
     target = torch.where(inside, part.rows - begin, end - begin)  # one bin more, for what lies outside
     bins = part.grads.new_zeros(samples, directions, end - begin + 1, width)
@@ -176,7 +175,7 @@ def as_dense(gradients: Gradients) -> Dense:
     """The gradient itself, entries in the parameter's own order."""
     if isinstance(gradients, Dense):
         return gradients
-    whole = dense_slice(gradients, 0, gradients.first).flatten(2)
+    whole = dense_slice(gradients, slice(None), slice(None)).flatten(2)
     return Dense(whole if gradients.order is None else whole[..., gradients.order])
 
 

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg.factors import Factor, Factors, Gradients, as_dense, dense_slice
-from featlearn.linalg.rates import elementwise_cost
+from featlearn.linalg.rates import cache_bytes, elementwise_cost
 from featlearn.linalg.windows import Windows
 
 Mode = Literal["sum", "each", "full"]
@@ -106,9 +106,9 @@ def add_gram(
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
             _add_pairs(out, left, right, mode, symmetric, scratch)
             return
-        for begin, end in _first_slices(left, right, scratch, out.element_size()):
-            a = dense_slice(left, begin, end).flatten(2)
-            b = a if symmetric else dense_slice(right, begin, end).flatten(2)
+        for first, second in _slices(left, right, symmetric, scratch, out):
+            a = dense_slice(left, first, second, scratch // 4).flatten(2)
+            b = a if symmetric else dense_slice(right, first, second, scratch // 4).flatten(2)
             _add_dense(out, a, b, mode, symmetric, scratch)
         return
     _add_dense(out, as_dense(left).gradient, as_dense(right).gradient, mode, symmetric, scratch)
@@ -122,7 +122,8 @@ def _route(left: Factors, right: Factors, mode: Mode, device: torch.device) -> R
 def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
-    step = min(size, PANEL)  # what is copied and what it is copied from stay in the cache
+    # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
+    step = min(size, 4 * CUDA_PANEL if out.is_cuda else PANEL)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
@@ -147,26 +148,53 @@ def _mirrored_samples(square: Tensor) -> Tensor:
     return torch.where(below, square, square.permute(1, 0, 3, 2))
 
 
-def _first_slices(left: Factors, right: Factors, scratch: int, item: int) -> Iterator[tuple[int, int]]:
-    """Ranges of the parameter's first axis whose gradients fit into the scratch space."""
-    per_index = (left.samples + right.samples) * left.directions * left.blocks * left.second * item
+def _slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Ranges of both axes of a parameter whose gradients are formed together: one axis whole, the other cut.
+
+    What is formed is multiplied while it is in the cache, in memory that the next slice takes again. Rows are cut, so
+    that windows are written out once; gradients where all the rows stand first.
+    """
+    cut, whole = (left.first, left.second) if left.parts[0].rows_first else (left.second, left.first)
+    samples = left.samples + (0 if symmetric else right.samples)
+    each = samples * left.directions * left.blocks * whole * out.element_size()
+    step = max((CUDA_FORMED if out.is_cuda else formed_bytes()) // max(each, 1), LEAST)
+    held = left.parts[0].held
+    if isinstance(held, Windows):  # whole channels
+        taps = math.prod(held.kernel)
+        step = max(step - step % taps, taps)
     # A slice is formed part by part and summed: twice its size while that happens.
-    step = max(1, min(left.first, scratch // (2 * per_index)))
-    for begin in range(0, left.first, step):
-        yield begin, min(begin + step, left.first)
+    step = max(1, min(step, cut, scratch // (2 * max(each, 1))))
+    for begin in range(0, cut, step):
+        chosen = slice(begin, min(begin + step, cut))
+        yield (chosen, slice(None)) if left.parts[0].rows_first else (slice(None), chosen)
+
+
+# Bytes of gradients formed at a time on a GPU, and at least so many columns, for the sake of the products.
+CUDA_FORMED = 2**29
+LEAST = 32
+
+
+def formed_bytes() -> int:
+    """Bytes of gradients formed at a time on a CPU: they fit into its last cache, and the C library keeps the memory
+    for the next ones, which above 32 MiB it gives back to the system each time."""
+    return min(cache_bytes(3), 2**25) * 7 // 8
 
 
 # At least this many rows in a panel, so that a product keeps its speed; more panels spare more of the triangle. A GPU
 # needs larger ones to be busy.
-PANEL, CUDA_PANEL = 32, 512
-PANELS = 16
+PANEL, CUDA_PANEL = 32, 256
+PANELS = 10
+CUDA_WORK = 2**33
 
 
 def _panels(
-    rows: int, columns: int, largest: int, symmetric: bool, cuda: bool = False
+    rows: int, columns: int, largest: int, symmetric: bool, depth: int, cuda: bool = False
 ) -> Iterator[tuple[slice, slice]]:
-    """Tiles of at most `largest` entries: some rows and, if they fit, all columns (those below the diagonal)."""
-    least = CUDA_PANEL if cuda else PANEL
+    """Tiles of at most `largest` entries: some rows and, if they fit, all columns (those below the diagonal).
+
+    `depth`: multiply-adds for one entry. A GPU gets enough to do at a time that starting it costs little.
+    """
+    least = max(CUDA_PANEL, CUDA_WORK // (columns * max(depth, 1))) if cuda else PANEL
     step = max(1, min(rows, max(least, -(-rows // PANELS)), max(1, largest)))
     if step * columns > largest:  # then nearly square, for the sake of the products
         step = max(1, min(step, int(largest**0.5)))
@@ -185,7 +213,8 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
     """left (P, K, N), right (P2, K, N)."""
     directions = left.shape[1]
     held = out.element_size() * (directions**2 if mode == "full" else 1)
-    for rows, columns in _panels(left.shape[0], right.shape[0], scratch // held, symmetric, out.is_cuda):
+    depth = left[0].numel() * (directions if mode == "full" else 1)
+    for rows, columns in _panels(left.shape[0], right.shape[0], scratch // held, symmetric, depth, out.is_cuda):
         a, b, part = left[rows], right[columns], _part(out, rows, columns, mode)
         if mode == "sum":
             part.addmm_(a.flatten(1), b.flatten(1).T)
@@ -207,7 +236,8 @@ def _add_pairs(out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric
     grams = directions**2 if mode == "full" else 1
     longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
-    for rows, columns in _panels(left.samples, right.samples, scratch // held, symmetric, out.is_cuda):
+    depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
+    for rows, columns in _panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda):
         part = _part(out, rows, columns, mode)
         for a in left.take(rows).parts:
             for b in right.take(columns).parts:
@@ -227,14 +257,14 @@ def _ordinary(factors: Factors) -> tuple[Factors, float]:
     Rows of 1e-22 may meet gradients of 1e18: the product is ordinary, the Gram matrix of the rows is not a number. The
     factor is a power of two, so nothing is rounded.
     """
-    sizes = [(_largest_row(p), _largest(p.grads)) for p in factors.parts if p.positions]
+    sizes = _largest_pairs([part for part in factors.parts if part.positions])
     if all(size == 0.0 or 1e-9 < size < 1e9 for pair in sizes for size in pair):
         return factors, 1.0
     product = max(rows * grads for rows, grads in sizes)
     shared = 2.0 ** round(math.log2(product)) if 0.0 < product < math.inf else 1.0
-    parts = []
+    parts, known = [], iter(sizes)
     for part in factors.parts:
-        rows = 1.0 if not part.grads.numel() else _largest_row(part)
+        rows = next(known)[0] if part.positions else 1.0
         scale = 2.0 ** -round(math.log2(rows)) if 0.0 < rows < math.inf else 1.0
         # rows * scale is about 1, and grads / scale / shared at most about 1.
         held = part.held
@@ -246,13 +276,22 @@ def _ordinary(factors: Factors) -> tuple[Factors, float]:
     return replace(factors, parts=tuple(parts)), shared
 
 
-def _largest(tensor: Tensor) -> float:
-    low, high = tensor.aminmax()  # one pass; the infinity norm takes twenty times as long
-    return max(-float(low), float(high))
+def _largest_pairs(parts: Sequence[Factor]) -> list[tuple[float, float]]:
+    """The largest entries of rows and of gradients; all at once, because a GPU would be waited for each time."""
+    held = [part.held.image if isinstance(part.held, Windows) else part.held for part in parts]
+    tensors = [tensor for part, rows in zip(parts, held, strict=True) for tensor in (rows, part.grads)]
+    # One pass for both ends; the infinity norm takes twenty times as long.
+    ends = [torch.stack(_in_memory_order(tensor).aminmax()).double() for tensor in tensors]
+    largest = torch.stack(ends).abs().amax(1).tolist() if ends else []
+    return [
+        (1.0 if part.indexed else rows, grads)
+        for part, rows, grads in zip(parts, largest[::2], largest[1::2], strict=True)
+    ]
 
 
-def _largest_row(part: Factor) -> float:
-    return 1.0 if part.indexed else _largest(part.held.image if isinstance(part.held, Windows) else part.rows)
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """Axes from the longest stride to the shortest: reductions are five times as fast."""
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True))
 
 
 def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float) -> None:

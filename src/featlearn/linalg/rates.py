@@ -1,8 +1,10 @@
-"""How fast this machine multiplies matrices and moves numbers, measured once per process and device."""
+"""How fast this machine multiplies matrices and moves numbers, measured once per process and device; its caches."""
 
 import math
+import re
 import time
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +16,20 @@ def elementwise_cost(device: torch.device) -> float:
     Rounded to a power of two, so that what is chosen by it seldom changes from run to run.
     """
     return _measured(device.type, device.index)
+
+
+@lru_cache
+def cache_bytes(level: int) -> int:
+    """The size of a core's cache of this level, 2 or 3; what is usual where the system does not say."""
+    usual = {2: 2**20, 3: 2**25}
+    for place in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((place / "level").read_text()) == level:
+                found = re.fullmatch(r"(\d+)([KM]?)", (place / "size").read_text().strip())
+                return int(found[1]) * {"": 1, "K": 2**10, "M": 2**20}[found[2]] if found else usual[level]
+        except (OSError, ValueError):
+            break
+    return usual[level]
 
 
 @lru_cache

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Bytes of windows written out at a time: on a CPU they are multiplied while they are still in its cache, on a GPU there
-# must be enough of them to keep it busy.
-CACHED, BATCHED = 2**22, 2**28
+from featlearn.linalg.rates import cache_bytes
+
+# Bytes of windows written out at a time on a GPU: there must be enough of them to keep it busy.
+BATCHED = 2**28
+
+
+def cached_bytes() -> int:
+    """The same on a CPU: they are multiplied while they are still in its cache."""
+    return 2 * cache_bytes(2)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,16 @@ class Windows:
         """Some of the images."""
         return replace(self, image=self.image[samples])
 
+    def channels(self, entries: slice) -> tuple["Windows", slice]:
+        """The channels that hold these entries of the rows, and where the entries then stand."""
+        taps = prod(self.kernel)
+        begin, end, _ = entries.indices(self.row_size)
+        first, last = begin // taps, -(-end // taps)
+        if self.row_size == (last - first) * taps:
+            return self, slice(begin, end)
+        image = self.image.unflatten(1, (self.blocks, -1))[:, :, first:last].flatten(1, 2)
+        return replace(self, image=image), slice(begin - first * taps, end - first * taps)
+
     def columns(self) -> Tensor:
         """Written out, windows last: (samples, blocks, row size, positions)."""
         seen = _view(self._padded(self.image), self.kernel, self.stride, self.dilation, self.count)
@@ -69,10 +85,10 @@ class Windows:
         taps = tuple(range(2, 2 + len(self.kernel)))
         return seen.sum(taps).flatten(2).sqrt().transpose(1, 2)
 
-    def pieces(self, item: int) -> Iterator[slice]:
-        """Ranges of samples whose windows are written out together."""
+    def pieces(self, item: int, room: int) -> Iterator[slice]:
+        """Ranges of samples whose windows are written out together, in at most so many bytes if one fits."""
         each = self.blocks * self.row_size * self.positions * item
-        step = max(1, (BATCHED if self.image.is_cuda else CACHED) // max(each, 1))
+        step = max(1, min(room, BATCHED if self.image.is_cuda else cached_bytes()) // max(each, 1))
         for begin in range(0, self.samples, step):
             yield slice(begin, min(begin + step, self.samples))
 

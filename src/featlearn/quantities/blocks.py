@@ -1,6 +1,6 @@
 """Kernels block by block: pairs of sample blocks, each captured when it is needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -11,7 +11,8 @@ from featlearn.linalg.factors import Gradients
 from featlearn.linalg.gram import Mode, add_gram, mirror
 
 Kernels = dict[str, Tensor]
-Captured = dict[str, Gradients]
+Captured = Iterator[tuple[str, Gradients]]
+"""Parameters with their gradients, one after the other."""
 
 
 class Witness(Protocol):
@@ -39,23 +40,33 @@ def add_kernels(
     directions that the captured gradients have.
     """
     symmetric = len(probes) == 1
-    for i in _blocks(probes[0], size):
-        left = capture(probes[0], i)
+
+    def add(name: str, left: Gradients, right: Gradients, i: slice, j: slice) -> None:
+        diagonal = symmetric and i == j
+        block = _block(kernels[keys[name]], i, j, chosen, mode)
+        # A part of its own where it is needed twice.
+        part = torch.zeros_like(block) if witness else block
+        add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch)
+        if witness is not None:
+            block += part
+            if diagonal:
+                mirror(part, mode)
+            witness(name, part, i, j, chosen, mirrored=symmetric and not diagonal)
+
+    blocks = _blocks(probes[0], size)
+    for i in blocks:
+        if symmetric and len(blocks) == 1:
+            for name, gradients in capture(probes[0], i):
+                add(name, gradients, gradients, i, i)
+                del gradients  # before the next are made
+            continue
+        left = dict(capture(probes[0], i))
         for j in _blocks(probes[-1], size):
             if symmetric and j.start > i.start:
                 continue
-            diagonal = symmetric and i == j
-            right = left if diagonal else capture(probes[-1], j)
+            right = left if symmetric and i == j else dict(capture(probes[-1], j))
             for name in (name for name in left if name in right):
-                block = _block(kernels[keys[name]], i, j, chosen, mode)
-                # A part of its own where it is needed twice.
-                part = torch.zeros_like(block) if witness else block
-                add_gram(part, left[name], right[name], mode, symmetric=diagonal, scratch=scratch)
-                if witness is not None:
-                    block += part
-                    if diagonal:
-                        mirror(part, mode)
-                    witness(name, part, i, j, chosen, mirrored=symmetric and not diagonal)
+                add(name, left[name], right[name], i, j)
     for kernel in kernels.values() if symmetric else ():
         mirror(kernel, mode)
 

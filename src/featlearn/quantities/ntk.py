@@ -74,7 +74,7 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype) as (measurement, rates):
+    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify) as (measurement, rates):
         kernels = measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify)
     return kernels[""] if by == "network" else kernels
 
@@ -108,7 +108,10 @@ def measured_kernels(
     for key, kernel in kernels.items():
         if directions.divisor != 1:
             kernel /= directions.divisor
-        if not _finite(kernel):
+        low, high = _range(kernel)
+        if max(-low, high) < torch.finfo(kernel.dtype).tiny and measurement.audit_anew is not None:
+            measurement.audit_anew()  # gradients may have become too small since
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise InputValueError(
                 f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
                 "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
@@ -124,9 +127,10 @@ def _refuse_no_gradient(seen: bool) -> None:
         )
 
 
-def _finite(kernel: Tensor) -> bool:
-    # Both ends of the range: one pass, and no second tensor of the kernel's size.
-    return all(math.isfinite(end) for end in torch.stack(kernel.aminmax()).tolist())
+def _range(kernel: Tensor) -> tuple[float, float]:
+    """Both ends: one pass, and no second tensor of the kernel's size."""
+    low, high = torch.stack(kernel.aminmax()).tolist()
+    return low, high
 
 
 def _zeros(shape: tuple[int, ...], mode: Mode, measurement: Measurement) -> Tensor:
@@ -146,7 +150,7 @@ def plan(
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
-    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype) as (measurement, rates):
+    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify) as (measurement, rates):
         found = _plan(measurement, output_directions(outputs, measurement.classes), rates, by, memory, verify)
         _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
         return found
@@ -159,7 +163,7 @@ def _key(name: str, by: str) -> str:
 @contextmanager
 def _prepared(
     model: nn.Module, x: Inputs, x2: Inputs | None, outputs: Outputs, readout: Readout | None, by: str,
-    parameters: str | Sequence[str] | None, optimizer: Optimizer | None, dtype: torch.dtype | None,
+    parameters: str | Sequence[str] | None, optimizer: Optimizer | None, dtype: torch.dtype | None, verify: bool,
 ) -> Iterator[tuple[Measurement, dict[str, Rate]]]:  # fmt: skip
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
@@ -169,7 +173,9 @@ def _prepared(
     # Before the measurement, which puts .grad aside.
     rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
     inputs = [x] if x2 is None else [x, x2]
-    with measuring(model, inputs, readout=readout, parameters=parameters, dtype=dtype) as measurement:
+    with measuring(
+        model, inputs, readout=readout, parameters=parameters, dtype=dtype, recalling=not verify
+    ) as measurement:
         yield measurement, rates
 
 
@@ -198,7 +204,8 @@ def _plan(
         (pilot.graph.output_bytes // len(pilot.indices) if pilot.graph else 0) for pilot in measurement.pilots
     )
     # The weights are held a second time, to be put back should the model change them.
-    available = budget - needed - sum(t.numel() * t.element_size() for t in measurement.model.state_dict().values())
+    tensors = (*measurement.model.parameters(), *measurement.model.buffers())
+    available = budget - needed - sum(t.numel() * t.element_size() for t in tensors)
     groups = grouped(
         plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count, directions.classes
     )
@@ -214,7 +221,19 @@ def _captured(
     measurement: Measurement, probe: Probe, block: slice, directions: Tensor, rates: Mapping[str, Rate], plan: Plan,
     group: Group, progress: Progress,
 ) -> Captured:  # fmt: skip
-    """Per-sample gradients of a block of samples, captured chunk by chunk, with the optimizer's rates inside."""
+    """Per-sample gradients of a block of samples, with the optimizer's rates inside.
+
+    Where all samples make one chunk, each parameter's are formed when they are multiplied, and dropped; otherwise they
+    are gathered chunk by chunk, in the form that takes less memory.
+    """
+    if len(measurement.probes) == 1 and block == slice(0, probe.samples) and group.chunk >= probe.samples:
+        snapshot = measurement.snapshot(probe, block.start, block.stop, directions[0])
+        elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
+        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise):
+            yield name, _with_rate(gradients, rates.get(name, 1.0))
+            del gradients
+        progress.advance()
+        return
     early = {p.name for p in plan.parameters if p.form_early}
     gathered: dict[str, Gathered] = {}
     for begin in range(block.start, block.stop, group.chunk):
@@ -231,7 +250,10 @@ def _captured(
         for name in gathered.keys() - seen:
             gathered[name].add(_nothing(measurement, name, end - begin, directions))
         progress.advance()
-    return {name: pieces.whole() for name, pieces in gathered.items()}
+    del snapshot
+    while gathered:
+        name = next(iter(gathered))
+        yield name, gathered.pop(name).whole()
 
 
 def _nothing(measurement: Measurement, name: str, samples: int, directions: Tensor) -> Dense:

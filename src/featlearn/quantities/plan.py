@@ -282,6 +282,9 @@ def grouped(
     # Directions are written out for a block of them at a time, C numbers each.
     together = directions if mode == "full" else min(directions, max(1, 2**24 // classes))
 
+    if symmetric and plans and samples[0] * _at_once(plans, graph_bytes) < 0.75 * available:
+        return (Group(tuple(plan.name for plan in plans), samples[0], together, samples[0]),)
+
     def chunk(passing_bytes: int, block: int) -> int:
         return max(1, min(block, pass_through // max(graph_bytes + passing_bytes, 1)))
 
@@ -311,6 +314,12 @@ def grouped(
         kept, passing = kept + plan.kept, passing + plan.passing
     close()
     return tuple(groups)
+
+
+def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:
+    """Bytes per sample if all are captured in one chunk: the graph, what arrives at all ops, and one parameter's."""
+    arriving = sum(plan.passing if plan.route in ("fallback", "unused") else plan.passing / 3 for plan in plans)
+    return graph_bytes + arriving + max(plan.passing for plan in plans)
 
 
 def _split(plan, keep, held, samples, mode, directions, together, chunk) -> Group:  # type: ignore[no-untyped-def]

@@ -196,7 +196,7 @@ def _features(
                 for value, layout in zip(calls, layouts[name], strict=True)
             ]
             pieces[name].append(torch.cat(flat, 1))
-    return {name: Dense(torch.cat(parts)[:, None]) for name, parts in pieces.items()}
+    return ((name, Dense(torch.cat(parts)[:, None])) for name, parts in pieces.items())
 
 
 @contextmanager
