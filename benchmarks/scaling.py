@@ -4,7 +4,7 @@
 
 Every point is a fresh process: CPU seconds of one thread, peak resident size above that before. Exponents are slopes of
 straight lines through the logarithms; those of the cost model are the slopes of what `fl.plan` says for the same
-points: multiply-adds of contractions and passes, bytes of the kernel and of what is kept.
+points: multiply-adds of contractions and passes, bytes that are held at most.
 """
 
 import argparse
@@ -66,13 +66,12 @@ def measured(sizes: dict[str, int]) -> dict[str, float]:
     size = sum(p.numel() for p in model.parameters())
     # A forward and, for every output, a backward pass: a multiply-add per weight and position each.
     passes = sizes["samples"] * sizes["positions"] * size * (1 + sizes["outputs"])
-    kept = sum(p.kept for p in plan.parameters) * sizes["samples"]
     return {
         "seconds": seconds,
         "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
         "model_operations": (plan.operations / 2 if plan.symmetric else plan.operations) + passes,
-        # The weights are kept once, and the audit holds gradients of their size: of two batches, as read, and compared.
-        "model_bytes": plan.kernel_bytes + kept + 5 * 4 * size,
+        # The audit also holds gradients of the weights' size: of two batches, as read, and compared.
+        "model_bytes": max(plan.peak, plan.kernel_bytes + 5 * 4 * size),
     }
 
 

@@ -1,13 +1,17 @@
 """Seeds run once, wherever they run."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+from featlearn.papers import execution
 from featlearn.papers.context import Context
 from featlearn.papers.execution import cache_folder, execute, finished
 from featlearn.papers.registry import load
@@ -54,6 +58,73 @@ def test_folders_that_a_seed_does_not_use_are_removed(monkeypatch, tmp_path, con
     figure = made_up.install(monkeypatch)
     execute(figure, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
     assert [path.name for path in cache_folder(figure, made_up.Setup(), context, tmp_path).iterdir()] == ["seed-0.npz"]
+
+
+def test_what_a_killed_attempt_left_is_removed(monkeypatch, tmp_path, context):
+    """Temporary folders only: a run in the folder of the seed is there to be resumed."""
+    found = []
+
+    def measure(setup, context):
+        found.extend(path.name for path in context.folder.iterdir())
+        return {"drawn": 0.0}
+
+    figure = made_up.install(monkeypatch, measure=measure)
+    place = cache_folder(figure, made_up.Setup(), context, tmp_path) / "seed-0"
+    (place / "run").mkdir(parents=True)
+    (Path(tempfile.mkdtemp(dir=place)) / "kernel.npz").touch()
+    execute(figure, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+    assert found == ["run"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_workers_end_with_the_process_that_started_them():
+    program = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from featlearn.papers.execution import _end_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    worker = int(process.stdout.readline())
+    os.kill(worker, 0)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    until = time.monotonic() + 10
+    while runs_still(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs_still(worker)
+
+
+def runs_still(pid):
+    """Whether a process is there, and more than an entry that nobody has read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def sleep_long(*_):
+    time.sleep(60)
+
+
+def test_an_interrupt_does_not_wait_for_seeds_under_way(monkeypatch, tmp_path, context):
+    def interrupted(futures, return_when):
+        until = time.monotonic() + 30
+        while not any(future.running() for future in futures) and time.monotonic() < until:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "_run_by_id", sleep_long)
+    monkeypatch.setattr(execution, "wait", interrupted)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        execution._run_apart("004/fig1", None, [(context, tmp_path / str(seed)) for seed in range(3)], 2)
+    assert time.monotonic() - begun < 40
 
 
 @pytest.mark.slow

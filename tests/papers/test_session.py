@@ -13,7 +13,7 @@ from featlearn.papers import execution, registry, results, session
 from featlearn.papers.claims import failed
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import curve, panels, save
-from featlearn.papers.page import gallery
+from featlearn.papers.page import figure_page, gallery
 from featlearn.papers.registry import DECLARATIONS, load
 from featlearn.papers.scale import Scale
 from tests.papers import made_up
@@ -56,6 +56,14 @@ def test_the_page_says_what_the_claims_say(folder):
                   "Not judged at this scale: late", "data:image/png;base64,"):  # fmt: skip
         assert words in page
     assert "http" not in page
+
+
+def test_set_ups_inside_a_set_up_are_told_in_words(folder):
+    result = results.opened(folder)
+    parts = [{"data": "mnist", "lr": 0.1}, {"data": "svhn", "lr": 1.0}]
+    result.meta["setup"] = {"parts": parts, "sigmas": [1.0, 2.0], "one": {"width": 3}}
+    words = "Set-up: parts ((data mnist, lr 0.1), (data svhn, lr 1.0)), sigmas (1.0, 2.0), one (width 3)."
+    assert words in figure_page(result)
 
 
 def test_the_csv_has_the_numbers_that_are_drawn(folder):
@@ -162,12 +170,25 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(monkeypatch, tmp_path, cap
     assert made_up.calls == [0, 0]
 
 
+def test_the_time_of_a_gpu_is_not_told_for_a_cpu(monkeypatch, tmp_path, capsys):
+    large = {Scale.SMOKE: made_up.Size(setup=made_up.Setup(), seeds=3, seconds=60, mebibytes=100, device="cuda")}
+    made_up.install(monkeypatch, sizes=large)
+    words = (made_up.ID, "--out", str(tmp_path), "--dry-run", "--jobs", "3")
+    monkeypatch.setattr(session, "_device", lambda wanted: wanted)
+    there = run(capsys, *words)[1]
+    assert (there["device"], there["seconds"], there["timed_on"]) == ("cuda", 60, "cuda")
+    here = run(capsys, *words, "--device", "cpu")[1]
+    assert (here["device"], here["seconds"], here["seed_seconds"], here["timed_on"]) == ("cpu", None, 60, "cuda")
+    main(["reproduce", *words, "--device", "cpu"])
+    assert "made for cuda, where a seed takes 60 s: how long here is not known" in capsys.readouterr().out
+
+
 def test_wrong_words_are_answered_with_the_right_ones(capsys):
     assert main(["reproduce", "004/tabel1"]) == 2
     assert "did you mean 004/table1?" in capsys.readouterr().err
     assert main(["reproduce"]) == 2
     assert main(["reproduce", "004/table1", "--scale", "laptpo"]) == 2
-    assert main(["reproduce", "004/table1", "--jobs", "0"]) == 1
+    assert main(["reproduce", "004/table1", "--jobs", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err
 
 
@@ -198,10 +219,16 @@ def test_missing_data_is_an_error_that_says_where_to_put_it(tmp_path, monkeypatc
     found = stands.dataset("mnist", samples=10, classes=((0, 2, 4, 6, 8), (1, 3, 5, 7, 9)), flatten=True)
     assert found.x.shape == (10, 64)
     assert found.classes == 2
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mnist"]
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mnist\n"]
     same = context.dataset("digits", samples=10)
     assert same.x.shape == (10, 1, 8, 8)
     assert found.labels.tolist() == (same.labels % 2).tolist()
+
+
+def test_digits_that_are_too_few_do_not_stand_in(tmp_path):
+    context = Context(seed=0, folder=tmp_path, data_root=tmp_path, fallback_digits=True)
+    with pytest.raises(ValueError, match=r"cannot stand in for cifar10 at this scale: samples=1000, but digits .* has"):
+        context.dataset("cifar10", samples=1000, classes=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +266,16 @@ def test_a_result_says_what_made_its_seeds_not_what_judged_them(monkeypatch, tmp
 
 def test_the_result_says_that_digits_stood_in(monkeypatch, tmp_path, capsys):
     def measure(setup, context):
-        return {"drawn": context.dataset("mnist", samples=5).x[:, 0, 4, 3], "seed": 0}
+        return {"drawn": context.dataset("mnist", samples=5).x[:, 0, 4, 3], "seed": len(context.dataset("svhn").x)}
 
     made_up.install(monkeypatch, measure=measure)
     options = ("--out", str(tmp_path / "out"), "--jobs", "1", "--data-root", str(tmp_path), "--seeds", "1")
     assert main(["reproduce", made_up.ID, *options]) == 1
     assert "train-images" in capsys.readouterr().err
     _, answer = run(capsys, made_up.ID, *options, "--fallback-digits")
-    assert answer["meta"]["notes"] == ["digits stand in for mnist, whose files were missing"]
+    assert answer["meta"]["notes"] == [
+        f"digits stand in for {name}, whose files were missing" for name in ("mnist", "svhn")
+    ]
 
 
 def test_the_largest_scale_is_kept_and_shown(folder, monkeypatch, tmp_path, capsys):

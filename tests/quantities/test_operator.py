@@ -150,7 +150,7 @@ def test_the_operator_follows_the_weights():
 
 
 def test_a_small_budget_gives_the_same_products():
-    op = fl.NTKOperator(network(), X, memory="20KiB")
+    op = fl.NTKOperator(network(), X, memory="12KiB")
     with op.session() as session:
         assert session.chunk(10.0) < P
         assert session.block(50) < 50

@@ -1,5 +1,6 @@
 """What fl.plan says, and that it is what fl.ntk does."""
 
+import re
 import subprocess
 import sys
 
@@ -36,10 +37,20 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     assert "16 x 48" in attention
     assert "7 positions" in attention
     assert lines[-1] == "no parameters through the fallback"
-    assert lines[-3].startswith("4 x 4 samples -> kernel 4 x 4 (64 B), budget ")
+    assert re.match(r"4 x 4 samples -> kernel 4 x 4 \(64 B\), about \d+ KiB at most, budget ", lines[-3])
     assert lines[-2].startswith("1 forward pass of 4 samples and 1 backward pass, then ")
     assert max(map(len, lines)) <= 130
     assert repr(plan) == str(plan)
+
+
+def test_what_is_held_at_most_is_counted_by_hand():
+    model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    plan = fl.plan(model, torch.randn(100, 6))
+    activations, arriving = 5 + 5 + 3, 3 * (5 + 3)  # of one sample; what arrives has three directions
+    formed = max(6 + 3 * 5, 5 + 3 * 3)  # one layer's rows and gradients
+    assert plan.peak == 4 * (100 * 100 + 6 * 5 + 5 * 3 + 100 * (activations + arriving + formed))
+    few = fl.plan(model, torch.randn(100, 6), memory=60_000)
+    assert few.kernel_bytes < few.peak < few.memory
 
 
 def test_many_outputs_are_planned_without_a_square_of_them():

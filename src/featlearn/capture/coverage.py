@@ -30,6 +30,8 @@ class Audit:
     """How large the terms are that outputs are made of: they may cancel, their rounding does not."""
     largest: float
     """The largest entry of a gradient."""
+    vanishing: bool
+    """Whether all of some parameter's gradients are zero, so that nothing was seen of its readings."""
 
 
 def audited(snapshot: Snapshot, generator: torch.Generator, *, coupling: bool = True) -> Audit:
@@ -52,15 +54,15 @@ def audited(snapshot: Snapshot, generator: torch.Generator, *, coupling: bool = 
     del expected
     for drawn in batches:
         _refuse_coupled_gradients(snapshot, drawn, direction, weights, rounding)
-    return Audit(failed, rounding, largest)
+    return Audit(failed, rounding, max(largest.values(), default=0.0), 0.0 in largest.values())
 
 
-def _sizes(snapshot: Snapshot, expected: Mapping[str, Tensor | None]) -> tuple[float, float]:
-    """How large the terms of the outputs are, and the largest entry of a gradient."""
-    pairs = [(g.detach(), snapshot.parameters[name].detach()) for name, g in expected.items() if g is not None]
-    terms = _numbers([(g * p).norm() for g, p in pairs])
+def _sizes(snapshot: Snapshot, expected: Mapping[str, Tensor | None]) -> tuple[float, dict[str, float]]:
+    """How large the terms of the outputs are, and the largest entry of every gradient."""
+    grads = {name: g.detach() for name, g in expected.items() if g is not None and g.numel()}
+    terms = _numbers([(g * snapshot.parameters[name].detach()).norm() for name, g in grads.items()])
     rounding = math.hypot(*(term for term in terms if math.isfinite(term)), 0.0)
-    return rounding, max(_numbers([g.abs().max() for g, _ in pairs if g.numel()]), default=0.0)
+    return rounding, dict(zip(grads, _numbers([g.abs().max() for g in grads.values()]), strict=True))
 
 
 def _numbers(found: Sequence[Tensor]) -> list[float]:
@@ -88,7 +90,8 @@ def _at_once(
         expected.append(_expected(snapshot, names, again, chosen[:, None] * direction))
         counted.append(torch.zeros_like(weights).index_add(0, drawn.to(weights.device), chosen))
     sizes = [_sizes(snapshot, found) for found in expected]
-    rounding, largest = math.hypot(*(size for size, _ in sizes)), max(size for _, size in sizes)
+    rounding = math.hypot(*(size for size, _ in sizes))
+    largest = {name: max(found.get(name, 0.0) for _, found in sizes) for _, found in sizes for name in found}
     for drawn, again in zip(batches, outputs, strict=True):
         refuse_difference(snapshot, again.detach(), drawn, rounding)
     try:
@@ -103,7 +106,7 @@ def _at_once(
         return None
     if any(True for one in checks for _ in _differing(one, snapshot)):
         return None
-    return Audit({}, rounding, largest)
+    return Audit({}, rounding, max(largest.values(), default=0.0), 0.0 in largest.values())
 
 
 def disputed(snapshot: Snapshot, names: list[str], generator: torch.Generator) -> dict[str, str]:

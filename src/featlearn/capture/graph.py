@@ -51,7 +51,7 @@ class Graph:
     dtypes: frozenset[torch.dtype] = frozenset()
     """Floating types of all node outputs."""
     output_bytes: int = 0
-    """Bytes of all node outputs together, an upper bound of what the forward pass keeps."""
+    """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
     order: tuple[Node, ...] = ()
     """All nodes walked, in an order that two passes of the same code share."""
     described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
@@ -107,8 +107,9 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
                 found |= below[child]
         below[node] = _shared(found, below, node)
         described[node] = tuple((torch.Size(m.shape), m.dtype, m.device) for m in node._input_metadata or ())
+        owning = variable is None and _kind(node.name()) not in _VIEWS
         for shape, dtype, _ in described[node]:
-            if variable is None:
+            if owning:
                 held += shape.numel() * dtype.itemsize
             dtypes.add(dtype)
     dtypes = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
@@ -126,6 +127,19 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         tuple(order),
         described,
     )
+
+
+# Their outputs lie in the memory of their inputs.
+_VIEWS = frozenset(
+    ("Alias", "AsStrided", "Diagonal", "Expand", "Narrow", "Permute", "ReshapeAlias", "Select", "Slice", "Split",
+     "SplitWithSizes", "Squeeze", "Swapaxes", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView",
+     "Unsqueeze", "View")
+)  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    """`Add` of `AddBackward0`."""
+    return name.partition("Backward")[0]
 
 
 def _precisions_above(

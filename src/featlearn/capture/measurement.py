@@ -2,8 +2,9 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from featlearn.capture.admission import (
 from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.coverage import Audit, audited, disputed
 from featlearn.capture.graph import Graph, backward, build_graph
-from featlearn.capture.isolation import Isolation, collector_paused, undisturbed
+from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.memory import Remembered, recalled, remember
 from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
@@ -89,7 +90,7 @@ class Measurement:
         drawn, again, pattern, seen = self._run_before(probe, indices, first, generator)
         expected = pattern if seen else None
         found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, lambda _: expected)
-        found.unconfirmed = seen if found.assumed else None
+        found.unconfirmed, found.audit_anew = seen if found.assumed else None, self._distrusted_now
         self.graphs.append(found.graph is not None)
         self._refuse_differences(found, drawn, again)
         if unchecked := self._unchecked(found):
@@ -122,6 +123,12 @@ class Measurement:
                 outputs = probe.outputs(indices[batch]).detach()
             again.append(outputs)
         return drawn, again, pattern, seen
+
+    def _distrusted_now(self) -> Mapping[str, str]:
+        """What an audit of these weights distrusts; raises if it finds samples coupled."""
+        if self.audit_anew is not None:
+            self.audit_anew()
+        return self.distrusted
 
     def _refuse_differences(self, found: Snapshot, drawn: Sequence[Tensor], again: Sequence[Tensor]) -> None:
         rounding = self.rounding
@@ -203,7 +210,7 @@ def measuring(
     originals = trainable_parameters(given, parameters)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, x, name)
-    with collector_paused() if recalling else nullcontext(), undisturbed(model) as isolation:
+    with undisturbed(model) as isolation:
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
         if twin is model:
             yield _piloted(
@@ -241,6 +248,7 @@ def _piloted(
     generator = _generator()
     pilots: list[Snapshot] = []
     audits: list[Remembered | None] = []
+    distrusted: dict[str, str] = {}
 
     def expected(graph: Graph) -> Pattern | None:
         audits[-1] = recalled(original, graph) if recalling else None
@@ -253,25 +261,37 @@ def _piloted(
         _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
         if model is not original:
             _refuse_lost(original, originals, pilot)
+        if not pilot.assumed:
+            audits[-1] = None
         pilots.append(pilot)
 
     def audit(pilot: Snapshot) -> Remembered:
         found = _audit(model, pilot.probe, pilot, originals, original, generator)
         _refuse_underflow(found.largest, pilot.accumulate)
-        kept = Remembered(pilot.pattern, found.distrusted, found.rounding)
-        if pilot.graph is not None and recalling:
+        # A pilot that distrusts parameters already does not look at them again.
+        kept = Remembered(pilot.pattern, {**distrusted, **found.distrusted}, found.rounding)
+        # Readings of gradients that vanish (behind weights that begin at zero) have not been checked.
+        if pilot.graph is not None and recalling and not found.vanishing:
             remember(original, pilot.graph, kept)
         return kept
+
+    @cache
+    def audit_anew() -> float:
+        found = [audit(pilot) for pilot in pilots]
+        for pilot, one in zip(pilots, found, strict=True):
+            distrusted.update(one.distrusted)
+            pilot.distrust(one.distrusted)
+        return max(one.rounding for one in found)
 
     if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
         raise InputValueError(
             f"the model gives {pilots[0].outputs.shape[1]} outputs on x and {pilots[1].outputs.shape[1]} on x2, "
             "expected the same number; pass a readout= that makes them equal"
         )
-    distrusted: dict[str, str] = {}
     rounding = 0.0
     if audited_before is not None:
-        distrusted, rounding = dict(audited_before.distrusted), audited_before.rounding
+        distrusted |= audited_before.distrusted
+        rounding = audited_before.rounding
     else:
         for pilot, before in zip(pilots, audits, strict=True):
             found = before or audit(pilot)
@@ -282,7 +302,7 @@ def _piloted(
     known = audited_before is None and any(audits)
     return Measurement(
         model, parameters, originals, probes, tuple(pilots), distrusted, rounding,
-        (lambda: max(audit(pilot).rounding for pilot in pilots)) if known else None, remembering=remembering,
+        audit_anew if known else None, remembering=remembering,
     )  # fmt: skip
 
 

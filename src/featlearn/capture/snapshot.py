@@ -77,6 +77,8 @@ class Snapshot:
         self.pattern: Pattern | None = None
         self.unconfirmed: Sightings | None = None
         """What a smaller batch has seen of sample axes that are taken over from another graph and not yet confirmed."""
+        self.audit_anew: Callable[[], Mapping[str, str]] = dict
+        """Asked for what it distrusts where sample axes are not confirmed: the audit may have been taken over, too."""
         if self.graph is not None:
             _refuse_hidden(self.graph)
             self._read(generator, distrusted, expected, exemplary)
@@ -96,10 +98,21 @@ class Snapshot:
         self.pattern, self.assumed = axes.pattern() if exemplary else None, axes.assumed
 
     def sightings(self, places: Tensor, direction: Tensor) -> "Sightings":
-        """What these samples, which are those at `places` of a larger batch, see of a direction."""
-        names = [name for name, access in self.access.items() if access.refusal is None]
-        grads = self._use_gradients(names, direction[None])
-        return Sightings(places, direction, self._by_sample(grads))
+        """What these samples, which are those at `places` of a larger batch, see of a direction.
+
+        Each has a power of two of its own, which is taken out again: one that is taken for another has the wrong size.
+        """
+        read = (access.uses.readings for access in self.access.values() if access.refusal is None)
+        nodes = dict.fromkeys(reading.use.node for readings in read for reading in readings)
+        numbers = torch.arange(len(self.outputs), device=self.outputs.device)
+        codes = torch.exp2((3 * numbers % 7 - 3).to(self.outputs))
+        cotangent = direction.to(self.outputs) * codes[:, None]
+        found = gradients_at(self.outputs, [(node, 0) for node in nodes], cotangent) if nodes else {}
+        seen = self._by_sample({value: [gradient] for value, gradient in found.items()})
+        return Sightings(places, direction, {
+            number: None if gradient is None else gradient / codes.to(gradient)[:, None, None]
+            for number, gradient in seen.items()
+        })  # fmt: skip
 
     def _by_sample(self, grads: Mapping[Value, list[Tensor | None]]) -> dict[int, Tensor | None]:
         """Number of a node -> the first direction's gradient at its output, samples first."""
@@ -155,6 +168,7 @@ class Snapshot:
         read, lost = self._sorted(names)
         grads = self._use_gradients(read, directions)
         if not self._confirm(grads, directions):
+            self.distrust(self.audit_anew())  # samples may have become coupled
             self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
             read, lost = self._sorted(names)
             grads = self._use_gradients(read, directions)
@@ -216,9 +230,15 @@ class Snapshot:
             return found
         if _worth_batching(self, directions) and self._batched_gradients(values, directions, found):
             return found
-        for direction in directions:
+        stacks: dict[Value, Tensor] = {}
+        for k, direction in enumerate(directions):
             cotangent = direction.to(self.outputs).expand_as(self.outputs)
             for value, gradient in gradients_at(self.outputs, values, cotangent).items():
+                if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
+                    # Side by side at once, sample by sample: then no direction's is held twice.
+                    if value not in stacks:
+                        stacks[value] = gradient.new_empty(len(gradient), len(directions), *gradient.shape[1:])
+                    gradient = stacks[value][:, k].copy_(gradient)
                 found[value].append(gradient)
         return found
 
@@ -336,12 +356,28 @@ def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     op has it: what is multiplied together then lies together."""
     if len(grads) == 1:
         return grads[0].to(dtype)[None]
+    if (whole := _side_by_side(grads)) is not None and whole.dtype == dtype:
+        return whole
     order = sorted((1, 2, 3), key=grads[0].stride().__getitem__, reverse=True)
     samples, inner = len(grads[0]), [grads[0].shape[axis] for axis in order]
     whole = torch.empty(samples, len(grads), *inner, dtype=dtype, device=grads[0].device)
     for k, grad in enumerate(grads):
         whole[:, k].copy_(grad.permute(0, *order))
     return whole.permute(1, 0, *(2 + order.index(axis) for axis in (1, 2, 3)))
+
+
+def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
+    """The same gradients as one tensor, if they already lie in one at equal distances."""
+    first, step = grads[0], grads[1].storage_offset() - grads[0].storage_offset()
+    same = all(
+        grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and grad.storage_offset() == first.storage_offset() + k * step
+        and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
+        for k, grad in enumerate(grads)
+    )
+    if not same or step <= 0:
+        return None
+    return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 
 
 def _refuse_hidden(graph: Graph) -> None:

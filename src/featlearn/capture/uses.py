@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from featlearn.capture.graph import Edge, Graph, Node, Value, gradients_at
+from featlearn.capture.reordering import may_reorder
 from featlearn.capture.sample_axis import is_certain, sample_codes, sample_layout, splits
 from featlearn.ops import Direct, Layout, Outer, Use, rule_for
 from featlearn.ops.form import Form
@@ -109,6 +110,8 @@ class SampleAxes:
                 if layout not in splits(self.graph.output_shape((node, 0)), samples):
                     return False
             found[node] = layout
+        if may_reorder(self.graph, found, samples):
+            return False
         self.layouts |= found
         self.single_output |= {order[number]: single for number, single in expected.single_output.items()}
         return True

@@ -84,6 +84,7 @@ def reproduce(
     from featlearn.papers.session import reproduce as run
 
     declared = _declared(figure)
+    _check_counts(seeds, jobs)
     if device is not None:
         checked_device(device)
     order = Order(
@@ -110,6 +111,12 @@ def _declared(figure: str) -> registry.Declaration:
         return registry.declaration(figure)
     except InputValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _check_counts(seeds: int | None, jobs: int | None) -> None:
+    for name, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}, expected at least 1")
 
 
 def _of_the_command(message: str, data_root: Path | None) -> str:
@@ -154,11 +161,18 @@ def _estimated(cost: "Estimate") -> Answer:
 def _cost(cost: "Estimate") -> str:
     source = "as measured before" if cost.measured else "as expected"
     there = f", {cost.finished} of them there already" if cost.finished else ""
-    minutes = f"{cost.seconds:.0f} s" if cost.seconds < 120 else f"{cost.seconds / 60:.0f} min"
+    if cost.seconds is None:
+        time = f"made for {cost.timed_on}, where a seed takes {_minutes(cost.seed_seconds)}: how long here is not known"
+    else:
+        time = f"about {_minutes(cost.seconds)} ({source})"
     return (
         f"{cost.id} at scale {cost.scale}: {counted(cost.seeds, 'seed')}{there}, {cost.jobs} at a time on "
-        f"{cost.device}; about {minutes} ({source}) and {cost.mebibytes / 1024:.1f} GiB"
+        f"{cost.device}; {time}, and {cost.mebibytes / 1024:.1f} GiB"
     )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _judged(result: Result) -> Answer:

@@ -5,6 +5,7 @@ direction k, the gradient sum_t first[p, t] (x) second[p, t]; one of the two fac
 does not depend on the direction. `Dense` holds the gradient itself.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -119,44 +120,61 @@ class Dense:
 Gradients = Factors | Dense
 
 
-def dense_slice(factors: Factors, first: slice, second: slice, room: int = 2**28) -> Tensor:
+class Reused:
+    """Memory that is taken again and again: fresh memory is slow, because the system clears it page by page."""
+
+    def __init__(self) -> None:
+        self._held: Tensor | None = None
+
+    def empty(self, like: Tensor, *shape: int) -> Tensor:
+        """A tensor of this shape, in the place of the one before."""
+        size = math.prod(shape)
+        if self._held is None or self._held.numel() < size:
+            self._held = None  # before the next is there
+            self._held = like.new_empty(size)
+        return self._held[:size].view(shape)
+
+
+def dense_slice(
+    factors: Factors, first: slice, second: slice, room: int = 2**28, memory: Reused | None = None
+) -> Tensor:
     """Gradient entries in these ranges of both indices: (samples, directions, blocks, some first, some second).
 
-    `room`: bytes that windows may take while they are written out.
+    `room`: bytes that windows may take while they are written out. The result may lie in `memory`.
     """
     total: Tensor | None = None
     for part in factors.parts:
         rows, grads = (first, second) if part.rows_first else (second, first)
-        term = _formed(part, rows, grads, room)
+        term = _formed(part, rows, grads, room, memory if memory is not None and total is None else Reused())
         term = term.transpose(-1, -2) if part.rows_first else term
         total = term if total is None else total.add_(term)
     assert total is not None
     return total
 
 
-def _formed(part: Factor, rows: slice, grads: slice, room: int) -> Tensor:
+def _formed(part: Factor, rows: slice, grads: slice, room: int, memory: Reused) -> Tensor:
     """(samples, directions, blocks, some entries of the gradients, some of the rows)"""
     chosen = part.grads[..., grads]
     if part.indexed:
         return _scattered(replace(part, grads=chosen), rows).transpose(-1, -2)
+    directions, samples, positions, blocks, width = chosen.shape
+    left = chosen.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
     if isinstance(part.held, Windows):
-        return _from_windows(part.held, chosen, rows, room)
-    return torch.einsum("kptbm,ptbn->pkbmn", chosen, part.rows[..., rows])
-
-
-def _from_windows(windows: Windows, grads: Tensor, entries: slice, room: int) -> Tensor:
-    """The same for windows: a few images at a time are written out."""
-    directions, samples, positions, blocks, width = grads.shape
-    left = grads.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
-    windows, entries = windows.channels(entries)
-    size = entries.stop - entries.start
-    whole = grads.new_empty(samples, blocks, directions * width, size)
-    for piece in windows.pieces(grads.element_size(), room):
-        columns = windows.take(piece).columns()[:, :, entries].flatten(0, 1)
-        flat = left[piece].reshape(-1, directions * width, positions)
-        torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
-    found = whole.view(samples, blocks, directions, width, size)
-    return found.transpose(1, 2)
+        windows, entries = part.held.channels(rows)
+        size = entries.stop - entries.start
+        whole = memory.empty(chosen, samples, blocks, directions * width, size)
+        for piece in windows.pieces(chosen.element_size(), room):  # a few images at a time are written out
+            columns = windows.take(piece).columns()[:, :, entries].flatten(0, 1)
+            flat = left[piece].reshape(-1, directions * width, positions)
+            torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
+    else:
+        right = part.rows[..., rows].transpose(1, 2)  # (samples, blocks, positions, n)
+        size = right.shape[-1]
+        whole = memory.empty(chosen, samples, blocks, directions * width, size)
+        count = samples * blocks  # there may be no positions at all, which leaves -1 open
+        flat = left.reshape(count, directions * width, positions)
+        torch.bmm(flat, right.reshape(count, positions, size), out=whole.view(count, directions * width, size))
+    return whole.view(samples, blocks, directions, width, size).transpose(1, 2)
 
 
 def _scattered(part: Factor, rows: slice) -> Tensor:

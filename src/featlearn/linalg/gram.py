@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featlearn.linalg.factors import Factor, Factors, Gradients, as_dense, dense_slice
+from featlearn.linalg.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
 from featlearn.linalg.rates import cache_bytes, elementwise_cost
 from featlearn.linalg.windows import Windows
 
@@ -106,9 +106,10 @@ def add_gram(
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
             _add_pairs(out, left, right, mode, symmetric, scratch)
             return
+        memory = Reused(), Reused()
         for first, second in _slices(left, right, symmetric, scratch, out):
-            a = dense_slice(left, first, second, scratch // 4).flatten(2)
-            b = a if symmetric else dense_slice(right, first, second, scratch // 4).flatten(2)
+            a = dense_slice(left, first, second, scratch // 4, memory[0]).flatten(2)
+            b = a if symmetric else dense_slice(right, first, second, scratch // 4, memory[1]).flatten(2)
             _add_dense(out, a, b, mode, symmetric, scratch)
         return
     _add_dense(out, as_dense(left).gradient, as_dense(right).gradient, mode, symmetric, scratch)
@@ -151,13 +152,15 @@ def _mirrored_samples(square: Tensor) -> Tensor:
 def _slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: Tensor) -> Iterator[tuple[slice, slice]]:
     """Ranges of both axes of a parameter whose gradients are formed together: one axis whole, the other cut.
 
-    What is formed is multiplied while it is in the cache, in memory that the next slice takes again. Rows are cut, so
-    that windows are written out once; gradients where all the rows stand first.
+    What is formed is multiplied while it is in the cache; where the gradients at the outputs, which are read again for
+    every slice, are larger than the cache, slices are as large as they. Rows are cut, so that windows are written out
+    once; gradients where all the rows stand first.
     """
     cut, whole = (left.first, left.second) if left.parts[0].rows_first else (left.second, left.first)
     samples = left.samples + (0 if symmetric else right.samples)
     each = samples * left.directions * left.blocks * whole * out.element_size()
-    step = max((CUDA_FORMED if out.is_cuda else formed_bytes()) // max(each, 1), LEAST)
+    read = sum(part.grads.numel() * part.grads.element_size() for part in left.parts)
+    step = max((CUDA_FORMED if out.is_cuda else max(formed_bytes(), read)) // max(each, 1), LEAST)
     held = left.parts[0].held
     if isinstance(held, Windows):  # whole channels
         taps = math.prod(held.kernel)
@@ -175,9 +178,8 @@ LEAST = 32
 
 
 def formed_bytes() -> int:
-    """Bytes of gradients formed at a time on a CPU: they fit into its last cache, and the C library keeps the memory
-    for the next ones, which above 32 MiB it gives back to the system each time."""
-    return min(cache_bytes(3), 2**25) * 7 // 8
+    """Bytes of gradients formed at a time on a CPU, at least: they fit into its last cache."""
+    return cache_bytes(3) * 7 // 8
 
 
 # At least this many rows in a panel, so that a product keeps its speed; more panels spare more of the triangle. A GPU

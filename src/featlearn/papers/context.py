@@ -54,8 +54,9 @@ class Context:
             if not self.fallback_digits:
                 raise
             print(f"digits stand in for {name}: {error}", file=sys.stderr)
-            (self.folder / STOOD_IN).write_text(name)
-            return _digits(split, options)
+            with (self.folder / STOOD_IN).open("a") as file:
+                file.write(f"{name}\n")
+            return _stand_in(name, split, options)
         return found
 
     def progress(self, step: int, of: int, **values: float) -> None:
@@ -69,6 +70,17 @@ class Context:
         """One line on stderr."""
         if not self.quiet:
             print(f"seed={self.seed} t={time.monotonic() - self.started:.0f}s {words}", file=sys.stderr, flush=True)
+
+
+def _stand_in(name: str, split: Any, options: dict[str, Any]) -> "Labelled":
+    from featlearn.errors import InputValueError
+
+    try:
+        return _digits(split, options)
+    except InputValueError as error:
+        raise InputValueError(
+            f"digits cannot stand in for {name} at this scale: {error}; --scale smoke takes as many as there are"
+        ) from error
 
 
 def _digits(split: Any, options: dict[str, Any]) -> "Labelled":

@@ -1,14 +1,17 @@
 """Run the seeds that are not there yet, each in a process of its own where there are several."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from tempfile import gettempprefix
+from threading import Thread
 from typing import Any
 
 from featlearn.errors import FeatlearnError
@@ -36,7 +39,7 @@ def finished(folder: Path, seeds: Sequence[int]) -> list[int]:
 
 def stood_in(folder: Path) -> list[str]:
     """Data sets that digits stood in for."""
-    return sorted({path.read_text() for path in folder.glob(f"seed-*/{STOOD_IN}")})
+    return sorted({name for path in folder.glob(f"seed-*/{STOOD_IN}") for name in path.read_text().splitlines()})
 
 
 def execute(
@@ -72,6 +75,8 @@ def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: P
     import torch
 
     context.folder.mkdir(parents=True, exist_ok=True)
+    for left in context.folder.glob(f"{gettempprefix()}*"):  # by an attempt that was killed: kernels, many megabytes
+        shutil.rmtree(left, ignore_errors=True)
     begin, threads, made = time.monotonic(), torch.get_num_threads(), versions()
     if context.device.startswith("cuda"):
         made["gpu"] = torch.cuda.get_device_name(context.device)
@@ -91,7 +96,8 @@ def _run_by_id(id: str, setup: Any, context: Context, place: Path) -> None:
 
 
 def _run_apart(id: str, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs: int) -> None:
-    with _one_thread(), ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+    spawn, count = get_context("spawn"), min(jobs, len(tasks))
+    with _one_thread(), ProcessPoolExecutor(count, mp_context=spawn, initializer=_end_with_parent) as pool:
         futures = [pool.submit(_run_by_id, id, setup, context, place) for context, place in tasks]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -102,9 +108,24 @@ def _run_apart(id: str, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs:
                 "a process of a seed was killed, perhaps for want of memory; finished seeds are kept: run the same "
                 "again, with fewer --jobs"
             ) from error
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):  # otherwise seeds under way would be waited for
+                process.terminate()
+            raise
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone: killed, it cannot say so, and a worker waits for ever."""
+
+    def watch() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

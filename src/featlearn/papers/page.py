@@ -59,7 +59,7 @@ def _section(result: Result) -> str:
     picture = base64.b64encode((result.folder / "figure.png").read_bytes()).decode()
     how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
     how += f" on {meta['versions'].get('gpu', meta['device'])}"
-    setup = ", ".join(f"{name} {value}" for name, value in meta["setup"].items())
+    setup = _words(meta["setup"])
     left_out = meta["not_judged"]
     return (
         f'<section id="{_anchor(result)}"><h2>{escape(meta["id"])}: {escape(meta["title"])}</h2>'
@@ -72,6 +72,17 @@ def _section(result: Result) -> str:
         + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
         + "</p></section>"
     )
+
+
+def _words(value: Any) -> str:
+    """A set-up, with those inside it in brackets."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inner(each)}" for name, each in value.items())
+    return ", ".join(map(_inner, value)) if isinstance(value, list) else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({_words(value)})" if isinstance(value, dict | list) else _words(value)
 
 
 def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:

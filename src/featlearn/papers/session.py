@@ -52,10 +52,14 @@ class Estimate:
     finished: int
     """seeds that are already there"""
     jobs: int
-    seconds: float
+    seconds: float | None
+    """None where the time of a seed is known for another kind of device only"""
     mebibytes: float
     measured: bool
     """whether the time is that of the result kept at this scale; else what its author expects"""
+    seed_seconds: float
+    timed_on: str
+    """the kind of device that `seed_seconds` are of"""
 
 
 TORCH = 400
@@ -66,14 +70,16 @@ def estimate(order: Order) -> Estimate:
     """Time and memory, before anything is run."""
     reproduction, size, context, seeds, jobs = _resolved(order)
     there = [] if order.fresh else finished(cache_folder(reproduction, size.setup, context, _cache(order)), seeds)
-    before = kept(reproduction.id)
-    measured = before is not None and before.scale is order.scale and before.meta["device"] == context.device
+    before, kind = kept(reproduction.id), context.device.split(":")[0]
+    measured = before is not None and before.scale is order.scale and before.meta["device"].split(":")[0] == kind
     seconds = max(before.meta["seconds"]) if before is not None and measured else size.seconds
+    timed_on = kind if measured else size.device
     missing = len(seeds) - len(there)
     return Estimate(
         id=reproduction.id, scale=order.scale, device=context.device, seeds=len(seeds), finished=len(there), jobs=jobs,
-        seconds=seconds * math.ceil(missing / jobs), mebibytes=(TORCH + size.mebibytes) * min(jobs, max(1, missing)),
-        measured=measured,
+        seconds=seconds * math.ceil(missing / jobs) if timed_on == kind or not missing else None,
+        mebibytes=(TORCH + size.mebibytes) * min(jobs, max(1, missing)), measured=measured, seed_seconds=seconds,
+        timed_on=timed_on,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.capture.admission import trainable_parameters, unwrapped
+from featlearn.capture.isolation import collector_paused
 from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
@@ -21,7 +22,7 @@ from featlearn.quantities.blocks import Captured, Kernels, add_kernels
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.plan import Group, Plan, grouped, parameter_plans
+from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, parameter_plans
 from featlearn.quantities.progress import Progress
 from featlearn.quantities.verification import Checks
 
@@ -74,8 +75,14 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify) as (measurement, rates):
-        kernels = measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify)
+
+    def measured() -> Kernels:
+        prepared = _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify)
+        with prepared as (measurement, rates):
+            return measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify)
+
+    with collector_paused():  # until all that was measured with is gone: the collector would take it for lasting
+        kernels = measured()
     return kernels[""] if by == "network" else kernels
 
 
@@ -205,11 +212,11 @@ def _plan(
     )
     # The weights are held a second time, to be put back should the model change them.
     tensors = (*measurement.model.parameters(), *measurement.model.buffers())
-    available = budget - needed - sum(t.numel() * t.element_size() for t in tensors)
-    groups = grouped(
-        plans, graph_bytes, available, samples, len(sizes) == 1, directions.mode, count, directions.classes
-    )
-    return Plan(plans, groups, samples, len(sizes) == 1, count, shape, needed, budget, int(0.2 * available))
+    weights = sum(t.numel() * t.element_size() for t in tensors)
+    available, symmetric = budget - needed - weights, len(sizes) == 1
+    groups = grouped(plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes)
+    peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
+    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak)
 
 
 def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
@@ -249,8 +256,8 @@ def _captured(
             seen.add(name)
         for name in gathered.keys() - seen:
             gathered[name].add(_nothing(measurement, name, end - begin, directions))
+        del snapshot  # before the next one is made
         progress.advance()
-    del snapshot
     while gathered:
         name = next(iter(gathered))
         yield name, gathered.pop(name).whole()

@@ -1,5 +1,6 @@
 """What a kernel will cost, and how every parameter will be read, before anything is paid."""
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import MemoryBudgetError
-from featlearn.linalg.gram import Extent, Mode, Route, costs, window_cost
+from featlearn.linalg.gram import Extent, Mode, Route, costs, formed_bytes, window_cost
 from featlearn.linalg.rates import elementwise_cost
 from featlearn.ops import Outer
 from featlearn.quantities.budget import readable_bytes, readable_count
@@ -64,6 +65,8 @@ class Plan:
     """The byte budget."""
     scratch: int
     """Bytes for temporaries of a contraction."""
+    peak: int
+    """About how many bytes will be held at most: the kernel, the weights once more, and what it is made from."""
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -120,7 +123,7 @@ class Plan:
         held = f"{chunks[0]}" if len(chunks) == 1 else f"{chunks[0]} to {chunks[-1]}" if chunks else "no"
         summary = [
             f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}), "
-            f"budget {readable_bytes(self.memory)}",
+            f"about {readable_bytes(self.peak)} at most, budget {readable_bytes(self.memory)}",
             f"{_plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
             f"{_plural(self.backward_passes, 'backward pass', 'es')}, then {readable_count(self.operations)} "
             "multiply-adds of contractions",
@@ -314,6 +317,43 @@ def grouped(
         kept, passing = kept + plan.kept, passing + plan.passing
     close()
     return tuple(groups)
+
+
+def held_bytes(
+    measurement: Measurement, plans: Sequence[ParameterPlan], groups: Sequence[Group], samples: tuple[int, int],
+    symmetric: bool, directions: int,
+) -> int:  # fmt: skip
+    """About how many bytes a kernel is made from at a time: activations, what arrives at ops, what is formed of it."""
+    item = measurement.dtype.itemsize
+    graphs = [_graph_bytes(pilot, item) for pilot in measurement.pilots if pilot.graph]
+    activations, arriving = (max(sizes) for sizes in zip(*graphs, strict=True)) if graphs else (0, 0)
+    named = {plan.name: plan for plan in plans}
+    most = 0
+    for group in groups:
+        chosen = [named[name] for name in group.names]
+        passing = activations + group.directions * arriving
+        if symmetric and group.chunk >= samples[0]:
+            formed = max(_formed_bytes(plan, samples[0], directions, item) for plan in chosen)
+            most = max(most, samples[0] * passing + formed * group.directions // directions)
+        else:
+            sides = 1 if symmetric and group.block >= samples[0] else 2
+            kept = sum(plan.kept for plan in chosen) * group.directions // directions
+            most = max(most, sides * group.block * kept + group.chunk * passing)
+    return most
+
+
+def _formed_bytes(plan: ParameterPlan, samples: int, directions: int, item: int) -> int:
+    """Bytes of one parameter while it is contracted: factors, or as much of the gradients as is formed at a time."""
+    if plan.route != Route.GRADIENTS.value:
+        return samples * plan.kept
+    return min(samples * directions * math.prod(plan.shape) * item, max(formed_bytes(), samples * plan.kept))
+
+
+def _graph_bytes(pilot: Snapshot, item: int) -> tuple[int, int]:
+    """Bytes per sample of all activations, and of the gradients of one direction at all ops that use parameters."""
+    assert pilot.graph is not None
+    outputs = {r.use.node: r.use.output.numel() for access in pilot.access.values() for r in access.uses.readings}
+    return pilot.graph.output_bytes // len(pilot.indices), sum(outputs.values()) * item // len(pilot.indices)
 
 
 def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:

@@ -155,6 +155,8 @@ def _kernel(window: Window, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="asymptote", claim="It reaches an asymptote (B): share of its change in the second half of the steps",
         paper="plateau", values=late_rise(runs, "mse/alignment"), band=(None, 0.1), least=Scale.LAPTOP,
+        why="How long the paper trains is not said. At the end of our steps the loss still falls, and the kernel turns "
+        "with it.",
     )  # fmt: skip
     yield Claim(
         id="norm-rises", claim="The norm of the kernel increases (C): end over start", paper="> 1",
