@@ -208,3 +208,16 @@ def test_a_chunk_of_all_samples_and_many_chunks_agree():
     assert max(group.chunk for group in fl.plan(model, x, memory=small).groups) < 60
     assert_exact((model, x, x2))
     assert_exact((model, x, x2), memory=small)
+
+
+def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, x, x2 = (each.double() for each in perceptron())
+    assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {40}
+    monkeypatch.setattr(plan, "MANY", 3)
+    monkeypatch.setattr(plan, "LEAST_CHUNK", 4)
+    # Two layers of 6, two of 5 and the outputs: 25 numbers for each of the 40 samples.
+    monkeypatch.setattr(plan, "SMALL", 8 * 25 * 15)
+    assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {14}
+    assert {group.chunk for group in fl.plan(model, x, outputs=1).groups} == {40}
+    assert_exact((model, x, x2))

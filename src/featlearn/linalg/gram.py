@@ -184,7 +184,7 @@ def formed_bytes() -> int:
 
 # At least this many rows in a panel, so that a product keeps its speed; more panels spare more of the triangle. A GPU
 # needs larger ones to be busy.
-PANEL, CUDA_PANEL = 32, 256
+PANEL, CUDA_PANEL = 30, 256
 PANELS = 10
 CUDA_WORK = 2**33
 
@@ -196,7 +196,7 @@ def _panels(
 
     `depth`: multiply-adds for one entry. A GPU gets enough to do at a time that starting it costs little.
     """
-    least = max(CUDA_PANEL, CUDA_WORK // (columns * max(depth, 1))) if cuda else PANEL
+    least = max(CUDA_PANEL, CUDA_WORK // (columns * max(depth, 1))) if cuda else min(2 * PANEL, max(PANEL, rows // 4))
     step = max(1, min(rows, max(least, -(-rows // PANELS)), max(1, largest)))
     if step * columns > largest:  # then nearly square, for the sake of the products
         step = max(1, min(step, int(largest**0.5)))

@@ -22,7 +22,7 @@ from featlearn.quantities.blocks import Captured, Kernels, add_kernels
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, parameter_plans
+from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, largest_chunk, parameter_plans
 from featlearn.quantities.progress import Progress
 from featlearn.quantities.verification import Checks
 
@@ -214,7 +214,10 @@ def _plan(
     tensors = (*measurement.model.parameters(), *measurement.model.buffers())
     weights = sum(t.numel() * t.element_size() for t in tensors)
     available, symmetric = budget - needed - weights, len(sizes) == 1
-    groups = grouped(plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes)
+    groups = grouped(
+        plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
+        largest_chunk(measurement, max(samples), count),
+    )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak)
 

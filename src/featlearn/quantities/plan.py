@@ -273,7 +273,7 @@ def _factor_numbers(pilot: Snapshot, name: str, directions: int) -> int:
 
 def grouped(
     plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
-    mode: Mode, directions: int, classes: int,
+    mode: Mode, directions: int, classes: int, largest_chunk: int,
 ) -> tuple[Group, ...]:  # fmt: skip
     """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further."""
     held = samples[0] if symmetric else sum(samples)
@@ -285,11 +285,12 @@ def grouped(
     # Directions are written out for a block of them at a time, C numbers each.
     together = directions if mode == "full" else min(directions, max(1, 2**24 // classes))
 
-    if symmetric and plans and samples[0] * _at_once(plans, graph_bytes) < 0.75 * available:
+    at_once = symmetric and plans and samples[0] <= largest_chunk
+    if at_once and samples[0] * _at_once(plans, graph_bytes) < 0.75 * available:
         return (Group(tuple(plan.name for plan in plans), samples[0], together, samples[0]),)
 
     def chunk(passing_bytes: int, block: int) -> int:
-        return max(1, min(block, pass_through // max(graph_bytes + passing_bytes, 1)))
+        return max(1, min(block, largest_chunk, pass_through // max(graph_bytes + passing_bytes, 1)))
 
     def close() -> None:
         if names:
@@ -317,6 +318,19 @@ def grouped(
         kept, passing = kept + plan.kept, passing + plan.passing
     close()
     return tuple(groups)
+
+
+def largest_chunk(measurement: Measurement, samples: int, directions: int) -> int:
+    """Samples in one pass. A CPU with many passes to make is faster when their activations stay small: the C library
+    keeps memory below about 50 MiB for the next pass, and gets more of it anew from the system each time."""
+    bytes_each = max(_graph_bytes(p, 1)[0] for p in measurement.pilots if p.graph) if measurement.pilots[0].graph else 0
+    few = SMALL // max(bytes_each, 1)
+    slow = measurement.device.type == "cpu" and directions >= MANY and few >= LEAST_CHUNK
+    return -(-samples // -(-samples // few)) if slow and few < samples else samples
+
+
+# Bytes of activations in a pass, how many passes are many, and the least samples in one that are worth its overhead.
+SMALL, MANY, LEAST_CHUNK = 32 * 2**20, 4, 32
 
 
 def held_bytes(
