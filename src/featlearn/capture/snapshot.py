@@ -367,7 +367,7 @@ def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
-    """The same gradients as one tensor, if they already lie in one at equal distances."""
+    """The same gradients as one tensor, if they already lie in one, sample by sample and at equal distances."""
     first, step = grads[0], grads[1].storage_offset() - grads[0].storage_offset()
     same = all(
         grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -375,7 +375,7 @@ def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
         and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
         for k, grad in enumerate(grads)
     )
-    if not same or step <= 0:
+    if not same or not 0 < step < first.stride(0):
         return None
     return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 
