@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import measurement, memory
+from featlearn.capture import memory, pilots
+from featlearn.capture.measurement import measuring
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.ops import registry
 from tests.references.jacobian import dense_ntk
@@ -22,13 +23,13 @@ def network() -> nn.Sequential:
 def audits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples each audit had."""
     seen: list[int] = []
-    original = measurement._audit
+    original = pilots._audit
 
     def counted(model: nn.Module, probe: object, pilot: object, *rest: object) -> object:
         seen.append(len(pilot.indices))  # type: ignore[attr-defined]
         return original(model, probe, pilot, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measurement, "_audit", counted)
+    monkeypatch.setattr(pilots, "_audit", counted)
     return seen
 
 
@@ -190,3 +191,20 @@ def test_the_collector_is_as_it_was():
             assert gc.isenabled() is wanted
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("remembering", [False, True])
+def test_no_graph_waits_for_the_collector(remembering: bool):
+    model, x = network(), inputs(7)
+    gc.collect()
+    gc.disable()
+    try:
+        with measuring(model, [x], remembering=remembering) as measured:
+            seen = weakref.ref(measured.snapshot(measured.probes[0], 0, 7))
+            pilot = weakref.ref(measured.pilots[0])
+            assert (seen() is not None) is remembering
+        del measured
+        assert seen() is None
+        assert pilot() is None
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import measurement, snapshot, uses
+from featlearn.capture import pilots, snapshot, uses
 from featlearn.linalg import gram, windows
 from featlearn.linalg.gram import Route
 from featlearn.quantities import plan
@@ -125,7 +125,7 @@ def test_sample_axes_of_the_pilot_are_taken_over(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x = torch.randn(40, 4).double()
-    assert set(searched((model, x, x[:9] + 1), monkeypatch)) == {measurement.PILOT}
+    assert set(searched((model, x, x[:9] + 1), monkeypatch)) == {pilots.PILOT}
 
 
 @pytest.mark.parametrize("wrong", ["axes", "gradients"])

@@ -2,9 +2,8 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +15,16 @@ from featlearn.capture.admission import (
     unwrapped,
 )
 from featlearn.capture.coupling import draws, refuse_difference
-from featlearn.capture.coverage import Audit, audited, disputed
-from featlearn.capture.graph import Graph, backward, build_graph
+from featlearn.capture.coverage import disputed
+from featlearn.capture.graph import backward
 from featlearn.capture.isolation import Isolation, undisturbed
-from featlearn.capture.memory import Remembered, recalled, remember
-from featlearn.capture.precision import cast_inputs, copied, kept_results, needs_copy
+from featlearn.capture.pilots import PILOT, Pilots, counterparts, fixed_generator
+from featlearn.capture.precision import cast_inputs, copied, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
 from featlearn.capture.snapshot import Sightings, Snapshot
 from featlearn.capture.uses import Pattern
-from featlearn.errors import (
-    CoupledSamplesError,
-    FeatlearnError,
-    InputTypeError,
-    InputValueError,
-    UnsupportedModelError,
-)
+from featlearn.errors import CoupledSamplesError, InputTypeError, UnsupportedModelError
 from featlearn.ops import is_built_in
-
-# Samples in the pilot: enough to tell samples from positions, few enough to cost little.
-PILOT = 6
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,7 @@ class Measurement:
         self.last.clear()
         if self.graphs and not gc.isenabled():
             gc.collect(1)  # what earlier chunks have left
-        generator = _generator()
+        generator = fixed_generator()
         indices = torch.arange(begin, end, device="cpu")
         drawn, again, pattern, seen = self._run_before(probe, indices, first, generator)
         expected = pattern if seen else None
@@ -185,10 +175,6 @@ class Measurement:
         return pieces
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator("cpu").manual_seed(0)
-
-
 @contextmanager
 def measuring(
     model: nn.Module, inputs: Sequence[Inputs], *, readout: Readout | None = None,
@@ -210,26 +196,16 @@ def measuring(
     originals = trainable_parameters(given, parameters)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(model, x, name)
-    with undisturbed(model) as isolation:
+    with ExitStack() as stack:
+        isolation = stack.enter_context(undisturbed(model))
         twin = copied(model, dtype) if needs_copy(model, dtype) else model
-        if twin is model:
-            yield _piloted(
-                model, model, originals, inputs, sizes, readout, dtype, isolation, audited_before, remembering,
-                recalling
-            )  # fmt: skip
-        else:
-            with undisturbed(twin) as inner:
-                yield _piloted(
-                    twin, model, originals, inputs, sizes, readout, dtype, inner, audited_before, remembering,
-                    recalling
-                )  # fmt: skip
-
-
-def _counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """The parameters of a copy that stand where these stand in the original."""
-    places = {id(p): name for name, p in original.named_parameters()}
-    found = dict(twin.named_parameters())
-    return [found[places[id(p)]] for p in parameters.values()]
+        if twin is not model:
+            isolation = stack.enter_context(undisturbed(twin))
+        measurement = _piloted(
+            twin, model, originals, inputs, sizes, readout, dtype, isolation, audited_before, remembering, recalling
+        )
+        stack.callback(measurement.last.clear)  # it leads back here: its memory would wait for the collector
+        yield measurement
 
 
 def _piloted(
@@ -239,147 +215,20 @@ def _piloted(
 ) -> Measurement:  # fmt: skip
     parameters = originals
     if model is not original:
-        parameters = dict(zip(originals, _counterparts(original, model, originals), strict=True))
+        parameters = dict(zip(originals, counterparts(original, model, originals), strict=True))
     probes = tuple(
         Probe(model, cast_inputs(x, dtype), size, readout, isolation.rewind, name)
         for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
     )
-    names = dict(model.named_parameters())
-    generator = _generator()
-    pilots: list[Snapshot] = []
-    audits: list[Remembered | None] = []
-    distrusted: dict[str, str] = {}
-
-    def expected(graph: Graph) -> Pattern | None:
-        audits[-1] = recalled(original, graph) if recalling else None
-        return None if audits[-1] is None else audits[-1].pattern
-
-    for probe in probes:
-        audits.append(None)
-        pilot = Snapshot(probe, _spread(probe.samples), parameters, generator, {}, expected, exemplary=True)
-        _refuse_rewriting(model, names, isolation)
-        _refuse_pilot(pilot, {id(p) for p in originals.values()} - {id(p) for p in parameters.values()})
-        if model is not original:
-            _refuse_lost(original, originals, pilot)
-        if not pilot.assumed:
-            audits[-1] = None
-        pilots.append(pilot)
-
-    def audit(pilot: Snapshot) -> Remembered:
-        found = _audit(model, pilot.probe, pilot, originals, original, generator)
-        _refuse_underflow(found.largest, pilot.accumulate)
-        # A pilot that distrusts parameters already does not look at them again.
-        kept = Remembered(pilot.pattern, {**distrusted, **found.distrusted}, found.rounding)
-        # Readings of gradients that vanish (behind weights that begin at zero) have not been checked.
-        if pilot.graph is not None and recalling and not found.vanishing:
-            remember(original, pilot.graph, kept)
-        return kept
-
-    @cache
-    def audit_anew() -> float:
-        found = [audit(pilot) for pilot in pilots]
-        for pilot, one in zip(pilots, found, strict=True):
-            distrusted.update(one.distrusted)
-            pilot.distrust(one.distrusted)
-        return max(one.rounding for one in found)
-
-    if len({pilot.outputs.shape[1] for pilot in pilots}) > 1:
-        raise InputValueError(
-            f"the model gives {pilots[0].outputs.shape[1]} outputs on x and {pilots[1].outputs.shape[1]} on x2, "
-            "expected the same number; pass a readout= that makes them equal"
-        )
-    rounding = 0.0
-    if audited_before is not None:
-        distrusted |= audited_before.distrusted
-        rounding = audited_before.rounding
+    pilots = Pilots(model, original, originals, parameters, isolation, recalling)
+    pilots.run(probes)
+    if audited_before is None:
+        pilots.audit()
     else:
-        for pilot, before in zip(pilots, audits, strict=True):
-            found = before or audit(pilot)
-            distrusted |= found.distrusted
-            rounding = max(rounding, found.rounding)
-    for pilot in pilots:
-        pilot.distrust(distrusted)
-    known = audited_before is None and any(audits)
+        pilots.trust_less(audited_before.distrusted)
+        pilots.rounding = audited_before.rounding
+    known = audited_before is None and pilots.recalled_any
     return Measurement(
-        model, parameters, originals, probes, tuple(pilots), distrusted, rounding,
-        audit_anew if known else None, remembering=remembering,
+        model, parameters, originals, probes, tuple(pilots.snapshots), pilots.distrusted, pilots.rounding,
+        (lambda: pilots.rounding_now) if known else None, remembering=remembering,
     )  # fmt: skip
-
-
-def _audit(
-    model: nn.Module, probe: Probe, pilot: Snapshot, originals: Mapping[str, Tensor], original: nn.Module,
-    generator: torch.Generator,
-) -> Audit:  # fmt: skip
-    try:
-        return audited(pilot, generator)
-    except CoupledSamplesError:
-        if not _independent_in_double(model, probe, pilot, originals, original):
-            raise
-        return audited(pilot, generator, coupling=False)
-
-
-def _independent_in_double(
-    model: nn.Module, probe: Probe, pilot: Snapshot, originals: Mapping[str, Tensor], original: nn.Module
-) -> bool:
-    """A second opinion on samples that seem coupled: in single precision an activation that is zero but for rounding
-    has one sign in one batch and another in the next, and its gradient jumps."""
-    if pilot.outputs.dtype == torch.float64:
-        return False
-    try:
-        twin = copied(model, torch.float64)
-        with undisturbed(twin) as isolation:
-            x = cast_inputs(probe.x, torch.float64)
-            doubled = Probe(twin, x, probe.samples, probe.readout, isolation.rewind, probe.name)
-            parameters = dict(zip(originals, _counterparts(original, twin, originals), strict=True))
-            audited(Snapshot(doubled, pilot.indices, parameters, _generator(), {}), _generator())
-    except FeatlearnError:
-        return False
-    return True
-
-
-def _spread(samples: int) -> Tensor:
-    """A few samples from everywhere: data may be sorted."""
-    return torch.linspace(0, samples - 1, min(PILOT, samples), device="cpu").round().long()
-
-
-def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
-    """A forward pass that sets weights (max_norm, initialisation from data) or makes new ones."""
-    after = dict(model.named_parameters())
-    rewritten = isolation.rewritten()
-    changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
-    changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
-    if changed:
-        raise UnsupportedModelError(
-            f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
-            "weights; run it once on a batch of your own if it initialises itself from data"
-        )
-
-
-def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
-    """Gradients whose squares are not numbers of this precision any more would give a kernel of zeros."""
-    if 0.0 < largest**2 < torch.finfo(dtype).tiny:
-        raise InputValueError(
-            f"the largest gradient is {largest:.1e}, whose square {str(dtype).removeprefix('torch.')} cannot hold; "
-            "measure with dtype=torch.float64, or scale the outputs with readout="
-        )
-
-
-def _refuse_lost(original: nn.Module, originals: Mapping[str, Tensor], pilot: Snapshot) -> None:
-    """Parameters that act through a result computed once and kept: a copy of the model keeps its value alone."""
-    for kept in kept_results(original):
-        reached = build_graph(kept, originals).leaves
-        lost = [name for name in reached if name not in pilot.access]
-        if lost:
-            raise UnsupportedModelError(
-                f"{', '.join(lost[:5])} act through a tensor that the model computed once and keeps, which a copy in "
-                "another precision cannot follow; convert the model itself, model.double(), and measure that"
-            )
-
-
-def _refuse_pilot(pilot: Snapshot, foreign: set[int]) -> None:
-    graph = pilot.graph
-    if graph is not None and graph.variables & foreign:
-        raise UnsupportedModelError(
-            "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
-            "be measured in another precision; convert the model itself, model.double(), and measure that"
-        )
