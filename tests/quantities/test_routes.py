@@ -221,3 +221,15 @@ def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPa
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {14}
     assert {group.chunk for group in fl.plan(model, x, outputs=1).groups} == {40}
     assert_exact((model, x, x2))
+
+
+def test_gradients_that_lie_side_by_side_are_not_copied():
+    whole = torch.arange(24.0).view(2, 3, 4)
+    parts = [whole[:, k] for k in range(3)]
+    found = snapshot._side_by_side(parts)
+    assert found is not None
+    assert torch.equal(found, torch.stack(parts))
+    assert found.data_ptr() == whole.data_ptr()
+    copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
+    for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]], list(whole)):
+        assert snapshot._side_by_side(others) is None

@@ -174,24 +174,22 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         "A statement about units: gamma* is about the largest eigenvalue over |y|^2, the mean entry of K0, and the "
         "paper does not say how kernel and targets are scaled"
     )
-    yield Claim(
-        id=f"threshold-printed-{setup.hidden_layers}",
-        claim=f"gamma* is about 0.3, with {setup.hidden_layers} hidden layers",
-        paper=0.3,
-        values=runs["threshold"],
-        band=(0.25, 0.35),
-        known=f"{units}. Scaled as here, it is right if the three layers count the readout: see the next row.",
-        least=Scale.LAPTOP,
-    )
-    yield Claim(
-        id=f"threshold-printed-{setup.hidden_layers - 1}",
-        claim=f"gamma* is about 0.3, with {setup.hidden_layers - 1} hidden layers",
-        paper=0.3,
-        values=runs["threshold/shallower"],
-        band=(0.25, 0.35),
-        why=f"{units}; of MNIST only (0.8 on 8 x 8 digits).",
-        least=Scale.LAPTOP,
-    )
+    deep = f"{units}. Scaled as here, it is right if the three layers count the readout: see the next row."
+    shallow = f"{units}; of MNIST only (0.8 on 8 x 8 digits)."
+    for name, layers, known, why in (
+        ("threshold", setup.hidden_layers, deep, ""),
+        ("threshold/shallower", setup.hidden_layers - 1, None, shallow),
+    ):
+        yield Claim(
+            id=f"threshold-printed-{layers}",
+            claim=f"gamma* is about 0.3, with {layers} hidden layers",
+            paper=0.3,
+            values=runs[name],
+            band=(0.25, 0.35),
+            known=known,
+            why=why,
+            least=Scale.LAPTOP,
+        )
     yield Claim(
         id="final-alignment", claim="The final alignment increases with gamma (D)", paper="yes",
         values=numpy.diff(runs["final_alignment"], axis=1).min(1) > 0, band=(1, None),
