@@ -136,7 +136,7 @@ def test_sample_axes_that_are_not_confirmed_are_looked_for(
     if wrong == "axes":
         monkeypatch.setattr(uses.SampleAxes, "_assume", lambda *_: False)
     else:
-        monkeypatch.setattr(snapshot, "_close", lambda *_: False)
+        monkeypatch.setattr(snapshot, "expect_same", lambda later, *_: later.doubt())
     sizes = searched(case, monkeypatch)
     assert len(case[1]) in sizes
 

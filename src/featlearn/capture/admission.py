@@ -4,10 +4,28 @@ import fnmatch
 import sys
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from featlearn.capture.probe import Inputs, describe, tensors_in
+from featlearn.capture.probe import Inputs, Readout, batch_size, describe, tensors_in
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
+
+
+def admitted(
+    model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, parameters: str | Sequence[str] | None
+) -> tuple[dict[str, nn.Parameter], list[int]]:
+    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs."""
+    inside = unwrapped(model)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
+    if readout is not None and not callable(readout):
+        raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
+    sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
+    refuse_unmeasurable(inside)
+    chosen = trainable_parameters(model, parameters)
+    for x, name in zip(inputs, ("x", "x2"), strict=False):
+        refuse_other_device(inside, x, name)
+    return chosen, sizes
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,5 +1,6 @@
 """Samples must not influence each other: the kernel of a batch would otherwise not be a kernel of pairs."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from featlearn.capture.probe import Probe, tensors_in
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import CoupledSamplesError
+from featlearn.linalg.later import Later
 
 
 def draws(samples: int, generator: torch.Generator, *, thorough: bool) -> list[Tensor]:
@@ -37,8 +39,8 @@ def refuse_difference(snapshot: Snapshot, again: Tensor, drawn: Tensor, rounding
         difference = f"{again.shape[1]} outputs in one batch, {together.shape[1]} in another"
     else:
         # Half of the digits, output by output: batches of another size take other code paths, which round differently.
-        largest = whole.abs().amax(0)
-        excess = (again - together).abs().amax(0) - snapshot.precision**0.5 * largest
+        largest = _largest(whole)
+        excess = _largest(again - together) - snapshot.precision**0.5 * largest
         if bool((excess <= 64 * snapshot.precision * rounding).all()):
             return
         worst = int(excess.argmax())
@@ -51,6 +53,29 @@ def refuse_difference(snapshot: Snapshot, again: Tensor, drawn: Tensor, rounding
         "expected f(x)[i] = f(x[i]). Use running statistics, check batch_first, and let a readout take what belongs to "
         "samples from x rather than from outside"
     )
+
+
+def expect_same_outputs(later: Later, snapshot: Snapshot, again: Tensor, places: slice, rounding: float) -> None:
+    """Ask whether outputs are finite, and those at some places what they are in a smaller batch."""
+    whole = snapshot.outputs.detach()
+    if again.shape != whole[places].shape:
+        later.doubt()
+        return
+
+    def test(*numbers: float) -> bool:
+        differences, largest = numbers[: again.shape[1]], numbers[again.shape[1] :]
+        slack = 64 * snapshot.precision * rounding
+        return all(map(math.isfinite, largest)) and all(
+            difference <= slack + snapshot.precision**0.5 * size
+            for difference, size in zip(differences, largest, strict=True)
+        )
+
+    later.expect(test, _largest(again - whole[places]), _largest(whole))
+
+
+def _largest(outputs: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.vector_norm(outputs, math.inf, 0)
+    return largest
 
 
 def _first_difference(probe: Probe, indices: Tensor, drawn: Tensor) -> str:

@@ -60,16 +60,7 @@ class Graph:
     @cached_property
     def signature(self) -> Signature:
         """Every node with its inputs, shapes, types and devices, and which leaves are which parameters."""
-        numbers = {node: number for number, node in enumerate(self.order)}
-        nodes = tuple(
-            (
-                node.name(),
-                tuple((numbers.get(child), output) for child, output in node.next_functions),
-                self.described[node],
-            )
-            for node in self.order
-        )
-        return (nodes, self.root[1], tuple((name, numbers[leaf]) for name, leaf in self.leaves.items()))
+        return _signature(self.order, self.described, self.leaves, self.root[1])
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
@@ -80,6 +71,33 @@ class Graph:
         """The dtype of a node's output."""
         node, number = value
         return self.described[node][number][1]
+
+
+def _signature(
+    order: Sequence[Node], described: Mapping[Node, tuple[Description, ...]], leaves: Mapping[str, Node], output: int
+) -> Signature:
+    numbers = {node: number for number, node in enumerate(order)}
+    nodes = tuple(
+        (node.name(), tuple([(numbers.get(child), n) for child, n in node.next_functions]), described[node])
+        for node in order
+    )
+    return (nodes, output, tuple((name, numbers[leaf]) for name, leaf in leaves.items()))
+
+
+def walked(outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[tuple[Node, ...], Signature]:
+    """The nodes in order and the signature that `build_graph` would give, and nothing else."""
+    order = tuple(_children_first(outputs.grad_fn))
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    leaves = {}
+    for node in order:
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in names:
+            leaves[names[id(variable)]] = node
+    return order, _signature(order, {node: _described(node) for node in order}, leaves, outputs.output_nr)
+
+
+def _described(node: Node) -> tuple[Description, ...]:
+    return tuple([(torch.Size(m.shape), m.dtype, m.device) for m in node._input_metadata or ()])
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
@@ -106,7 +124,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
                 consumers[child].append(Edge((child, number), node, operand))
                 found |= below[child]
         below[node] = _shared(found, below, node)
-        described[node] = tuple((torch.Size(m.shape), m.dtype, m.device) for m in node._input_metadata or ())
+        described[node] = _described(node)
         owning = variable is None and _kind(node.name()) not in _VIEWS
         for shape, dtype, _ in described[node]:
             if owning:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from featlearn.capture.state import parameters_of, state_kept
+from featlearn.capture.state import KeptState, parameters_of, state_kept
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Isolation:
 
     rewind: Callable[[], None]
     """Put random generators and everything the model holds but its parameters back to where they stood on entry."""
-    rewritten: Callable[[], set[int]]
-    """Identities of the model's tensors that have been written to since."""
+    state: KeptState
+    """What the model holds."""
 
 
 # Precision, flags and hooks belong to the process: one thread measures at a time.
@@ -45,11 +45,16 @@ def undisturbed(model: nn.Module) -> Iterator[Isolation]:
         for context in (_hooks_muted, _eval_mode):
             stack.enter_context(context(parts))
 
-        def start_over() -> None:
-            rewind()
-            state.rewind()
+        untouched = True
 
-        yield Isolation(start_over, state.rewritten)
+        def start_over() -> None:
+            nonlocal untouched
+            if not untouched:
+                rewind()
+                state.rewind()
+            untouched = False
+
+        yield Isolation(start_over, state)
 
 
 @contextmanager
@@ -70,14 +75,15 @@ def collector_paused() -> Iterator[None]:
 @contextmanager
 def _random_state() -> Iterator[Callable[[], None]]:
     cpu, python, array = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    generators = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    cuda = [(generator, generator.get_state()) for generator in generators]
 
     def rewind() -> None:
         torch.set_rng_state(cpu)
         random.setstate(python)
         numpy.random.set_state(array)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        for generator, state in cuda:
+            generator.set_state(state)
 
     try:
         yield rewind

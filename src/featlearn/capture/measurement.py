@@ -8,22 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.admission import (
-    refuse_other_device,
-    refuse_unmeasurable,
-    trainable_parameters,
-    unwrapped,
-)
+from featlearn.capture.admission import admitted, unwrapped
 from featlearn.capture.coupling import draws, refuse_difference
 from featlearn.capture.coverage import disputed
 from featlearn.capture.graph import backward
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.pilots import PILOT, Pilots, counterparts, fixed_generator
 from featlearn.capture.precision import cast_inputs, copied, needs_copy
-from featlearn.capture.probe import Inputs, Probe, Readout, batch_size
-from featlearn.capture.snapshot import Sightings, Snapshot
+from featlearn.capture.probe import Inputs, Probe, Readout
+from featlearn.capture.sightings import Sightings
+from featlearn.capture.snapshot import Snapshot
 from featlearn.capture.uses import Pattern
-from featlearn.errors import CoupledSamplesError, InputTypeError, UnsupportedModelError
+from featlearn.errors import CoupledSamplesError
 from featlearn.ops import is_built_in
 
 
@@ -80,7 +76,8 @@ class Measurement:
         drawn, again, pattern, seen = self._run_before(probe, indices, first, generator)
         expected = pattern if seen else None
         found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, lambda _: expected)
-        found.unconfirmed, found.audit_anew = seen if found.assumed else None, self._distrusted_now
+        found.unconfirmed = (lambda: seen) if found.assumed and seen else None
+        found.audit_anew = self._distrusted_now
         self.graphs.append(found.graph is not None)
         self._refuse_differences(found, drawn, again)
         if unchecked := self._unchecked(found):
@@ -186,16 +183,8 @@ def measuring(
     `audited_before`: an earlier measurement of the same model and probes, whose audit is not made again. `recalling`:
     the audit of an earlier call serves again if the graph is the same.
     """
-    given, model = model, unwrapped(model)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
-    if readout is not None and not callable(readout):
-        raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
-    sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
-    refuse_unmeasurable(model)
-    originals = trainable_parameters(given, parameters)
-    for x, name in zip(inputs, ("x", "x2"), strict=False):
-        refuse_other_device(model, x, name)
+    originals, sizes = admitted(model, inputs, readout, parameters)
+    model = unwrapped(model)
     with ExitStack() as stack:
         isolation = stack.enter_context(undisturbed(model))
         twin = copied(model, dtype) if needs_copy(model, dtype) else model

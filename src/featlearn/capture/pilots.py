@@ -53,7 +53,7 @@ class Pilots:
         foreign = {id(p) for p in self.originals.values()} - {id(p) for p in self.parameters.values()}
         for probe in probes:
             self._earlier.append(None)
-            indices = _spread(probe.samples)
+            indices = torch.arange(probe.samples, device="cpu")[spread(probe.samples)]
             pilot = Snapshot(probe, indices, self.parameters, self._generator, {}, self._expected, exemplary=True)
             _refuse_rewriting(self.model, names, self.isolation)
             _refuse_pilot(pilot, foreign)
@@ -150,15 +150,17 @@ def _independent_in_double(
     return True
 
 
-def _spread(samples: int) -> Tensor:
-    """A few samples from everywhere: data may be sorted."""
-    return torch.linspace(0, samples - 1, min(PILOT, samples), device="cpu").round().long()
+def spread(samples: int) -> slice:
+    """A few samples from everywhere, at equal distances: data may be sorted."""
+    count = min(PILOT, samples)
+    step = max(1, (samples - 1) // max(count - 1, 1))
+    return slice(0, step * (count - 1) + 1, step)
 
 
 def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
     """A forward pass that sets weights (max_norm, initialisation from data) or makes new ones."""
     after = dict(model.named_parameters())
-    rewritten = isolation.rewritten()
+    rewritten = isolation.state.rewritten()
     changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
     changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
     if changed:

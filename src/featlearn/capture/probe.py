@@ -120,23 +120,27 @@ class Probe:
     """Sets random generators and the model's state to where they stood when the measurement began."""
     name: str = "x"
     """The argument that the inputs were given as."""
+    waiting: bool = True
+    """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
 
-    def take(self, indices: Tensor) -> Inputs:
+    def take(self, indices: Tensor | slice) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
         whole = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
             chosen = tensor.detach()
-            if tensor.dim() and tensor.shape[0] == whole:
-                chosen = chosen.index_select(0, indices.to(tensor.device))
-            else:
+            if not tensor.dim() or tensor.shape[0] != whole:
                 chosen = chosen.clone()
+            elif isinstance(indices, slice):
+                chosen = chosen[indices].clone()
+            else:
+                chosen = chosen.index_select(0, indices.to(tensor.device, non_blocking=True))
             # A model may differentiate by its inputs.
             return chosen.requires_grad_(True) if tensor.requires_grad else chosen
 
         return map_tensors(self.x, rows)
 
-    def call(self, indices: Tensor) -> tuple[Any, Inputs]:
+    def call(self, indices: Tensor | slice) -> tuple[Any, Inputs]:
         """What the model returns for some of the samples, and the inputs it was given."""
         x = self.take(indices)
         self.rewind()
@@ -145,12 +149,13 @@ class Probe:
                 return self.model(*x), x
             return (self.model(**x) if isinstance(x, Mapping) else self.model(x)), x
 
-    def outputs(self, indices: Tensor) -> Tensor:
+    def outputs(self, indices: Tensor | slice) -> Tensor:
         """(samples, C) outputs with their graph."""
         raw, x = self.call(indices)
         with _explained(self, x):
             read = read_output(raw, x, self.readout)
-        return _checked(read, len(indices), self.readout is not None)
+        count = len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
+        return _checked(read, count, self.readout is not None, self.waiting)
 
 
 @contextmanager
@@ -205,7 +210,7 @@ def read_output(raw: Any, x: Inputs, readout: Readout | None) -> Any:
     )
 
 
-def _checked(outputs: Any, samples: int, has_readout: bool) -> Tensor:
+def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tensor:
     source = "the readout" if has_readout else "the model"
     if not isinstance(outputs, Tensor):
         raise InputTypeError(f"{source} gives {describe(outputs)}, expected a tensor of shape (P,) or (P, C)")
@@ -223,7 +228,7 @@ def _checked(outputs: Any, samples: int, has_readout: bool) -> Tensor:
         raise InputTypeError(f"{source} gives {describe(outputs)}, expected real floating point numbers")
     if outputs.numel() == 0:
         raise InputValueError(f"{source} gives {describe(outputs)}: no outputs; expected C >= 1")
-    if not bool(torch.isfinite(outputs).all()):
+    if look and not bool(torch.isfinite(outputs).all()):
         broken = (~torch.isfinite(outputs.detach())).reshape(samples, -1).any(1).nonzero().flatten().tolist()
         raise InputValueError(
             f"{source} gives values that are not finite for samples {_few(broken)} of the probe; "

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.capture.graph import Graph, Node, Value, backward
-from featlearn.capture.uses import REARRANGEMENTS, Reading
+from featlearn.capture.uses import REARRANGEMENTS, ParameterUses, Reading
 from featlearn.errors import UnsupportedModelError
 from featlearn.ops import Outer
 
@@ -27,6 +27,20 @@ class Coordinates:
     """How the parameter was rearranged into this view; () if its entries keep their order."""
     order: Tensor | None = None
     """Where each entry of the parameter stands in the view, where that is not its own place."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the per-sample gradients of one parameter are had."""
+
+    uses: ParameterUses
+    coordinates: Coordinates | None
+    """Set where every use is an outer product in the same coordinates: nothing needs to be formed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the parameter goes to the fallback, None if it does not."""
+        return self.uses.refusal
 
 
 def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coordinates | None:

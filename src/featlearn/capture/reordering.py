@@ -4,7 +4,7 @@ A model may sort its samples by length and put them back at the end. Where they 
 every batch, so sample axes of one graph say nothing about the next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +21,17 @@ _PRODUCTS = ("Mm", "Bmm")
 
 
 def may_reorder(graph: Graph, axes: Mapping[Node, Any], samples: int) -> bool:
-    """Whether anything made from samples goes through an op that may order them by data.
+    """Whether anything made from samples goes through an op that orders them by data.
 
     `axes`: nodes with their sample axes, None for those that have none.
     """
+    return not all(_keeps_order(graph, node, samples) for node in suspects(graph, axes))
+
+
+def suspects(graph: Graph, axes: Mapping[Node, Any]) -> Iterator[Node]:
+    """Nodes that may put something made from samples into another order."""
     leaves = set(graph.leaves.values())
-    suspects = {
+    doubtful = {
         node
         for node in (graph.order if any(map(_by_data, graph.node_names)) else ())
         if _by_data(node.name())
@@ -34,14 +39,13 @@ def may_reorder(graph: Graph, axes: Mapping[Node, Any], samples: int) -> bool:
         and not (node.name().startswith(_PRODUCTS) and node.next_functions[0][0] is not None)
     }
     carrying: set[Node] = set()
-    for node in graph.order if suspects else ():  # inputs first
+    for node in graph.order if doubtful else ():  # inputs first
         if any(child in carrying for child, _ in node.next_functions):
-            if node in suspects and not _keeps_order(graph, node, samples):
-                return True
+            if node in doubtful:
+                yield node
             carrying.add(node)
         elif axes.get(node) is not None:
             carrying.add(node)
-    return False
 
 
 def _by_data(name: str) -> bool:

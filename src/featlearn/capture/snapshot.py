@@ -5,21 +5,24 @@ Quantities see only `Factors` and `Dense` of `featlearn.linalg.factors`; how an 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.capture.fallback import sample_gradients
-from featlearn.capture.graph import Graph, Value, backward, build_graph, gradients_at
+from featlearn.capture.graph import Graph, Node, Value, backward, build_graph, gradients_at
 from featlearn.capture.probe import Probe
-from featlearn.capture.pullback import Coordinates, coordinates, pulled_back
+from featlearn.capture.pullback import Access, Coordinates, coordinates, pulled_back
+from featlearn.capture.recipe import Recipe
+from featlearn.capture.sightings import Sightings, by_sample, expect_same, sightings
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
+from featlearn.linalg.later import Later
 from featlearn.linalg.windows import Windows
-from featlearn.ops import Direct, Outer
+from featlearn.ops import Direct, Layout, Outer
 
 Expected = Callable[[Graph], Pattern | None]
 """The sample axes that a graph should have."""
@@ -30,56 +33,38 @@ def _nothing(graph: Graph) -> None:
     del graph
 
 
-@dataclass(frozen=True)
-class Access:
-    """How the per-sample gradients of one parameter are had."""
-
-    uses: ParameterUses
-    coordinates: Coordinates | None
-    """Set where every use is an outer product in the same coordinates: nothing needs to be formed."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the parameter goes to the fallback, None if it does not."""
-        return self.uses.refusal
-
-
-@dataclass(frozen=True)
-class Sightings:
-    """Gradients at the uses of parameters in a smaller batch, to be found again in the larger one."""
-
-    places: Tensor
-    """Where its samples stand in the larger batch."""
-    direction: Tensor
-    gradients: Mapping[int, Tensor | None]
-    """Number of a node -> gradients at its output, samples first."""
-
-
 class Snapshot:
     """The outputs of one chunk of samples with their graph, read."""
 
     def __init__(
-        self, probe: Probe, indices: Tensor, parameters: Mapping[str, Tensor], generator: torch.Generator,
+        self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor], generator: torch.Generator,
         distrusted: Mapping[str, str], expected: Expected = _nothing, exemplary: bool = False,
+        recipe: Recipe | None = None,
     ) -> None:  # fmt: skip
         self.probe = probe
-        self.count = len(indices)
+        places = torch.arange(probe.samples, device="cpu")[indices] if isinstance(indices, slice) else indices
+        self.count = len(places)
         # A single sample shows no sample axis; a copy beside it does, and is dropped from every result.
-        self.indices = indices if self.count > 1 else indices.repeat(2)
+        self.indices = places if self.count > 1 else places.repeat(2)
         self.parameters = parameters
-        outputs = probe.outputs(self.indices)
+        outputs = probe.outputs(indices if isinstance(indices, slice) and self.count > 1 else self.indices)
         # A parameter returned as it is has no node of its own.
         self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
-        self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
+        self.graph: Graph | None = None
         self.access: dict[str, Access] = {}
         self._distrusted: dict[str, str] = {}
         self.assumed = False
         self.pattern: Pattern | None = None
-        self.unconfirmed: Sightings | None = None
-        """What a smaller batch has seen of sample axes that are taken over from another graph and not yet confirmed."""
+        self.unconfirmed: Callable[[], Sightings] | None = None
+        """Gives what a smaller batch sees, where sample axes are taken over from another graph, to confirm them."""
         self.audit_anew: Callable[[], Mapping[str, str]] = dict
         """Asked for what it distrusts where sample axes are not confirmed: the audit may have been taken over, too."""
-        if self.graph is not None:
+        self.later: Later | None = None
+        """Where what is to be confirmed is only asked for."""
+        if recipe is not None:
+            self.graph, self.access = recipe.read(self.outputs, parameters)
+        elif self.outputs.requires_grad:
+            self.graph = build_graph(self.outputs, parameters)
             _refuse_hidden(self.graph)
             self._read(generator, distrusted, expected, exemplary)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
@@ -97,52 +82,28 @@ class Snapshot:
         self.distrust(distrusted)
         self.pattern, self.assumed = axes.pattern() if exemplary else None, axes.assumed
 
-    def sightings(self, places: Tensor, direction: Tensor) -> "Sightings":
-        """What these samples, which are those at `places` of a larger batch, see of a direction.
+    @property
+    def used(self) -> dict[Node, Layout]:
+        """The nodes that use parameters, with their sample axes."""
+        read = (access.uses.readings for access in self.access.values())
+        return {reading.use.node: reading.use.layout for readings in read for reading in readings}
 
-        Each has a power of two of its own, which is taken out again: one that is taken for another has the wrong size.
-        """
-        read = (access.uses.readings for access in self.access.values() if access.refusal is None)
-        nodes = dict.fromkeys(reading.use.node for readings in read for reading in readings)
-        numbers = torch.arange(len(self.outputs), device=self.outputs.device)
-        codes = torch.exp2((3 * numbers % 7 - 3).to(self.outputs))
-        cotangent = direction.to(self.outputs) * codes[:, None]
-        found = gradients_at(self.outputs, [(node, 0) for node in nodes], cotangent) if nodes else {}
-        seen = self._by_sample({value: [gradient] for value, gradient in found.items()})
-        return Sightings(places, direction, {
-            number: None if gradient is None else gradient / codes.to(gradient)[:, None, None]
-            for number, gradient in seen.items()
-        })  # fmt: skip
-
-    def _by_sample(self, grads: Mapping[Value, list[Tensor | None]]) -> dict[int, Tensor | None]:
-        """Number of a node -> the first direction's gradient at its output, samples first."""
+    def sightings(self, places: Tensor, direction: Tensor) -> Sightings:
+        """What these samples, which are those at `places` of a larger batch, see of a direction."""
         assert self.graph is not None
-        layouts = {
-            reading.use.node: reading.use.layout for access in self.access.values() for reading in access.uses.readings
-        }
-        found = {}
-        for number, node in enumerate(self.graph.order):
-            if (node, 0) in grads:
-                gradient = grads[node, 0][0]
-                found[number] = None if gradient is None else layouts[node].samples_first(gradient.detach(), 1)
-        return found
+        return sightings(self.outputs, self.graph.order, self.used, places, direction)
 
     def _confirm(self, grads: Mapping[Value, list[Tensor | None]], directions: Tensor) -> bool:
         """Whether sample axes that were taken over are those of this batch: a smaller one must see the same."""
         seen, self.unconfirmed = self.unconfirmed, None
         if seen is None:
             return True
-        if not torch.equal(directions[0], seen.direction):
-            return False
-        found = [
-            _close(seen.gradients.get(number), here, seen.places, self.precision)
-            for number, here in self._by_sample(grads).items()
-        ]
-        if not all(one for one in found if isinstance(one, bool)):
-            return False
-        # Together: on a GPU each would be waited for.
-        numbers = [one for one in found if isinstance(one, Tensor)]
-        return not numbers or bool(torch.stack([one.to(numbers[0].device) for one in numbers]).all())
+        assert self.graph is not None
+        seen_alone = seen()
+        found = {value: gradients[0] for value, gradients in grads.items()}
+        later = Later() if self.later is None else self.later
+        expect_same(later, seen_alone, by_sample(self.graph.order, self.used, found), directions[0], self.precision)
+        return self.later is not None or later.hold()
 
     def precision_of(self, name: str) -> float:
         """Machine epsilon of the coarsest type between a parameter and the outputs."""
@@ -217,8 +178,7 @@ class Snapshot:
         for reading in readings:
             form, grad = reading.form, found[reading.use.node, 0]
             assert isinstance(form, Outer)
-            grad = self.outputs.new_zeros(reading.use.output) if grad is None else grad
-            units.append(form.grads(grad).detach()[: self.count].flatten(2).to(self.accumulate))
+            units.append(form.grads(self._arrived(reading, grad)).detach()[: self.count].flatten(2).to(self.accumulate))
         return units
 
     def _use_gradients(self, names: list[str], directions: Tensor) -> dict[Value, list[Tensor | None]]:
@@ -232,7 +192,7 @@ class Snapshot:
             return found
         stacks: dict[Value, Tensor] = {}
         for k, direction in enumerate(directions):
-            cotangent = direction.to(self.outputs).expand_as(self.outputs)
+            cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
             for value, gradient in gradients_at(self.outputs, values, cotangent).items():
                 if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
                     # Side by side at once, sample by sample: then no direction's is held twice.
@@ -246,7 +206,7 @@ class Snapshot:
         self, values: list[Value], directions: Tensor, found: dict[Value, list[Tensor | None]]
     ) -> bool:
         """All directions in one pass; False where an op on the way cannot be vectorised."""
-        cotangents = directions.to(self.outputs)[:, None].expand(-1, *self.outputs.shape)
+        cotangents = directions.to(self.outputs, non_blocking=True)[:, None].expand(-1, *self.outputs.shape)
         edges = [GradientEdge(*value) for value in values]
         try:
             stacks = backward([self.outputs], edges, [cotangents], batched=True)
@@ -268,8 +228,7 @@ class Snapshot:
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
     def _factor(self, reading: Reading, form: Outer, grads: Mapping[Value, list[Tensor | None]]) -> Factor:
-        zero = self.outputs.new_zeros(reading.use.output)
-        found = [form.grads(zero if grad is None else grad).detach() for grad in grads[reading.use.node, 0]]
+        found = [form.grads(self._arrived(reading, grad)).detach() for grad in grads[reading.use.node, 0]]
         rows = form.rows()
         held: Tensor | Windows
         if isinstance(rows, Windows):
@@ -279,6 +238,10 @@ class Snapshot:
                 rows, found = rows[:, used], [grad[:, used] for grad in found]
             held = rows.detach().to(self.accumulate) if rows.is_floating_point() else rows
         return Factor(held, _stacked(found, self.accumulate), form.rows_first, form.row_size)
+
+    def _arrived(self, reading: Reading, grad: Tensor | None) -> Tensor:
+        """What arrives at a use: zeros where the outputs do not depend on it."""
+        return self.outputs.new_zeros(reading.use.output) if grad is None else grad
 
     def _pulled_back(
         self, name: str, readings: tuple[Reading, ...], grads: Mapping[Value, list[Tensor | None]],
@@ -301,8 +264,7 @@ class Snapshot:
         assert graph is not None
         dtype = graph.output_dtype(reading.value)
         if isinstance(form, Direct):
-            zero = self.outputs.new_zeros(use.output)
-            terms = [form.gradient(zero if grad is None else grad) for grad in grads[use.node, 0]]
+            terms = [form.gradient(self._arrived(reading, grad)) for grad in grads[use.node, 0]]
             return torch.stack(terms, 1).detach().to(dtype)
         factor = self._factor(reading, form, grads)
         first, second = form.row_size, form.grad_size
@@ -319,21 +281,6 @@ def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
         return False
     free, _ = torch.cuda.mem_get_info(outputs.device)
     return graph.output_bytes * len(directions) < free // 4
-
-
-def _close(small: Tensor | None, large: Tensor | None, places: Tensor, precision: float) -> bool | Tensor:
-    """Whether a smaller batch has the gradients that its samples have in a larger one.
-
-    In single precision to a tenth: units that are zero but for rounding are on in one batch and off in the next, and
-    samples that are taken for others differ by much more.
-    """
-    if small is None or large is None:
-        return small is large
-    there = large[places.to(large.device)]
-    if there.shape != small.shape:
-        return False
-    difference, size = (torch.linalg.vector_norm(one) for one in (there - small, small))
-    return torch.le(difference, min(0.1, 256 * precision**0.5) * size)
 
 
 def _used_positions(grads: Sequence[Tensor]) -> Tensor | None:
@@ -375,7 +322,8 @@ def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
         and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
         for k, grad in enumerate(grads)
     )
-    if not same or not 0 < step < first.stride(0):
+    # On a GPU it is one copy either way.
+    if not same or step <= 0 or (step >= first.stride(0) and not first.is_cuda):
         return None
     return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 

@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
+from featlearn.linalg.later import Later
 
 _CONTAINERS = (list, dict, set, deque)
 _GENERATORS = (torch.Generator, numpy.random.Generator, random.Random)
+_KEPT = (*_CONTAINERS, *_GENERATORS, Tensor, numpy.ndarray)
+_SEQUENCES = (list, tuple, set, deque)
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 # The flag and the hook tables of a module, which belong to the measurement while it runs.
@@ -29,6 +33,10 @@ class KeptState:
     """Put back everything but parameters: each forward pass then starts from the same state."""
     rewritten: Callable[[], set[int]]
     """Identities of the tensors that have been written to."""
+    expect_unchanged: Callable[[Later], None]
+    """Ask whether all tensors hold what they held, and no parameter was written to."""
+    settle: Callable[[], None]
+    """Say that they do, and that nothing will run any more: they are then not looked at again."""
 
 
 def parameters_of(parts: Sequence[nn.Module]) -> list[Tensor]:
@@ -46,7 +54,7 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     containers: list[tuple[Any, Any]] = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
     generators = [(thing, _generator_state(thing)) for thing in held if isinstance(thing, _GENERATORS)]
     arrays = [(thing, thing.copy()) for thing in held if isinstance(thing, numpy.ndarray)]
-    tensors = [_KeptTensor(t) for t in held if isinstance(t, Tensor) and t.device.type != "meta"]
+    tensors, bundles = _kept([t for t in held if isinstance(t, Tensor) and t.device.type != "meta"])
     grads = [(parameter, parameter.grad) for parameter in parameters]
 
     tables = {id(part.__dict__) for part in parts}
@@ -72,10 +80,22 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
         return {id(kept.tensor) for kept, same in zip(tensors, _unchanged(tensors), strict=True)
                 if not same or _version(kept.tensor) != kept.version}  # fmt: skip
 
+    def expect_unchanged(later: Later) -> None:
+        for kept in tensors:
+            written = id(kept.tensor) in weights and _version(kept.tensor) != kept.version
+            if written or kept.tensor.requires_grad != kept.trainable:
+                later.doubt()
+        bundled = {id(kept) for bundle in bundles for kept in bundle.kept}
+        for bundle in bundles:
+            bundle.expect_unchanged(later)
+        if not all(_unchanged([kept for kept in tensors if id(kept) not in bundled])):
+            later.doubt()
+
+    settled: list[bool] = []
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten)
+        yield KeptState(rewind, rewritten, expect_unchanged, lambda: settled.append(True))
         if any(parameter.grad is not None for parameter, _ in grads):
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
@@ -84,6 +104,8 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     finally:
         for parameter, grad in grads:  # first: it cannot fail
             parameter.grad = grad
+        if settled:
+            tensors.clear()
         rewind()
         for container, entries in containers:
             _refill(container, entries)
@@ -93,8 +115,8 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
 class _KeptTensor:
     """A tensor with a copy of what it held."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.copy = tensor, tensor.detach().clone()
+    def __init__(self, tensor: Tensor, copy: Tensor) -> None:
+        self.tensor, self.copy = tensor, copy
         self.trainable, self.version = tensor.requires_grad, _version(tensor)
 
     def same(self) -> bool | Tensor:
@@ -114,6 +136,48 @@ class _KeptTensor:
                 self.tensor.data = self.copy.clone()
         if self.tensor.requires_grad != self.trainable and self.tensor.is_leaf:
             self.tensor.requires_grad_(self.trainable)
+
+
+class _Bundle:
+    """Small tensors on a GPU, copied and compared together."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._whole = torch.cat([tensor.detach().view(-1) for tensor in tensors])
+        pieces = self._whole.split([tensor.numel() for tensor in tensors])
+        self.kept = [_KeptTensor(t, piece.view(t.shape)) for t, piece in zip(tensors, pieces, strict=True)]
+
+    def expect_unchanged(self, later: Later) -> None:
+        """Ask whether all hold what they held."""
+        now = [kept.tensor.detach() for kept in self.kept]
+        if any(_kind(a) != _kind(kept.copy) for a, kept in zip(now, self.kept, strict=True)):
+            later.doubt()
+            return
+        whole = torch.cat([a.view(-1) for a in now])
+        later.expect(bool, _same_bits(whole, self._whole))  # type: ignore[arg-type]
+
+
+# Bytes of tensors that are looked at together, and the kinds that are.
+_TOGETHER = 2**26
+_COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
+
+
+def _kept(tensors: Sequence[Tensor]) -> tuple[list[_KeptTensor], list[_Bundle]]:
+    """All with copies of what they hold, in the same order, and those among them that are looked at together."""
+    groups: dict[object, list[list[Tensor]]] = {}
+    for t in tensors:
+        plain = t.is_cuda and t.dtype in _COMMON and t.layout == torch.strided and t.is_contiguous() and not t.is_neg()
+        if plain and 0 < t.numel() * t.element_size() < _TOGETHER // 4:
+            some = groups.setdefault((t.dtype, t.device), [[]])
+            if some[-1] and sum(one.numel() for one in some[-1]) * t.element_size() > _TOGETHER:
+                some.append([])
+            some[-1].append(t)
+    bundles = [_Bundle(some) for several in groups.values() for some in several]
+    bundled = {id(kept.tensor): kept for bundle in bundles for kept in bundle.kept}
+    return [bundled.get(id(t)) or _KeptTensor(t, t.detach().clone()) for t in tensors], bundles
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
 
 
 def _restore(tensors: Sequence[_KeptTensor]) -> None:
@@ -151,12 +215,14 @@ def _held(parts: Sequence[nn.Module]) -> list[Any]:
     stack: list[Any] = [table for p in parts for table in (p.__dict__, p._parameters, p._buffers, p._modules)]
     while stack:
         thing = stack.pop()
-        if id(thing) in found:
+        if type(thing) in _PLAIN or id(thing) in found:
             continue
-        if isinstance(thing, (*_CONTAINERS, *_GENERATORS, Tensor, numpy.ndarray)):
+        if isinstance(thing, _KEPT):
             found[id(thing)] = thing
-        if isinstance(thing, (*_CONTAINERS, tuple)):
-            stack += thing.values() if isinstance(thing, dict) else thing
+        if isinstance(thing, dict):
+            stack += thing.values()
+        elif isinstance(thing, _SEQUENCES):
+            stack += thing
         elif type(thing).__name__.startswith("Ordered") and hasattr(thing, "values"):  # tables of scripted modules
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
     return list(found.values())

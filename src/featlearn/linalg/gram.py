@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
+from featlearn.linalg.later import Later
 from featlearn.linalg.rates import cache_bytes, elementwise_cost
 from featlearn.linalg.windows import Windows
 
@@ -96,15 +97,17 @@ def add_gram(
     symmetric: bool,
     scratch: int,
     route: Route | None = None,
+    later: Later | None = None,
 ) -> None:
     """out += left right^T.
 
     `symmetric` promises that both sides are the same samples: only what lies on and below the diagonal is added; after
-    everything has been added, `mirror` completes it. `scratch` bounds the bytes of temporaries.
+    everything has been added, `mirror` completes it. `scratch` bounds the bytes of temporaries. With `later`, sizes
+    whose products this precision can hold are taken for granted, and asked for.
     """
     if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
-            _add_pairs(out, left, right, mode, symmetric, scratch)
+            _add_pairs(out, left, right, mode, symmetric, scratch, later)
             return
         memory = Reused(), Reused()
         for first, second in _slices(left, right, symmetric, scratch, out):
@@ -124,22 +127,23 @@ def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
     # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
-    step = min(size, 4 * CUDA_PANEL if out.is_cuda else PANEL)
+    step = min(size, 16 * CUDA_PANEL if out.is_cuda else PANEL)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
             out[:, :i, i:stop] = out[:, i:stop, :i].mT
-            out[:, i:stop, i:stop] = _mirrored(out[:, i:stop, i:stop])
+            _mirror_square(out[:, i:stop, i:stop])
         elif mode == "sum":
-            out[:i, i:stop] = out[i:stop, :i].T
-            out[i:stop, i:stop] = _mirrored(out[i:stop, i:stop])
+            if i:
+                out[:i, i:stop] = out[i:stop, :i].T
+            _mirror_square(out[i:stop, i:stop])
         else:
             out[:i, i:stop] = out[i:stop, :i].permute(1, 0, 3, 2)
             out[i:stop, i:stop] = _mirrored_samples(out[i:stop, i:stop])
 
 
-def _mirrored(square: Tensor) -> Tensor:
-    return square.tril() + square.tril(-1).mT
+def _mirror_square(square: Tensor) -> None:
+    square.tril_().add_(square.tril(-1).mT)
 
 
 def _mirrored_samples(square: Tensor) -> Tensor:
@@ -162,18 +166,27 @@ def _slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: T
     read = sum(part.grads.numel() * part.grads.element_size() for part in left.parts)
     step = max((CUDA_FORMED if out.is_cuda else max(formed_bytes(), read)) // max(each, 1), LEAST)
     held = left.parts[0].held
-    if isinstance(held, Windows):  # whole channels
-        taps = math.prod(held.kernel)
-        step = max(step - step % taps, taps)
+    unit = math.prod(held.kernel) if isinstance(held, Windows) else 1  # whole channels
+    step = max(step - step % unit, unit)
     # A slice is formed part by part and summed: twice its size while that happens.
     step = max(1, min(step, cut, scratch // (2 * max(each, 1))))
+    if out.is_cuda and unit < step < cut:
+        step = min(range(step - step % unit, step // 2, -unit), key=lambda width: _tiled(cut, width))
     for begin in range(0, cut, step):
         chosen = slice(begin, min(begin + step, cut))
         yield (chosen, slice(None)) if left.parts[0].rows_first else (slice(None), chosen)
 
 
-# Bytes of gradients formed at a time on a GPU, and at least so many columns, for the sake of the products.
+def _tiled(columns: int, step: int) -> int:
+    """Columns that a GPU computes for slices of this width, in whole tiles; and something for every slice."""
+    full, rest = divmod(columns, step)
+    return full * -(-step // TILE) * TILE + -(-rest // TILE) * TILE + 16 * full
+
+
+# Bytes of gradients formed at a time on a GPU, how many columns it computes together, and how many there are at least
+# for the sake of the products.
 CUDA_FORMED = 2**29
+TILE = 128
 LEAST = 32
 
 
@@ -228,11 +241,13 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
             part += flat.view(len(a), directions, len(b), directions).transpose(1, 2)
 
 
-def _add_pairs(out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int) -> None:
+def _add_pairs(
+    out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int, later: Later | None
+) -> None:
     directions = left.directions
     same = left is right
-    left, up = _ordinary(left)
-    right, up2 = (left, up) if same else _ordinary(right)
+    left, up = _ordinary(left, later)
+    right, up2 = (left, up) if same else _ordinary(right, later)
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
     factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
     grams = directions**2 if mode == "full" else 1
@@ -253,14 +268,22 @@ def _pair_size(part: Factor) -> int:
     return max(1, part.positions)
 
 
-def _ordinary(factors: Factors) -> tuple[Factors, float]:
+def _ordinary(factors: Factors, later: Later | None) -> tuple[Factors, float]:
     """The same gradients from rows and gradients of ordinary size, whose Grams cannot under- or overflow, and a factor.
 
     Rows of 1e-22 may meet gradients of 1e18: the product is ordinary, the Gram matrix of the rows is not a number. The
     factor is a power of two, so nothing is rounded.
     """
-    sizes = _largest_pairs([part for part in factors.parts if part.positions])
-    if all(size == 0.0 or 1e-9 < size < 1e9 for pair in sizes for size in pair):
+    held = [part for part in factors.parts if part.positions]
+    if later is not None:
+        tensors = [_in_memory_order(tensor) for tensor in _tensors(held)]
+        if distant := [tensor for tensor in tensors if tensor.is_cuda]:  # one start for all
+            later.expect(lambda *sizes: all(map(_is_ordinary, sizes)), *torch._foreach_norm(distant, math.inf))
+        for tensor in (tensor for tensor in tensors if not tensor.is_cuda):
+            later.expect(lambda *ends: _is_ordinary(max(map(abs, ends))), *tensor.aminmax())
+        return factors, 1.0
+    sizes = _largest_pairs(held)
+    if all(_is_ordinary(size) for pair in sizes for size in pair):
         return factors, 1.0
     product = max(rows * grads for rows, grads in sizes)
     shared = 2.0 ** round(math.log2(product)) if 0.0 < product < math.inf else 1.0
@@ -269,19 +292,18 @@ def _ordinary(factors: Factors) -> tuple[Factors, float]:
         rows = next(known)[0] if part.positions else 1.0
         scale = 2.0 ** -round(math.log2(rows)) if 0.0 < rows < math.inf else 1.0
         # rows * scale is about 1, and grads / scale / shared at most about 1.
-        held = part.held
-        if isinstance(held, Windows):
-            held = replace(held, image=held.image * scale)
+        scaled = part.held
+        if isinstance(scaled, Windows):
+            scaled = replace(scaled, image=scaled.image * scale)
         elif not part.indexed:
-            held = held * scale
-        parts.append(replace(part, held=held, grads=part.grads / scale / shared))
+            scaled = scaled * scale
+        parts.append(replace(part, held=scaled, grads=part.grads / scale / shared))
     return replace(factors, parts=tuple(parts)), shared
 
 
 def _largest_pairs(parts: Sequence[Factor]) -> list[tuple[float, float]]:
     """The largest entries of rows and of gradients; all at once, because a GPU would be waited for each time."""
-    held = [part.held.image if isinstance(part.held, Windows) else part.held for part in parts]
-    tensors = [tensor for part, rows in zip(parts, held, strict=True) for tensor in (rows, part.grads)]
+    tensors = [tensor for part in parts for tensor in (_held(part), part.grads)]
     # One pass for both ends; the infinity norm takes twenty times as long.
     ends = [torch.stack(_in_memory_order(tensor).aminmax()).double() for tensor in tensors]
     largest = torch.stack(ends).abs().amax(1).tolist() if ends else []
@@ -289,6 +311,19 @@ def _largest_pairs(parts: Sequence[Factor]) -> list[tuple[float, float]]:
         (1.0 if part.indexed else rows, grads)
         for part, rows, grads in zip(parts, largest[::2], largest[1::2], strict=True)
     ]
+
+
+def _held(part: Factor) -> Tensor:
+    return part.held.image if isinstance(part.held, Windows) else part.held
+
+
+def _tensors(parts: Sequence[Factor]) -> list[Tensor]:
+    """Rows that are no integers, and gradients."""
+    return [tensor for part in parts for tensor in (*(() if part.indexed else (_held(part),)), part.grads)]
+
+
+def _is_ordinary(size: float) -> bool:
+    return size == 0.0 or 1e-9 < size < 1e9
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:

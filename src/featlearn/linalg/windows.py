@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 
 import torch
@@ -100,13 +99,26 @@ class Windows:
         left, right = (one.image.unflatten(1, (one.blocks, -1)).transpose(0, 1) for one in (self, other))
         space = self.image.shape[2:]
         pixels = torch.einsum("bpci,bqcj->bpiqj", left.flatten(3), right.flatten(3))
-        pixels = pixels.reshape(self.blocks, self.samples, *space, other.samples, *space)
-        total = pixels.new_zeros(self.blocks, self.samples, *self.count, other.samples, *self.count)
-        for tap in product(*map(range, self.kernel)):
-            inside, seen = zip(*(self._reach(axis, place) for axis, place in enumerate(tap)), strict=True)
-            if all(part.stop > part.start for part in inside):
-                total[:, :, *inside, :, *inside] += pixels[:, :, *seen, :, *seen]
+        total = pixels.reshape(self.blocks, self.samples, *space, other.samples, *space)
+        for axis in range(len(space)):  # one after the other: taps add up, they do not multiply
+            total = self._shifted(total, axis)
         return total.reshape(self.blocks, self.samples * self.positions, other.samples * self.positions)
+
+    def _shifted(self, products: Tensor, axis: int) -> Tensor:
+        """Products of pixels, (blocks, P, *space, P2, *space), summed over the taps of one axis."""
+        first, second = 2 + axis, 3 + len(self.kernel) + axis
+        shape = list(products.shape)
+        shape[first] = shape[second] = self.count[axis]
+        total = products.new_zeros(shape)
+        for tap in range(self.kernel[axis]):
+            inside, seen = self._reach(axis, tap)
+            if inside.stop > inside.start:
+                target, source = (
+                    tuple(chosen if i in (first, second) else slice(None) for i in range(len(shape)))
+                    for chosen in (inside, seen)
+                )
+                total[target] += products[source]
+        return total
 
     def _reach(self, axis: int, tap: int) -> tuple[slice, slice]:
         """Positions along an axis at which a tap lies inside the image, and the pixels it meets there."""

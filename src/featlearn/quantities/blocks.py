@@ -1,14 +1,15 @@
 """Kernels block by block: pairs of sample blocks, each captured when it is needed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from featlearn.capture.probe import Probe
-from featlearn.linalg.factors import Gradients
+from featlearn.linalg.factors import Dense, Gradients
 from featlearn.linalg.gram import Mode, add_gram, mirror
+from featlearn.linalg.later import Later
 
 Kernels = dict[str, Tensor]
 Captured = Iterator[tuple[str, Gradients]]
@@ -23,6 +24,20 @@ class Witness(Protocol):
     ) -> None: ...
 
 
+def kernel_keys(names: Iterable[str], by: str) -> dict[str, str]:
+    """The kernel that each parameter belongs to."""
+    return {name: {"network": "", "layer": name.rpartition(".")[0], "parameter": name}[by] for name in names}
+
+
+def empty_kernels(
+    keys: Mapping[str, str], shape: tuple[int, ...], mode: Mode, dtype: torch.dtype, device: torch.device
+) -> Kernels:
+    """Kernels to be added to; a full one lies in memory as (P, C, P2, C), which is how its blocks are computed."""
+    order = (0, 2, 1, 3) if mode == "full" else tuple(range(len(shape)))
+    stored = [shape[i] for i in order]
+    return {key: torch.zeros(stored, dtype=dtype, device=device).permute(order) for key in dict.fromkeys(keys.values())}
+
+
 def add_kernels(
     kernels: Kernels,
     keys: Mapping[str, str],
@@ -33,11 +48,12 @@ def add_kernels(
     scratch: int,
     capture: Callable[[Probe, slice], Captured],
     witness: Witness | None = None,
+    later: Later | None = None,
 ) -> None:
     """Add the kernels of what `capture` gives, in blocks of `size` samples, to the kernels under their keys.
 
     One probe: the kernel is symmetric, and one triangle of it is computed and then mirrored. `chosen` are the output
-    directions that the captured gradients have.
+    directions that the captured gradients have. `later`: what has to be waited for is asked for.
     """
     symmetric = len(probes) == 1
 
@@ -46,7 +62,7 @@ def add_kernels(
         block = _block(kernels[keys[name]], i, j, chosen, mode)
         # A part of its own where it is needed twice.
         part = torch.zeros_like(block) if witness else block
-        add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch)
+        add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch, later=later)
         if witness is not None:
             block += part
             if diagonal:
@@ -56,7 +72,8 @@ def add_kernels(
     blocks = _blocks(probes[0], size)
     for i in blocks:
         if symmetric and len(blocks) == 1:
-            for name, gradients in capture(probes[0], i):
+            captured = capture(probes[0], i)
+            for name, gradients in captured if witness else _joined(captured, keys):
                 add(name, gradients, gradients, i, i)
                 del gradients  # before the next are made
             continue
@@ -69,6 +86,29 @@ def add_kernels(
                 add(name, left[name], right[name], i, j)
     for kernel in kernels.values() if symmetric else ():
         mirror(kernel, mode)
+
+
+def _joined(captured: Captured, keys: Mapping[str, str]) -> Captured:
+    """Small gradients of one kernel side by side: biases and scales are many, and each product has its price."""
+    waiting: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, gradients in captured:
+        if isinstance(gradients, Dense) and gradients.gradient.nbytes < SMALL:
+            waiting.setdefault(keys[name], []).append((name, gradients.gradient))
+            if sum(gradient.nbytes for _, gradient in waiting[keys[name]]) >= SMALL:
+                yield _side_by_side(waiting.pop(keys[name]))
+        else:
+            yield name, gradients
+        del gradients
+    for several in waiting.values():
+        yield _side_by_side(several)
+
+
+def _side_by_side(several: Sequence[tuple[str, Tensor]]) -> tuple[str, Dense]:
+    return several[0][0], Dense(torch.cat([gradient for _, gradient in several], 2))
+
+
+# Bytes of gradients that are multiplied together.
+SMALL = 2**23
 
 
 def _blocks(probe: Probe, size: int) -> list[slice]:

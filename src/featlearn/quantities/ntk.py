@@ -17,13 +17,13 @@ from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
 from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
-from featlearn.linalg.gram import Mode
-from featlearn.quantities.blocks import Captured, Kernels, add_kernels
+from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
 from featlearn.quantities.budget import byte_budget, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, largest_chunk, parameter_plans
 from featlearn.quantities.progress import Progress
+from featlearn.quantities.repetition import Call
 from featlearn.quantities.verification import Checks
 
 
@@ -76,10 +76,19 @@ def ntk(
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
 
+    plain = x2 is None and optimizer is None and dtype is None and not verify
+
     def measured() -> Kernels:
+        call = Call(model, x, outputs, readout, by, parameters, memory) if plain else None
+        kernels = call.again() if call else None
+        if kernels is not None:
+            return kernels
         prepared = _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify)
         with prepared as (measurement, rates):
-            return measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify)
+            kernels = measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify, call=call)
+        if call:
+            call.remember()
+        return kernels
 
     with collector_paused():  # until all that was measured with is gone: the collector would take it for lasting
         kernels = measured()
@@ -88,14 +97,17 @@ def ntk(
 
 def measured_kernels(
     measurement: Measurement, outputs: Outputs, by: str, *, rates: Mapping[str, Rate] | None = None,
-    memory: str | int | None = None, verify: bool = False,
+    memory: str | int | None = None, verify: bool = False, call: Call | None = None,
 ) -> Kernels:  # fmt: skip
-    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
+    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel.
+
+    `call` is told what a call like this one can take over.
+    """
     rates = {} if rates is None else rates
     directions = output_directions(outputs, measurement.classes)
     plan = _plan(measurement, directions, rates, by, memory, verify)
-    keys = {name: _key(name, by) for name in measurement.parameters}
-    kernels = {key: _zeros(plan.kernel_shape, directions.mode, measurement) for key in dict.fromkeys(keys.values())}
+    keys = kernel_keys(measurement.parameters, by)
+    kernels = empty_kernels(keys, plan.kernel_shape, directions.mode, measurement.dtype, measurement.device)
     checks = Checks(measurement, directions, rates, plan) if verify else None
     progress = Progress("tangent kernel", plan.passes)
     try:
@@ -103,7 +115,7 @@ def measured_kernels(
             for chosen in _direction_blocks(directions, group):
 
                 def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
-                    return _captured(measurement, probe, block, directions.rows(chosen), rates, plan, group, progress)
+                    return _captured(measurement, probe, block, directions, chosen, rates, plan, group, progress, call)
 
                 add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
                             capture, checks.add if checks else None)  # fmt: skip
@@ -140,13 +152,6 @@ def _range(kernel: Tensor) -> tuple[float, float]:
     return low, high
 
 
-def _zeros(shape: tuple[int, ...], mode: Mode, measurement: Measurement) -> Tensor:
-    """A kernel to be added to; a full one lies in memory as (P, C, P2, C), which is how its blocks are computed."""
-    order = (0, 2, 1, 3) if mode == "full" else tuple(range(len(shape)))
-    stored = torch.zeros([shape[i] for i in order], dtype=measurement.dtype, device=measurement.device)
-    return stored.permute(order)
-
-
 def plan(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
@@ -161,10 +166,6 @@ def plan(
         found = _plan(measurement, output_directions(outputs, measurement.classes), rates, by, memory, verify)
         _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
         return found
-
-
-def _key(name: str, by: str) -> str:
-    return {"network": "", "layer": name.rpartition(".")[0], "parameter": name}[by]
 
 
 @contextmanager
@@ -195,7 +196,7 @@ def _plan(
     count = directions.count
     budget = byte_budget(memory, measurement.device)
     shape = directions.kernel_shape(*samples)
-    kernels = len({_key(name, by) for name in measurement.parameters}) + (1 if verify else 0)
+    kernels = len(set(kernel_keys(measurement.parameters, by).values())) + (1 if verify else 0)
     needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
     if needed > 0.9 * budget:
         raise MemoryBudgetError(
@@ -228,20 +229,23 @@ def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
 
 
 def _captured(
-    measurement: Measurement, probe: Probe, block: slice, directions: Tensor, rates: Mapping[str, Rate], plan: Plan,
-    group: Group, progress: Progress,
+    measurement: Measurement, probe: Probe, block: slice, outputs: Directions, chosen: slice,
+    rates: Mapping[str, Rate], plan: Plan, group: Group, progress: Progress, call: Call | None,
 ) -> Captured:  # fmt: skip
     """Per-sample gradients of a block of samples, with the optimizer's rates inside.
 
     Where all samples make one chunk, each parameter's are formed when they are multiplied, and dropped; otherwise they
     are gathered chunk by chunk, in the form that takes less memory.
     """
+    directions = outputs.rows(chosen)
     if len(measurement.probes) == 1 and block == slice(0, probe.samples) and group.chunk >= probe.samples:
         snapshot = measurement.snapshot(probe, block.start, block.stop, directions[0])
         elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
         for name, gradients in snapshot.each_gradient(group.names, directions, elementwise):
             yield name, _with_rate(gradients, rates.get(name, 1.0))
             del gradients
+        if call is not None:
+            call.made(measurement, snapshot, plan, outputs)
         progress.advance()
         return
     early = {p.name for p in plan.parameters if p.form_early}

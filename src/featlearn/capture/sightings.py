@@ -1,0 +1,89 @@
+"""What a few samples see of a direction when they are run alone, to be found again in a larger batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from featlearn.capture.graph import Node, Value, gradients_at
+from featlearn.linalg.later import Later
+from featlearn.ops import Layout
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """Gradients at the uses of parameters in a smaller batch."""
+
+    places: Tensor | slice
+    """Where its samples stand in the larger batch."""
+    direction: Tensor
+    gradients: Mapping[int, Tensor | None]
+    """Number of a node -> gradients at its output, samples first."""
+
+
+def sightings(
+    outputs: Tensor, order: Sequence[Node], used: Mapping[Node, Layout], places: Tensor | slice, direction: Tensor
+) -> Sightings:
+    """The gradients of a direction at these nodes.
+
+    Each sample has a power of two of its own, which is taken out again: one that is taken for another has the wrong
+    size.
+    """
+    codes = _codes(len(outputs), outputs.dtype, outputs.device)
+    cotangent = direction.to(outputs, non_blocking=True) * codes[:, None]
+    found = gradients_at(outputs, [(node, 0) for node in used], cotangent) if used else {}
+    seen = by_sample(order, used, found)
+    return Sightings(places, direction, {
+        number: None if gradient is None else gradient / codes.to(gradient)[:, None, None]
+        for number, gradient in seen.items()
+    })  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _codes(samples: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    numbers = torch.arange(samples, device=device)
+    return torch.exp2((3 * numbers % 7 - 3).to(dtype))
+
+
+def by_sample(
+    order: Sequence[Node], used: Mapping[Node, Layout], gradients: Mapping[Value, Tensor | None]
+) -> dict[int, Tensor | None]:
+    """Number of a node -> the gradient at its output, samples first."""
+    found: dict[int, Tensor | None] = {}
+    for number, node in enumerate(order):
+        if (node, 0) in gradients:
+            gradient = gradients[node, 0]
+            found[number] = None if gradient is None else used[node].samples_first(gradient.detach(), 1)
+    return found
+
+
+def expect_same(
+    later: Later, seen: Sightings, here: Mapping[int, Tensor | None], direction: Tensor, precision: float
+) -> None:
+    """The smaller batch has the gradients that its samples have in the larger one.
+
+    In single precision to a tenth: units that are zero but for rounding are on in one batch and off in the next, and
+    samples that are taken for others differ by much more.
+    """
+    if direction is not seen.direction and not torch.equal(direction, seen.direction):
+        later.doubt()
+    slack = min(0.1, 256 * precision**0.5)
+    small, there = [], []
+    for number, gradient in here.items():
+        alone = seen.gradients.get(number)
+        if alone is None or gradient is None:
+            if alone is not gradient:
+                later.doubt()
+            continue
+        chosen = gradient[seen.places if isinstance(seen.places, slice) else seen.places.to(gradient.device)]
+        if chosen.shape != alone.shape:
+            later.doubt()
+            continue
+        small.append(alone)
+        there.append(chosen)
+    if small:
+        differences = torch._foreach_norm(torch._foreach_sub(there, small))
+        for difference, size in zip(differences, torch._foreach_norm(small), strict=True):
+            later.expect(lambda difference, size: difference <= slack * size, difference, size)
