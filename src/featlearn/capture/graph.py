@@ -78,8 +78,10 @@ def _signature(
 ) -> Signature:
     numbers = {node: number for number, node in enumerate(order)}
     nodes = tuple(
-        (node.name(), tuple([(numbers.get(child), n) for child, n in node.next_functions]), described[node])
-        for node in order
+        [
+            (node.name(), tuple([(numbers.get(child), n) for child, n in node.next_functions]), described[node])
+            for node in order
+        ]
     )
     return (nodes, output, tuple((name, numbers[leaf]) for name, leaf in leaves.items()))
 
@@ -88,11 +90,8 @@ def walked(outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[tuple[Nod
     """The nodes in order and the signature that `build_graph` would give, and nothing else."""
     order = tuple(_children_first(outputs.grad_fn))
     names = {id(parameter): name for name, parameter in parameters.items()}
-    leaves = {}
-    for node in order:
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in names:
-            leaves[names[id(variable)]] = node
+    ends = [(node, getattr(node, "variable", None)) for node in order if not node.next_functions]
+    leaves = {names[id(variable)]: node for node, variable in ends if id(variable) in names}
     return order, _signature(order, {node: _described(node) for node in order}, leaves, outputs.output_nr)
 
 

@@ -98,7 +98,8 @@ def _autocast_off(parts: Sequence[nn.Module]) -> Iterator[None]:
     kinds |= {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
     with ExitStack() as stack:
         for kind in sorted(kinds - {"meta"}):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

@@ -213,7 +213,7 @@ class Snapshot:
         except (UnsupportedModelError, torch.OutOfMemoryError):
             return False
         for value, stack in zip(values, stacks, strict=True):
-            found[value] = [None] * len(directions) if stack is None else list(stack)
+            found[value] = [None] * len(directions) if stack is None else Stack(stack)
         return True
 
     def _factors(
@@ -228,15 +228,18 @@ class Snapshot:
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
     def _factor(self, reading: Reading, form: Outer, grads: Mapping[Value, list[Tensor | None]]) -> Factor:
-        found = [form.grads(self._arrived(reading, grad)).detach() for grad in grads[reading.use.node, 0]]
+        arrived = grads[reading.use.node, 0]
         rows = form.rows()
-        held: Tensor | Windows
+        held: Tensor | Windows = rows
         if isinstance(rows, Windows):
             held = replace(rows, image=rows.image.detach().to(self.accumulate))
-        else:
-            if (used := _used_positions(found)) is not None:
-                rows, found = rows[:, used], [grad[:, used] for grad in found]
-            held = rows.detach().to(self.accumulate) if rows.is_floating_point() else rows
+        elif rows.is_floating_point():
+            held = rows.detach().to(self.accumulate)
+        if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
+            return Factor(held, whole.detach().to(self.accumulate), form.rows_first, form.row_size)
+        found = [form.grads(self._arrived(reading, grad)).detach() for grad in arrived]
+        if not isinstance(held, Windows) and (used := _used_positions(found)) is not None:
+            held, found = held[:, used], [grad[:, used] for grad in found]
         return Factor(held, _stacked(found, self.accumulate), form.rows_first, form.row_size)
 
     def _arrived(self, reading: Reading, grad: Tensor | None) -> Tensor:
@@ -272,6 +275,22 @@ class Snapshot:
             first, second = second, first
         whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
         return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
+
+
+class Stack(list[Tensor | None]):
+    """The gradients of all directions, one after the other in one tensor."""
+
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__(whole)
+        self.whole = whole
+
+    def viewed(self, view: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What `view` makes of each, as one tensor, if it only looks at them in another way; None if it copies."""
+        first = view(self.whole[0])
+        if first.untyped_storage().data_ptr() != self.whole.untyped_storage().data_ptr():
+            return None
+        strides = (self.whole.stride(0), *first.stride())
+        return self.whole.as_strided((len(self), *first.shape), strides, first.storage_offset())
 
 
 def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
@@ -322,8 +341,7 @@ def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
         and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
         for k, grad in enumerate(grads)
     )
-    # On a GPU it is one copy either way.
-    if not same or step <= 0 or (step >= first.stride(0) and not first.is_cuda):
+    if not same or not 0 < step < first.stride(0):
         return None
     return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.later import Later
 
-_CONTAINERS = (list, dict, set, deque)
-_GENERATORS = (torch.Generator, numpy.random.Generator, random.Random)
-_KEPT = (*_CONTAINERS, *_GENERATORS, Tensor, numpy.ndarray)
-_SEQUENCES = (list, tuple, set, deque)
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_KINDS: dict[str, tuple[type, ...]] = {
+    "container": (list, dict, set, deque),
+    "tensor": (Tensor,),
+    "array": (numpy.ndarray,),
+    "generator": (torch.Generator, numpy.random.Generator, random.Random),
+    "tuple": (tuple,),
+}
 
 
 # The flag and the hook tables of a module, which belong to the measurement while it runs.
@@ -51,14 +54,14 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     held = _held(parts)
     parameters = parameters_of(parts)
     weights = set(map(id, parameters))
-    containers: list[tuple[Any, Any]] = [(thing, thing.copy()) for thing in held if isinstance(thing, _CONTAINERS)]
-    generators = [(thing, _generator_state(thing)) for thing in held if isinstance(thing, _GENERATORS)]
-    arrays = [(thing, thing.copy()) for thing in held if isinstance(thing, numpy.ndarray)]
-    tensors, bundles = _kept([t for t in held if isinstance(t, Tensor) and t.device.type != "meta"])
-    grads = [(parameter, parameter.grad) for parameter in parameters]
-
     tables = {id(part.__dict__) for part in parts}
     own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+    # Most are tables of hooks, and empty.
+    containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
+    generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
+    arrays = [(thing, thing.copy()) for thing in held["array"]]
+    tensors, bundles = _kept([tensor for tensor in held["tensor"] if tensor.device.type != "meta"])
+    grads = [(parameter, parameter.grad) for parameter in parameters]
 
     # Flags and hooks stay as the measurement has set them.
     attributes = [(thing, _without_own(entries)) for thing, entries in containers if id(thing) in tables]
@@ -148,12 +151,12 @@ class _Bundle:
 
     def expect_unchanged(self, later: Later) -> None:
         """Ask whether all hold what they held."""
-        now = [kept.tensor.detach() for kept in self.kept]
-        if any(_kind(a) != _kind(kept.copy) for a, kept in zip(now, self.kept, strict=True)):
+        if any(_kind(kept.tensor) != _kind(kept.copy) for kept in self.kept):
             later.doubt()
             return
-        whole = torch.cat([a.view(-1) for a in now])
-        later.expect(bool, _same_bits(whole, self._whole))  # type: ignore[arg-type]
+        whole = torch.cat([kept.tensor.detach().view(-1) for kept in self.kept])
+        bits = _WHOLE[whole.element_size()]
+        later.expect(bool, (whole.view(bits) == self._whole.view(bits)).all())
 
 
 # Bytes of tensors that are looked at together, and the kinds that are.
@@ -208,24 +211,35 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
 
 
-def _held(parts: Sequence[nn.Module]) -> list[Any]:
-    """Tensors, containers and random generators in the attributes of modules, also inside one another."""
-    found: dict[int, Any] = {}
+def _held(parts: Sequence[nn.Module]) -> dict[str, list[Any]]:
+    """Containers, tensors, arrays and random generators in the attributes of modules, also inside one another."""
+    found: dict[str, list[Any]] = {kind: [] for kind in _KINDS if kind != "tuple"}
+    seen: set[int] = set()
     # Scripted modules keep their tables out of reach; what can be listed is.
     stack: list[Any] = [table for p in parts for table in (p.__dict__, p._parameters, p._buffers, p._modules)]
     while stack:
         thing = stack.pop()
-        if type(thing) in _PLAIN or id(thing) in found:
+        kind = _kind_of(type(thing))  # type: ignore[arg-type]
+        if kind is None or id(thing) in seen:
             continue
-        if isinstance(thing, _KEPT):
-            found[id(thing)] = thing
-        if isinstance(thing, dict):
-            stack += thing.values()
-        elif isinstance(thing, _SEQUENCES):
-            stack += thing
-        elif type(thing).__name__.startswith("Ordered") and hasattr(thing, "values"):  # tables of scripted modules
+        seen.add(id(thing))
+        if kind in found:
+            found[kind].append(thing)
+        if kind == "container" or kind == "tuple":
+            stack += thing.values() if isinstance(thing, dict) else thing
+        elif kind == "table":
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
-    return list(found.values())
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(kind: type) -> str | None:
+    """What objects of this type are to a measurement; asked once for each, since some answer slowly."""
+    for name, kinds in _KINDS.items():
+        if issubclass(kind, kinds):
+            return name
+    # Tables of scripted modules.
+    return "table" if kind.__name__.startswith("Ordered") and hasattr(kind, "values") else None
 
 
 def _without_own(entries: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +257,9 @@ def _refill_attributes(attributes: dict[str, Any], entries: dict[str, Any]) -> N
 
 def _refill(container: Any, entries: Any) -> None:
     """Only where something changed: an untouched container is not touched."""
-    if not container and not entries:
+    if not entries:
+        if container:
+            container.clear()
         return
     if isinstance(container, dict):
         changed = list(container) != list(entries) or any(container[k] is not v for k, v in entries.items())

@@ -276,11 +276,7 @@ def _ordinary(factors: Factors, later: Later | None) -> tuple[Factors, float]:
     """
     held = [part for part in factors.parts if part.positions]
     if later is not None:
-        tensors = [_in_memory_order(tensor) for tensor in _tensors(held)]
-        if distant := [tensor for tensor in tensors if tensor.is_cuda]:  # one start for all
-            later.expect(lambda *sizes: all(map(_is_ordinary, sizes)), *torch._foreach_norm(distant, math.inf))
-        for tensor in (tensor for tensor in tensors if not tensor.is_cuda):
-            later.expect(lambda *ends: _is_ordinary(max(map(abs, ends))), *tensor.aminmax())
+        later.expect_sizes(_is_ordinary, [_in_memory_order(tensor) for tensor in _tensors(held)])
         return factors, 1.0
     sizes = _largest_pairs(held)
     if all(_is_ordinary(size) for pair in sizes for size in pair):

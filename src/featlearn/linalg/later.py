@@ -1,7 +1,9 @@
 """Checks that are asked for as they arise and answered together: a GPU would be waited for each time."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -12,11 +14,21 @@ class Later:
 
     def __init__(self) -> None:
         self._expected: list[tuple[Callable[..., bool], tuple[Tensor, ...]]] = []
+        self._sizes: list[tuple[Callable[..., bool], Tensor]] = []
+        """On a GPU, where one start serves all."""
         self._doubted = False
 
     def expect(self, test: Callable[..., bool], *numbers: Tensor) -> None:
         """The test of these few numbers is to hold; it is given all of them as floats, one after the other."""
         self._expected.append((test, numbers))
+
+    def expect_sizes(self, test: Callable[..., bool], tensors: Sequence[Tensor]) -> None:
+        """The test of the largest entries of these tensors is to hold."""
+        distant = [tensor for tensor in tensors if tensor.is_cuda]
+        self._sizes += [(test, tensor) for tensor in distant]
+        for tensor in (tensor for tensor in tensors if not tensor.is_cuda):
+            low, high = tensor.aminmax()
+            self.expect(lambda low, high: test(max(-low, high)), low, high)
 
     def doubt(self) -> None:
         """Something is known not to hold already."""
@@ -26,15 +38,25 @@ class Later:
         """Whether all that was expected is so."""
         if self._doubted:
             return False
-        tensors = {id(tensor): tensor for _, several in self._expected for tensor in several}
-        kinds: dict[object, list[Tensor]] = defaultdict(list)
-        for tensor in tensors.values():
-            kinds[tensor.dtype, tensor.device].append(tensor.detach().reshape(-1))
-        found: dict[object, list[float]] = {kind: torch.cat(same).tolist() for kind, same in kinds.items()}
-        places: dict[int, list[float]] = {}
-        filled: dict[object, int] = defaultdict(int)
-        for key, tensor in tensors.items():
-            kind = (tensor.dtype, tensor.device)
-            begin, filled[kind] = filled[kind], filled[kind] + tensor.numel()
-            places[key] = found[kind][begin : filled[kind]]
-        return all(test(*(n for tensor in several for n in places[id(tensor)])) for test, several in self._expected)
+        if self._sizes:
+            sizes = torch._foreach_norm([tensor for _, tensor in self._sizes], math.inf)
+            self._expected += [(test, (size,)) for (test, _), size in zip(self._sizes, sizes, strict=True)]
+            self._sizes.clear()
+        numbers = [tensor for _, several in self._expected for tensor in several]
+        found = iter(_fetched(numbers))
+        counted = [(test, sum(tensor.numel() for tensor in several)) for test, several in self._expected]
+        return all(test(*islice(found, count)) for test, count in counted)
+
+
+def _fetched(tensors: Sequence[Tensor]) -> list[float]:
+    """All their numbers, one after the other; those of one kind are waited for together."""
+    kinds: dict[tuple[torch.dtype, torch.device, bool], list[int]] = defaultdict(list)
+    for place, tensor in enumerate(tensors):
+        kinds[tensor.dtype, tensor.device, tensor.dim() == 0].append(place)
+    found: dict[int, list[float]] = {}
+    for (_, _, single), places in kinds.items():
+        some = [tensors[place] for place in places]
+        values = (torch.stack(some) if single else torch.cat([tensor.reshape(-1) for tensor in some])).tolist()
+        for place, tensor in zip(places, some, strict=True):
+            found[place], values = values[: tensor.numel()], values[tensor.numel() :]
+    return [number for place in range(len(tensors)) for number in found[place]]

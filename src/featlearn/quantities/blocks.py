@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.capture.probe import Probe
 from featlearn.linalg.factors import Dense, Gradients
-from featlearn.linalg.gram import Mode, add_gram, mirror
+from featlearn.linalg.gram import Mode, Route, add_gram, mirror
 from featlearn.linalg.later import Later
 
 Kernels = dict[str, Tensor]
@@ -49,11 +49,13 @@ def add_kernels(
     capture: Callable[[Probe, slice], Captured],
     witness: Witness | None = None,
     later: Later | None = None,
+    routes: Mapping[str, Route] | None = None,
 ) -> None:
     """Add the kernels of what `capture` gives, in blocks of `size` samples, to the kernels under their keys.
 
     One probe: the kernel is symmetric, and one triangle of it is computed and then mirrored. `chosen` are the output
     directions that the captured gradients have. `later`: what has to be waited for is asked for.
+    `routes` are taken where they are known.
     """
     symmetric = len(probes) == 1
 
@@ -62,7 +64,8 @@ def add_kernels(
         block = _block(kernels[keys[name]], i, j, chosen, mode)
         # A part of its own where it is needed twice.
         part = torch.zeros_like(block) if witness else block
-        add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch, later=later)
+        add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch, later=later,
+                 route=None if routes is None else routes.get(name))  # fmt: skip
         if witness is not None:
             block += part
             if diagonal:

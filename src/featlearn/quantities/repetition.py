@@ -7,7 +7,7 @@ the first time.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from featlearn.capture.recipe import Recipe, UnfamiliarGraphError, recipe_of
 from featlearn.capture.sightings import Sightings, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import FeatlearnError
+from featlearn.linalg.gram import Route
 from featlearn.linalg.later import Later
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
 from featlearn.quantities.budget import byte_budget
@@ -45,6 +46,7 @@ class _Known:
     dtype: torch.dtype
     rows: Tensor
     """All directions, where they are needed and as they are needed."""
+    routes: Mapping[str, Route]
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +56,7 @@ class _Known:
 
 # Calls with a few kinds of arguments for each network; those that did not repeat themselves are not tried for ever.
 _MOST, _TRIES = 8, 3
+_ROUTES = {route.value for route in Route}
 _calls: WeakKeyDictionary[nn.Module, dict[Hashable, _Known]] = WeakKeyDictionary()
 _failures: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
@@ -128,7 +131,11 @@ class Call:
         few, everything = recipe_of(pilot.graph, pilot.access), recipe_of(whole.graph, whole.access)
         if few is not None and everything is not None:
             rows = directions.rows(slice(0, directions.count)).to(whole.outputs)
-            self._made = _Known(few, everything, measurement.rounding, plan, directions, measurement.dtype, rows)
+            # On a CPU positions without gradient are left out, which the plan does not know of.
+            planned = {p.name: p.route for p in plan.parameters if p.route in _ROUTES and rows.is_cuda}
+            routes = {name: Route(route) for name, route in planned.items()}
+            dtype, rounding = measurement.dtype, measurement.rounding
+            self._made = _Known(few, everything, rounding, plan, directions, dtype, rows, routes)
 
     def remember(self) -> None:
         """Keep what was noted, now that all went well."""
@@ -147,7 +154,10 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
         del probe, block
         return whole.each_gradient(known.plan.groups[0].names, known.rows)
 
-    add_kernels(kernels, keys, (whole.probe,), whole.count, slice(0, count), mode, scratch, capture, later=later)
+    chosen = slice(0, count)
+    add_kernels(
+        kernels, keys, (whole.probe,), whole.count, chosen, mode, scratch, capture, later=later, routes=known.routes
+    )
     tiny = torch.finfo(known.dtype).tiny
     for kernel in kernels.values():
         if known.directions.divisor != 1:
