@@ -19,6 +19,7 @@ from featlearn.capture.recipe import Recipe
 from featlearn.capture.sightings import Sightings, by_sample, expect_same, sightings
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
+from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.linalg.later import Later
 from featlearn.linalg.windows import Windows
@@ -123,9 +124,12 @@ class Snapshot:
         return dict(self.each_gradient(names, directions, dense))
 
     def each_gradient(
-        self, names: Collection[str], directions: Tensor, dense: Collection[str] = ()
+        self, names: Collection[str], directions: Tensor, dense: Collection[str] = (), collapse: Collapse | None = None
     ) -> Iterator[tuple[str, Gradients]]:
-        """The same one by one: what is made of one parameter can be dropped before the next."""
+        """The same one by one: what is made of one parameter can be dropped before the next.
+
+        With `collapse`, one direction may stand for all: Gram matrices are only right when summed over directions.
+        """
         read, lost = self._sorted(names)
         grads = self._use_gradients(read, directions)
         if not self._confirm(grads, directions):
@@ -146,6 +150,8 @@ class Snapshot:
             found: Gradients
             if access.coordinates is not None:
                 factors = self._factors(access.uses.readings, access.coordinates, arrived)
+                if collapse is not None:
+                    factors = collapse.apply(name, factors)
                 found = as_dense(factors) if name in dense else factors
                 del factors
             else:

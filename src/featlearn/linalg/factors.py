@@ -258,6 +258,11 @@ class Gathered:
             self._pieces.append(piece)
         self._filled += piece.samples
 
+    @property
+    def directions(self) -> int:
+        """How many output directions they have."""
+        return (self._pieces[0] if self._whole is None else self._whole).directions
+
     def whole(self) -> Gradients:
         """All of them together."""
         return concatenate(self._pieces) if self._whole is None else self._whole

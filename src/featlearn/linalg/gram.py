@@ -82,6 +82,11 @@ def costs(left: Extent, right: Extent, mode: Mode, elementwise: float) -> dict[R
     return {Route.PAIRS: pairs, Route.GRADIENTS: float(gradients)}
 
 
+def cheapest(left: Extent, right: Extent, mode: Mode, elementwise: float) -> float:
+    """Multiply-adds of the better route."""
+    return min(costs(left, right, mode, elementwise).values())
+
+
 def cheaper_route(left: Extent, right: Extent, mode: Mode, elementwise: float) -> Route:
     """The route with fewer operations."""
     cost = costs(left, right, mode, elementwise)

@@ -93,12 +93,13 @@ def add_kernels(
 
 def _joined(captured: Captured, keys: Mapping[str, str]) -> Captured:
     """Small gradients of one kernel side by side: biases and scales are many, and each product has its price."""
-    waiting: dict[str, list[tuple[str, Tensor]]] = {}
+    waiting: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
     for name, gradients in captured:
         if isinstance(gradients, Dense) and gradients.gradient.nbytes < SMALL:
-            waiting.setdefault(keys[name], []).append((name, gradients.gradient))
-            if sum(gradient.nbytes for _, gradient in waiting[keys[name]]) >= SMALL:
-                yield _side_by_side(waiting.pop(keys[name]))
+            alike = (keys[name], gradients.directions)
+            waiting.setdefault(alike, []).append((name, gradients.gradient))
+            if sum(gradient.nbytes for _, gradient in waiting[alike]) >= SMALL:
+                yield _side_by_side(waiting.pop(alike))
         else:
             yield name, gradients
         del gradients

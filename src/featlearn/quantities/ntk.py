@@ -16,6 +16,7 @@ from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
 from featlearn.errors import InputValueError, MemoryBudgetError
+from featlearn.linalg.collapse import Collapse, UnequalChunksError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
 from featlearn.quantities.budget import byte_budget, readable_bytes
@@ -238,43 +239,54 @@ def _captured(
     are gathered chunk by chunk, in the form that takes less memory.
     """
     directions = outputs.rows(chosen)
-    if len(measurement.probes) == 1 and block == slice(0, probe.samples) and group.chunk >= probe.samples:
+    whole = len(measurement.probes) == 1 and block == slice(0, probe.samples)
+    # Chunks of one block agree on it; between blocks nothing could be taken back.
+    collapse = Collapse() if whole and outputs.mode == "sum" else None
+    if whole and group.chunk >= probe.samples:
         snapshot = measurement.snapshot(probe, block.start, block.stop, directions[0])
         elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
-        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise):
+        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise, collapse):
             yield name, _with_rate(gradients, rates.get(name, 1.0))
             del gradients
         if call is not None:
-            call.made(measurement, snapshot, plan, outputs)
+            call.made(measurement, snapshot, plan, outputs, collapse)
         progress.advance()
         return
     early = {p.name for p in plan.parameters if p.form_early}
     gathered: dict[str, Gathered] = {}
-    for begin in range(block.start, block.stop, group.chunk):
+    begin = block.start
+    while begin < block.stop:
         end = min(begin + group.chunk, block.stop)
         snapshot = measurement.snapshot(probe, begin, end, directions[0])
         seen = set()
-        for name, gradients in snapshot.each_gradient(group.names, directions, early):
-            if name not in gathered:
-                gathered[name] = Gathered(block.stop - block.start)
-                if begin > block.start:
-                    gathered[name].add(_nothing(measurement, name, begin - block.start, directions))
-            gathered[name].add(_with_rate(gradients, rates.get(name, 1.0)))
-            seen.add(name)
+        try:
+            for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse):
+                if name not in gathered:
+                    gathered[name] = Gathered(block.stop - block.start)
+                    if begin > block.start:
+                        nothing = _nothing(measurement, name, begin - block.start, gradients.directions)
+                        gathered[name].add(nothing)
+                gathered[name].add(_with_rate(gradients, rates.get(name, 1.0)))
+                seen.add(name)
+        except UnequalChunksError:
+            gathered.clear()
+            begin = block.start
+            continue
         for name in gathered.keys() - seen:
-            gathered[name].add(_nothing(measurement, name, end - begin, directions))
+            gathered[name].add(_nothing(measurement, name, end - begin, gathered[name].directions))
         del snapshot  # before the next one is made
         progress.advance()
+        begin = end
     while gathered:
         name = next(iter(gathered))
         yield name, gathered.pop(name).whole()
 
 
-def _nothing(measurement: Measurement, name: str, samples: int, directions: Tensor) -> Dense:
+def _nothing(measurement: Measurement, name: str, samples: int, directions: int) -> Dense:
     """The gradient of samples that do not use a parameter others use."""
     parameter = measurement.parameters[name]
     size = parameter.numel() * (2 if parameter.is_complex() else 1)
-    return Dense(torch.zeros(samples, len(directions), size, dtype=measurement.dtype, device=parameter.device))
+    return Dense(torch.zeros(samples, directions, size, dtype=measurement.dtype, device=parameter.device))
 
 
 def _with_rate(gradients: Gradients, rate: Rate) -> Gradients:

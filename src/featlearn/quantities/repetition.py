@@ -9,6 +9,7 @@ the first time.
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +26,7 @@ from featlearn.capture.recipe import Recipe, UnfamiliarGraphError, recipe_of
 from featlearn.capture.sightings import Sightings, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import FeatlearnError
+from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.gram import Route
 from featlearn.linalg.later import Later
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
@@ -47,6 +49,8 @@ class _Known:
     rows: Tensor
     """All directions, where they are needed and as they are needed."""
     routes: Mapping[str, Route]
+    collapsed: frozenset[str] | None
+    """Parameters for which one direction stands for all, if they may."""
 
     @property
     def device(self) -> torch.device:
@@ -76,8 +80,14 @@ class Call:
 
     def again(self) -> Kernels | None:
         """The kernels, if a call like this one was made before and all is as it was; None otherwise."""
-        known = _calls.get(self.model, {}).get(self._key) if isinstance(self.model, nn.Module) else None
-        if known is None or _failures.get(self.model, 0) > _TRIES:
+        earlier = _calls.get(self.model) if isinstance(self.model, nn.Module) else None
+        if not earlier or _failures.get(self.model, 0) > _TRIES:
+            return None
+        try:
+            known = earlier.get(self._key)
+        except (TypeError, RuntimeError):  # arguments that will be refused
+            return None
+        if known is None:
             return None
         try:
             kernels = self._kernels(known)
@@ -86,10 +96,11 @@ class Call:
         _failures[self.model] = 0 if kernels is not None else _failures.get(self.model, 0) + 1
         return kernels
 
-    @property
+    @cached_property
     def _key(self) -> Hashable:
+        """What calls must share."""
+        globs = self.parameters if isinstance(self.parameters, str | None) else frozenset(self.parameters)
         shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_in(self.x))
-        globs = self.parameters if isinstance(self.parameters, str | None) else tuple(self.parameters)
         return (shapes, self.outputs, self.by, globs, self.memory)
 
     def _kernels(self, known: _Known) -> Kernels | None:
@@ -118,7 +129,9 @@ class Call:
             isolation.state.settle()
         return kernels
 
-    def made(self, measurement: Measurement, whole: Snapshot, plan: Plan, directions: Directions) -> None:
+    def made(
+        self, measurement: Measurement, whole: Snapshot, plan: Plan, directions: Directions, collapse: Collapse | None
+    ) -> None:
         """Take note of a kernel that was measured in one chunk."""
         pilot = measurement.pilots[0]
         usual = self.model is unwrapped(self.model) and isinstance(self.outputs, str | int)
@@ -135,7 +148,10 @@ class Call:
             planned = {p.name: p.route for p in plan.parameters if p.route in _ROUTES and rows.is_cuda}
             routes = {name: Route(route) for name, route in planned.items()}
             dtype, rounding = measurement.dtype, measurement.rounding
-            self._made = _Known(few, everything, rounding, plan, directions, dtype, rows, routes)
+            collapsed = None if collapse is None else frozenset(collapse.found)
+            for name in collapsed or ():
+                routes.pop(name, None)
+            self._made = _Known(few, everything, rounding, plan, directions, dtype, rows, routes, collapsed)
 
     def remember(self) -> None:
         """Keep what was noted, now that all went well."""
@@ -152,7 +168,8 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
 
     def capture(probe: Probe, block: slice) -> Captured:
         del probe, block
-        return whole.each_gradient(known.plan.groups[0].names, known.rows)
+        collapse = None if known.collapsed is None else Collapse(known.collapsed, later)
+        return whole.each_gradient(known.plan.groups[0].names, known.rows, collapse=collapse)
 
     chosen = slice(0, count)
     add_kernels(

@@ -1,0 +1,181 @@
+"""One direction for the sum of all: taken where directions are proportional in every unit, and never elsewhere."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.linalg import collapse
+from featlearn.linalg.collapse import Collapse, UnequalChunksError
+from featlearn.linalg.factors import Factor, Factors
+from featlearn.linalg.gram import add_gram, mirror
+from featlearn.linalg.later import Later
+from tests.references.jacobian import dense_ntk
+
+DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small cases are not worth it."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(collapse, "worthwhile", lambda factors: factors.directions > 1 and len(factors.parts) == 1)
+
+
+def factors(grads: Tensor) -> Factors:
+    rows = torch.randn(grads.shape[1], grads.shape[2], 1, ROWS, dtype=grads.dtype)
+    return Factors((Factor(rows, grads, True, ROWS),), 1, ROWS, grads.shape[-1])
+
+
+def proportional(dtype: torch.dtype = torch.float64) -> Tensor:
+    """(K, P, T, 1, m) with factors of both signs, silent units and units that wake up late."""
+    ratio = torch.randn(DIRECTIONS, 1, 1, 1, UNITS, dtype=dtype)
+    base = torch.randn(SAMPLES, POSITIONS, 1, UNITS, dtype=dtype)
+    ratio[1:, ..., 0] = 0.0  # one direction alone
+    ratio[0, ..., 1] = 0.0  # all but the first
+    base[..., 2] = 0.0  # silent
+    base[: collapse.FEW + 2, ..., 3] = 0.0  # silent in those that are looked at first
+    return ratio * base
+
+
+def gram(one: Factors) -> Tensor:
+    out = torch.zeros(one.samples, one.samples, dtype=torch.float64)
+    add_gram(out, one, one, "sum", symmetric=True, scratch=2**30)
+    mirror(out, "sum")
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_sum_of_all_directions_from_one(dtype: torch.dtype):
+    all_of_them = factors(proportional(dtype))
+    one = Collapse().apply("w", all_of_them)
+    assert one.directions == 1
+    if dtype == torch.float64:
+        torch.testing.assert_close(gram(one), gram(all_of_them), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("sample", [0, SAMPLES - 1])
+def test_one_number_that_does_not_fit_keeps_them_apart(sample: int):
+    grads = proportional()
+    grads[2, sample, 1, 0, 4] += 1e-13
+    assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
+
+
+def test_small_samples_are_judged_by_their_own_size():
+    grads = proportional()
+    grads[:, 5] *= 1e-20
+    grads[1, 5, 0, 0, 4] *= 1.5
+    assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
+
+
+@pytest.mark.parametrize("cut", [1, 7, 18])
+def test_chunks_agree_on_the_sign(cut: int):
+    """A chunk's own largest direction may be another one, with another sign."""
+    grads = proportional()
+    grads[0], grads[1] = grads[2], -grads[2]  # equally large, so that rounding decides which is the largest
+    whole, together = factors(grads), Collapse()
+    pieces = [together.apply("w", whole.take(part)) for part in (slice(0, cut), slice(cut, SAMPLES))]
+    joined = Factors(
+        (
+            Factor(
+                torch.cat([piece.parts[0].rows for piece in pieces]),
+                torch.cat([piece.parts[0].grads for piece in pieces], 1),
+                True,
+                ROWS,
+            ),
+        ),
+        1,
+        ROWS,
+        UNITS,
+    )
+    torch.testing.assert_close(gram(joined), gram(whole), rtol=1e-13, atol=1e-13)
+
+
+def test_a_later_chunk_that_does_not_fit_is_said():
+    grads, together = proportional(), Collapse()
+    grads[2, -1] += 1.0
+    whole = factors(grads)
+    assert together.apply("w", whole.take(slice(0, 9))).directions == 1
+    with pytest.raises(UnequalChunksError):
+        together.apply("w", whole.take(slice(9, SAMPLES)))
+    assert together.apply("w", whole.take(slice(0, 9))).directions == DIRECTIONS
+
+
+def test_what_is_known_is_still_asked():
+    fits, other = proportional(), torch.randn(DIRECTIONS, SAMPLES, POSITIONS, 1, UNITS, dtype=torch.float64)
+    for grads, expected in ((fits, 1), (other, DIRECTIONS)):
+        later = Later()
+        assert Collapse(frozenset({"w"}), later).apply("w", factors(grads)).directions == expected
+        assert later.hold()
+    assert Collapse(frozenset(), Later()).apply("w", factors(fits)).directions == DIRECTIONS
+
+
+class Shared(nn.Module):
+    """The last hidden layer twice: two uses of one weight have factors of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.hidden(torch.relu(self.hidden(h)))))
+
+
+NETWORKS = {
+    "perceptron": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)), (6,)),
+    "images": (
+        nn.Sequential(
+            nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3, padding=1), nn.SiLU(), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(), nn.Linear(6, 4),
+        ),
+        (2, 7, 6),
+    ),
+    "flattened": (nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 20, 4)), (2, 7, 6)),
+    "shared": (Shared(), (6,)),
+    "bent outputs": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4), nn.Tanh()), (6,)),
+    "grouped": (
+        nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(6, 3)),
+        (4, 8),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("samples", [1, 2, 25, 40])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("outputs", ["mean", "sum", "each", "full"])
+def test_kernels_stay_exact_call_after_call(name: str, outputs: str, samples: int):
+    model, shape = NETWORKS[name]
+    model = model.double()
+    x = torch.randn(samples, *shape, dtype=torch.float64)
+    expected = dense_ntk(model, x, outputs=outputs)
+    for _ in range(3):
+        found = fl.ntk(model, x, outputs=outputs)
+        assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("memory", ["60kB", "300kB"])
+def test_kernels_in_chunks_and_of_two_probes_stay_exact(name: str, memory: str):
+    model, shape = NETWORKS[name]
+    model = model.double()
+    x, x2 = (torch.randn(samples, *shape, dtype=torch.float64) for samples in (21, 13))
+    for other in (None, x2):
+        expected = dense_ntk(model, x, other, outputs="mean")
+        found = fl.ntk(model, x, other, memory=memory)
+        assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+
+
+def test_it_is_done_where_it_should_be(monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, int] = {}
+    plain = Collapse.apply
+
+    def noted(self: Collapse, name: str, one: Factors) -> Factors:
+        found = plain(self, name, one)
+        seen[name] = found.directions
+        return found
+
+    monkeypatch.setattr(Collapse, "apply", noted)
+    model, shape = NETWORKS["images"]
+    fl.ntk(model.double(), torch.randn(20, *shape, dtype=torch.float64))
+    assert seen == {"0.weight": 4, "2.weight": 1, "6.weight": 1}
