@@ -16,7 +16,7 @@ from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.pilots import PILOT, Pilots, counterparts, fixed_generator
 from featlearn.capture.precision import cast_inputs, copied, needs_copy
 from featlearn.capture.probe import Inputs, Probe, Readout
-from featlearn.capture.sightings import Sightings
+from featlearn.capture.sightings import Unconfirmed
 from featlearn.capture.snapshot import Snapshot
 from featlearn.capture.uses import Pattern
 from featlearn.errors import CoupledSamplesError
@@ -76,7 +76,7 @@ class Measurement:
         drawn, again, pattern, seen = self._run_before(probe, indices, first, generator)
         expected = pattern if seen else None
         found = Snapshot(probe, indices, self.parameters, generator, self.distrusted, lambda _: expected)
-        found.unconfirmed = (lambda: seen) if found.assumed and seen else None
+        found.unconfirmed = seen if found.assumed else None
         found.audit_anew = self._distrusted_now
         self.graphs.append(found.graph is not None)
         self._refuse_differences(found, drawn, again)
@@ -90,14 +90,14 @@ class Measurement:
 
     def _run_before(
         self, probe: Probe, indices: Tensor, first: Tensor | None, generator: torch.Generator
-    ) -> tuple[list[Tensor], list[Tensor], Pattern | None, Sightings | None]:
+    ) -> tuple[list[Tensor], list[Tensor], Pattern | None, Unconfirmed | None]:
         """Some samples of a chunk in smaller batches, before it, so that one graph is held at a time: their places,
         outputs, and, with a `first` direction, sample axes and gradients."""
         pilot = next((pilot for pilot in self.pilots if pilot.probe is probe), None)
         small = len(indices) <= 3 * PILOT
         if self.audit_anew and first is not None and pilot and len(indices) == probe.samples and not small:
             # The network is known, and the pilot has run some of these samples already.
-            seen = None if pilot.graph is None else pilot.sightings(pilot.indices, first)
+            seen = None if pilot.graph is None else _seen_by(pilot, pilot.indices, first)
             return [pilot.indices], [pilot.outputs.detach()], pilot.pattern, seen
         # Small chunks are checked whole, since the overhead of a pass outweighs its work; of large ones a sixteenth.
         drawn = draws(len(indices), generator, thorough=small)
@@ -132,11 +132,11 @@ class Measurement:
     def _seen(
         self, probe: Probe, indices: Tensor, places: Tensor, direction: Tensor, pattern: Pattern,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Pattern | None, Sightings | None]:  # fmt: skip
+    ) -> tuple[Tensor, Pattern | None, Unconfirmed | None]:  # fmt: skip
         """Outputs, sample axes (with what the pilot left open) and gradients of some of the samples alone."""
         chosen = indices[places]
         small = Snapshot(probe, chosen, self.parameters, generator, self.distrusted, lambda _: pattern, exemplary=True)
-        seen = None if small.graph is None else small.sightings(places, direction)
+        seen = None if small.graph is None else _seen_by(small, places, direction)
         return small.outputs.detach(), small.pattern, seen
 
     def _unchecked(self, snapshot: Snapshot) -> list[str]:
@@ -170,6 +170,12 @@ class Measurement:
     def _chunks(probe: Probe, chunk: int) -> tuple[Tensor, ...]:
         pieces: tuple[Tensor, ...] = torch.arange(probe.samples, device="cpu").split(chunk)
         return pieces
+
+
+def _seen_by(small: Snapshot, places: Tensor, direction: Tensor) -> Unconfirmed:
+    """What a smaller batch sees now: it is gone when the larger one has run."""
+    seen = small.sightings(direction)
+    return Unconfirmed(places, lambda: seen)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a few samples see of a direction when they are run alone, to be found again in a larger batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,16 +16,25 @@ from featlearn.ops import Layout
 class Sightings:
     """Gradients at the uses of parameters in a smaller batch."""
 
-    places: Tensor | slice
-    """Where its samples stand in the larger batch."""
     direction: Tensor
     gradients: Mapping[int, Tensor | None]
     """Number of a node -> gradients at its output, samples first."""
 
 
-def sightings(
-    outputs: Tensor, order: Sequence[Node], used: Mapping[Node, Layout], places: Tensor | slice, direction: Tensor
-) -> Sightings:
+@dataclass(frozen=True)
+class Unconfirmed:
+    """Samples of a batch that a smaller one has, or will have, seen."""
+
+    places: Tensor | slice
+    """Where they stand in the larger batch."""
+    seen: Callable[[], Sightings]
+
+
+Chosen = Mapping[int, Tensor | None]
+"""Number of a node -> gradients of some samples at its output."""
+
+
+def sightings(outputs: Tensor, order: Sequence[Node], used: Mapping[Node, Layout], direction: Tensor) -> Sightings:
     """The gradients of a direction at these nodes.
 
     Each sample has a power of two of its own, which is taken out again: one that is taken for another has the wrong
@@ -35,7 +44,7 @@ def sightings(
     cotangent = direction.to(outputs, non_blocking=True) * codes[:, None]
     found = gradients_at(outputs, [(node, 0) for node in used], cotangent) if used else {}
     seen = by_sample(order, used, found)
-    return Sightings(places, direction, {
+    return Sightings(direction, {
         number: None if gradient is None else gradient / codes.to(gradient)[:, None, None]
         for number, gradient in seen.items()
     })  # fmt: skip
@@ -59,15 +68,27 @@ def by_sample(
     return found
 
 
-def expect_same(
-    later: Later, seen: Sightings, here: Mapping[int, Tensor | None], direction: Tensor, precision: float
-) -> None:
+def at_places(gradients: Mapping[int, Tensor | None], places: Tensor | slice) -> Chosen:
+    """Copies of the gradients of some samples."""
+    found: dict[int, Tensor | None] = {}
+    for number, gradient in gradients.items():
+        if gradient is None:
+            found[number] = None
+        elif isinstance(places, slice):
+            found[number] = gradient[places].clone()
+        else:
+            found[number] = gradient[places.to(gradient.device)]
+    return found
+
+
+def expect_same(later: Later, seen: Sightings, here: Chosen, direction: Tensor, precision: float) -> None:
     """The smaller batch has the gradients that its samples have in the larger one.
 
     In single precision to a tenth: units that are zero but for rounding are on in one batch and off in the next, and
     samples that are taken for others differ by much more.
     """
-    if direction is not seen.direction and not torch.equal(direction, seen.direction):
+    # Rows of one table are equal without a look, which a GPU would have to be waited for.
+    if direction.data_ptr() != seen.direction.data_ptr() and not torch.equal(direction, seen.direction):
         later.doubt()
     slack = min(0.1, 256 * precision**0.5)
     small, there = [], []
@@ -76,13 +97,11 @@ def expect_same(
         if alone is None or gradient is None:
             if alone is not gradient:
                 later.doubt()
-            continue
-        chosen = gradient[seen.places if isinstance(seen.places, slice) else seen.places.to(gradient.device)]
-        if chosen.shape != alone.shape:
+        elif gradient.shape != alone.shape:
             later.doubt()
-            continue
-        small.append(alone)
-        there.append(chosen)
+        else:
+            small.append(alone)
+            there.append(gradient)
     if small:
         differences = torch._foreach_norm(torch._foreach_sub(there, small))
         for difference, size in zip(differences, torch._foreach_norm(small), strict=True):

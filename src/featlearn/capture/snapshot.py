@@ -16,7 +16,7 @@ from featlearn.capture.graph import Graph, Node, Value, backward, build_graph, g
 from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Access, Coordinates, coordinates, pulled_back
 from featlearn.capture.recipe import Recipe
-from featlearn.capture.sightings import Sightings, by_sample, expect_same, sightings
+from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, at_places, by_sample, expect_same, sightings
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.collapse import Collapse
@@ -56,8 +56,8 @@ class Snapshot:
         self._distrusted: dict[str, str] = {}
         self.assumed = False
         self.pattern: Pattern | None = None
-        self.unconfirmed: Callable[[], Sightings] | None = None
-        """Gives what a smaller batch sees, where sample axes are taken over from another graph, to confirm them."""
+        self.unconfirmed: Unconfirmed | None = None
+        """Set where sample axes are taken over from another graph."""
         self.audit_anew: Callable[[], Mapping[str, str]] = dict
         """Asked for what it distrusts where sample axes are not confirmed: the audit may have been taken over, too."""
         self.later: Later | None = None
@@ -89,22 +89,34 @@ class Snapshot:
         read = (access.uses.readings for access in self.access.values())
         return {reading.use.node: reading.use.layout for readings in read for reading in readings}
 
-    def sightings(self, places: Tensor, direction: Tensor) -> Sightings:
-        """What these samples, which are those at `places` of a larger batch, see of a direction."""
+    def sightings(self, direction: Tensor) -> Sightings:
+        """What these samples see of a direction."""
         assert self.graph is not None
-        return sightings(self.outputs, self.graph.order, self.used, places, direction)
+        return sightings(self.outputs, self.graph.order, self.used, direction)
 
-    def _confirm(self, grads: Mapping[Value, list[Tensor | None]], directions: Tensor) -> bool:
-        """Whether sample axes that were taken over are those of this batch: a smaller one must see the same."""
-        seen, self.unconfirmed = self.unconfirmed, None
-        if seen is None:
-            return True
+    def _at_places(self, grads: Mapping[Value, list[Tensor | None]], places: Tensor | slice) -> Chosen:
+        """The first direction's gradients of some samples at all uses, as copies: what arrives is dropped when used."""
         assert self.graph is not None
-        seen_alone = seen()
-        found = {value: gradients[0] for value, gradients in grads.items()}
+        return at_places(by_sample(self.graph.order, self.used, {v: found[0] for v, found in grads.items()}), places)
+
+    def _confirm(self, grads: Mapping[Value, list[Tensor | None]], directions: Tensor) -> Callable[[], None] | None:
+        """Ask whether sample axes that were taken over are those of this batch: a smaller one must see the same.
+
+        None if they are not; otherwise what is left to be asked, when a GPU has been given all the rest.
+        """
+        unconfirmed, self.unconfirmed = self.unconfirmed, None
+        if unconfirmed is None:
+            return lambda: None
         later = Later() if self.later is None else self.later
-        expect_same(later, seen_alone, by_sample(self.graph.order, self.used, found), directions[0], self.precision)
-        return self.later is not None or later.hold()
+        here = self._at_places(grads, unconfirmed.places)
+
+        def ask() -> None:
+            expect_same(later, unconfirmed.seen(), here, directions[0], self.precision)
+
+        if self.later is not None:
+            return ask
+        ask()
+        return (lambda: None) if later.hold() else None
 
     def precision_of(self, name: str) -> float:
         """Machine epsilon of the coarsest type between a parameter and the outputs."""
@@ -132,7 +144,8 @@ class Snapshot:
         """
         read, lost = self._sorted(names)
         grads = self._use_gradients(read, directions)
-        if not self._confirm(grads, directions):
+        ask = self._confirm(grads, directions)
+        if ask is None:
             self.distrust(self.audit_anew())  # samples may have become coupled
             self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
             read, lost = self._sorted(names)
@@ -162,6 +175,8 @@ class Snapshot:
         if lost:
             for name, gradients in sample_gradients(self, lost, directions).items():
                 yield name, gradients.take(slice(0, self.count))
+        if ask is not None:
+            ask()
 
     def _sorted(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Those that can be read, and those that go to the fallback."""

@@ -204,7 +204,7 @@ def formed_bytes() -> int:
 # needs larger ones to be busy.
 PANEL, CUDA_PANEL = 30, 256
 PANELS = 10
-CUDA_WORK = 2**33
+CUDA_WORK = 2 * 10**10
 
 
 def _panels(
@@ -214,8 +214,11 @@ def _panels(
 
     `depth`: multiply-adds for one entry. A GPU gets enough to do at a time that starting it costs little.
     """
-    least = max(CUDA_PANEL, CUDA_WORK // (columns * max(depth, 1))) if cuda else min(2 * PANEL, max(PANEL, rows // 4))
-    step = max(1, min(rows, max(least, -(-rows // PANELS)), max(1, largest)))
+    if cuda:
+        step = _cuda_panel(rows, CUDA_WORK // (columns * max(depth, 1)))
+    else:
+        step = max(min(2 * PANEL, max(PANEL, rows // 4)), -(-rows // PANELS))
+    step = max(1, min(rows, step, max(1, largest)))
     if step * columns > largest:  # then nearly square, for the sake of the products
         step = max(1, min(step, int(largest**0.5)))
     wide = max(1, min(columns, largest // step))
@@ -223,6 +226,13 @@ def _panels(
         stop = min(i + step, rows)
         for j in range(0, stop if symmetric else columns, wide):
             yield slice(i, stop), slice(j, min(j + wide, stop if symmetric else columns))
+
+
+def _cuda_panel(rows: int, busy: int) -> int:
+    """Rows in a panel on a GPU: all, if fewer would not keep it `busy`; otherwise a power of two, at most a quarter."""
+    if busy >= rows:
+        return rows
+    return max(CUDA_PANEL, 1 << round(math.log2(max(1, min(busy, rows // 4)))))
 
 
 def _part(out: Tensor, rows: slice, columns: slice, mode: Mode) -> Tensor:

@@ -23,7 +23,7 @@ from featlearn.capture.memory import recalled
 from featlearn.capture.pilots import PILOT, fixed_generator, spread
 from featlearn.capture.probe import Inputs, Probe, Readout, tensors_in
 from featlearn.capture.recipe import Recipe, UnfamiliarGraphError, recipe_of
-from featlearn.capture.sightings import Sightings, sightings
+from featlearn.capture.sightings import Sightings, Unconfirmed, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import FeatlearnError
 from featlearn.linalg.collapse import Collapse
@@ -112,16 +112,15 @@ class Call:
         with undisturbed(self.model) as isolation:
             probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False)
             whole = Snapshot(probe, slice(0, samples), parameters, fixed_generator(), {}, recipe=known.all)
-            whole.later = later
+            whole.later, places = later, spread(samples)
 
             def alone() -> Sightings:
-                places = spread(samples)
                 outputs = probe.outputs(places)
                 expect_same_outputs(later, whole, outputs.detach(), places, known.rounding)
                 nodes = known.few.nodes(outputs, parameters)
-                return sightings(outputs, nodes, known.few.used(nodes), places, known.rows[0])
+                return sightings(outputs, nodes, known.few.used(nodes), known.rows[0])
 
-            whole.unconfirmed = alone  # when the GPU is busy with all samples
+            whole.unconfirmed = Unconfirmed(places, alone)
             kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later)
             isolation.state.expect_unchanged(later)
             if not later.hold():
