@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH = ("featlearn", "torch_func", "nngeometry", "backpack", "curvlinops", "torchjd")
+TORCH = ("featlearn", "torch_func", "nngeometry", "backpack", "curvlinops", "torchjd", "plain_hooks")
 JAX = {"neural_tangents_1": 1, "neural_tangents_3": 3}
 METHODS = (*TORCH, *JAX)
 LOOSE = {"nngeometry": 1e-5}
@@ -67,11 +67,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of wall time after which a method is ended")
     parser.add_argument("--small", action="store_true", help="a few samples in float64; equality alone")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--autotuned", action="store_true", help="on a GPU: torch.backends.cudnn.benchmark, for every method"
+    )
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the peers that use torch")
     parser.add_argument("--jax-python", default=None, help="an interpreter with neural-tangents")
     options = parser.parse_args()
     if options.methods is None:
-        options.methods = list(METHODS) if options.device == "cpu" else ["featlearn", "torch_func"]
+        options.methods = list(METHODS) if options.device == "cpu" else ["featlearn", "torch_func", "plain_hooks"]
     return options
 
 
@@ -134,7 +137,8 @@ def _one(
                    "--implementation", str(JAX[method])]  # fmt: skip
     else:
         command = [options.python, "-m", "benchmarks.peers.child", method, name, str(out), "--samples", str(samples),
-                   "--dtype", dtype, "--device", options.device]  # fmt: skip
+                   "--dtype", dtype, "--device", options.device,
+                   *(["--autotuned"] if options.autotuned else [])]  # fmt: skip
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

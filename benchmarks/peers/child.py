@@ -21,8 +21,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=5, help="on a GPU, within this process")
+    parser.add_argument("--repeats", type=int, default=9, help="on a GPU, within this process")
+    parser.add_argument("--autotuned", action="store_true", help="let cuDNN choose convolutions by timing them")
     options = parser.parse_args()
+    torch.backends.cudnn.benchmark = options.autotuned
     torch.set_num_threads(1)
     peer = importlib.import_module(f"benchmarks.peers.{options.method}")
     workload, dtype = WORKLOADS[options.workload], getattr(torch, options.dtype)

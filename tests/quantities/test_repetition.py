@@ -1,0 +1,280 @@
+"""fl.ntk called again with arguments of the same shapes: what is known is used, every doubt leads back to the start."""
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.errors import CoupledSamplesError, FeatlearnError, InputValueError, UnsupportedModelError
+from featlearn.quantities import ntk as ntk_module
+from featlearn.quantities import repetition
+from tests.references.jacobian import dense_ntk
+
+SAMPLES = 23
+
+
+class Net(nn.Module):
+    """Convolution, shared linear layer, norm and bias; a flag, a gate and a buffer to be changed between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 5, 3, padding=1), nn.LayerNorm(5)
+        self.square, self.last = nn.Linear(5, 5, bias=False), nn.Linear(5, 4)
+        self.gate = 0.0
+        self.turned = False
+        self.register_buffer("scale", torch.ones(()))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(torch.tanh(self.conv(x)).mean(2)) * self.scale
+        weight = self.square.weight.permute(1, 0) if self.turned else self.square.weight.permute(0, 1)
+        h = torch.tanh(h @ weight)
+        return self.last(h + self.gate * h.mean(0, keepdim=True))
+
+
+@pytest.fixture
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(SAMPLES, 3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry for every measurement that begins from the start."""
+    seen: list[bool] = []
+    plain = ntk_module.measuring
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        seen.append(True)
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(ntk_module, "measuring", noted)
+    return seen
+
+
+def assert_exact(model: nn.Module, x: Any, **arguments: Any) -> None:
+    expected = dense_ntk(model, x, outputs=arguments.get("outputs", "mean"))
+    found = fl.ntk(model, x, **arguments)
+    assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("outputs", ["mean", "sum", "each", "full"])
+def test_the_second_call_looks_for_nothing(model: Net, x: Tensor, outputs: str, anew: list[bool]):
+    for _ in range(4):
+        assert_exact(model, x, outputs=outputs)
+    assert len(anew) == 1
+
+
+def test_other_weights_and_samples_are_measured_as_they_are(model: Net, x: Tensor, anew: list[bool]):
+    for seed in range(4):
+        assert_exact(model, x + seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+    assert len(anew) == 1
+
+
+def test_two_passes_forward_and_one_back_for_each_direction_and_the_check(model: Net, x: Tensor, monkeypatch: Any):
+    fl.ntk(model, x)
+    forward: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: forward.append(len(output)))
+    backward: list[int] = []
+    plain = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: backward.append(1) or plain(*a, **k))
+    fl.ntk(model, x)
+    assert forward == [SAMPLES, 6]
+    # The norm's parameters meet no sample before their use: nothing has to be pulled back.
+    assert len(backward) == 4 + 1
+
+
+@pytest.mark.parametrize("by", ["layer", "parameter"])
+def test_parts(model: Net, x: Tensor, by: Any, anew: list[bool]):
+    first, second = (fl.ntk(model, x, by=by) for _ in range(2))
+    assert first.keys() == second.keys()
+    for key, kernel in first.items():
+        torch.testing.assert_close(second[key], kernel, rtol=1e-12, atol=1e-12)
+    assert len(anew) == 1
+
+
+@pytest.mark.parametrize("other", [
+    {"outputs": "each"}, {"outputs": 2}, {"by": "layer"}, {"parameters": "last.*"}, {"memory": "1GiB"},
+    {"dtype": torch.float64}, {"verify": True}, {"outputs": fl.Probes(3)},
+])  # fmt: skip
+def test_other_arguments_are_other_calls(model: Net, x: Tensor, other: dict[str, Any], anew: list[bool]):
+    fl.ntk(model, x)
+    fl.ntk(model, x, **other)
+    assert len(anew) == 2
+
+
+def turn(model: Net) -> None:
+    model.turned = True
+
+
+def rescale(model: Net) -> None:
+    model.scale.mul_(3.0)
+
+
+def hook(model: Net) -> None:
+    model.norm.register_forward_hook(lambda module, inputs, output: output.tanh())
+
+
+def freeze(model: Net) -> None:
+    model.conv.weight.requires_grad_(False)
+
+
+def tie(model: Net) -> None:
+    model.last = nn.Linear(5, 5).double()
+    model.last.weight = model.square.weight
+
+
+def replace(model: Net) -> None:
+    model.last.weight = nn.Parameter(torch.randn(4, 5, dtype=torch.float64))
+
+
+def restride(model: Net) -> None:
+    model.conv.padding, model.conv.dilation = (2,), (2,)  # the same shapes
+
+
+@pytest.mark.parametrize("change", [turn, rescale, hook, freeze, tie, replace, restride])
+def test_a_model_that_has_changed_in_between(model: Net, x: Tensor, change: Callable[[Net], None]):
+    assert_exact(model, x)
+    change(model)
+    for _ in range(3):
+        assert_exact(model, x)
+
+
+def test_samples_that_become_coupled_are_refused_as_before(model: Net, x: Tensor):
+    assert_exact(model, x)
+    model.gate = 0.5
+    for _ in range(2):
+        with pytest.raises(CoupledSamplesError):
+            fl.ntk(model, x)
+    model.gate = 0.0
+    assert_exact(model, x)
+
+
+@pytest.mark.parametrize("where", ["samples", "weights"])
+def test_what_is_not_finite_is_refused_as_before(model: Net, x: Tensor, where: str):
+    fl.ntk(model, x)
+    if where == "samples":
+        x[5, 0, 0] = math.nan
+    else:
+        model.last.bias.data[1] = math.inf  # gradients stay finite
+    with pytest.raises(InputValueError, match=r"not finite for samples"):
+        fl.ntk(model, x)
+
+
+@pytest.mark.parametrize("size", [1e-22, 1e18])
+def test_factors_of_unusual_size(size: float, anew: list[bool]):
+    """Rows and gradients whose Gram matrices single precision cannot hold, though their product is ordinary."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Linear(6, 2, bias=False)), torch.randn(SAMPLES, 5)
+    for scale in (1.0, size, size, 1.0):
+        with torch.no_grad():
+            model[1].weight.mul_(scale)
+        found = fl.ntk(model, x / scale, parameters="0.*")
+        expected = x.double() @ x.double().T * (model[1].weight.double() / scale).square().sum() / 2
+        assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+        with torch.no_grad():
+            model[1].weight.div_(scale)
+    assert len(anew) == 3
+
+
+class Writing(nn.Module):
+    """A forward pass that writes to what it holds, when told to."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how, self.on = nn.Linear(4, 3), how, False
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.on and self.how == "weights":
+            self.layer.weight.data += 0.1
+        if self.on and self.how == "buffer":
+            self.calls += 1
+        if self.on and self.how == "attribute":
+            self.extra = x
+        return self.layer(x) + 0 * self.calls
+
+
+@pytest.mark.parametrize("how", ["weights", "buffer", "attribute"])
+def test_a_model_that_writes_is_left_as_it_was(how: str):
+    torch.manual_seed(0)
+    model, x = Writing(how).double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    fl.ntk(model, x)
+    model.on = True
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for _ in range(6):
+        if how == "weights":
+            with pytest.raises(UnsupportedModelError):
+                fl.ntk(model, x)
+        else:
+            fl.ntk(model, x)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert not hasattr(model, "extra")
+
+
+def test_gradients_modes_and_generators_are_as_they_were(model: Net, x: Tensor):
+    model.train()
+    model(x).sum().backward()
+    kept = [p.grad.clone() for p in model.parameters()]
+    fl.ntk(model, x)
+    state = torch.get_rng_state()
+    fl.ntk(model, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), kept, strict=True))
+
+
+def test_a_call_that_never_repeats_itself_is_not_tried_for_ever(x: Tensor, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model = Writing("buffer").double()
+    x = x[:, :, 0].contiguous() @ torch.randn(3, 4, dtype=torch.float64)
+    fl.ntk(model, x)
+    model.on, tried = True, []
+    plain = repetition.Call._kernels
+    monkeypatch.setattr(repetition.Call, "_kernels", lambda self, known: tried.append(1) or plain(self, known))
+    for _ in range(10):
+        fl.ntk(model, x)
+    assert len(tried) == repetition._TRIES + 1
+
+
+def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, anew: list[bool], monkeypatch: Any):
+    fl.ntk(model, x)
+    monkeypatch.setattr(repetition, "byte_budget", lambda *_: 100)
+    assert_exact(model, x)
+    assert len(anew) == 2
+
+
+def test_nothing_outlives_the_model(x: Tensor):
+    torch.manual_seed(0)
+    model = Net()
+    for _ in range(3):
+        fl.ntk(model, x)
+    there = weakref.ref(model)
+    del model
+    gc.collect()
+    assert there() is None
+
+
+def test_errors_of_the_model_are_the_users(model: Net, x: Tensor):
+    fl.ntk(model, x)
+
+    def fails(*_: Any) -> None:
+        raise ValueError("no more")
+
+    model.norm.register_forward_hook(fails)
+    with pytest.raises(FeatlearnError, match="no more"):
+        fl.ntk(model, x)
