@@ -98,7 +98,23 @@ def test_a_later_chunk_that_does_not_fit_is_said():
     assert together.apply("w", whole.take(slice(0, 9))).directions == 1
     with pytest.raises(UnequalChunksError):
         together.apply("w", whole.take(slice(9, SAMPLES)))
-    assert together.apply("w", whole.take(slice(0, 9))).directions == DIRECTIONS
+
+
+def test_chunks_that_are_proportional_in_different_ways_are_told_apart():
+    grads, together = proportional(), Collapse()
+    grads[:, 9:] = grads[[1, 2, 3, 0], 9:]
+    whole = factors(grads)
+    assert together.apply("w", whole.take(slice(0, 9))).directions == 1
+    with pytest.raises(UnequalChunksError):
+        together.apply("w", whole.take(slice(9, SAMPLES)))
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-22, 1e22, 1e170])
+def test_sizes_whose_squares_cannot_be_held_prove_nothing(size: float):
+    other = torch.randn(DIRECTIONS, SAMPLES, POSITIONS, 1, UNITS, dtype=torch.float64)
+    for grads in (other * size, (other * size).float()):
+        if bool(torch.isfinite(grads).all()) and bool(grads.any()):
+            assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
 
 
 def test_what_is_known_is_still_asked():
@@ -179,3 +195,58 @@ def test_it_is_done_where_it_should_be(monkeypatch: pytest.MonkeyPatch):
     model, shape = NETWORKS["images"]
     fl.ntk(model.double(), torch.randn(20, *shape, dtype=torch.float64))
     assert seen == {"0.weight": 4, "2.weight": 1, "6.weight": 1}
+
+
+class Heads(nn.Module):
+    """Two heads, one for each kind of sample: proportional in every chunk of one kind, in two different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, kind = torch.tanh(self.first(x)), (x[:, :1] > 0).to(x)
+        return kind * self.one(h) + (1 - kind) * self.other(h)
+
+
+class Twice(nn.Module):
+    """A weight that some samples meet from the other side as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, rare = x @ self.weight.T, (x[:, :1] > 1).to(x)
+        if bool(rare.any()):
+            h = h + (rare * x) @ self.weight
+        return self.last(torch.tanh(h))
+
+
+class Experts(nn.Module):
+    """Rows of a batch picked by routing go to the fallback, where both experts are met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(6, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 4)
+        for number, expert in enumerate(self.experts):
+            rows = ((x[:, 0] > 0).long() == number).nonzero().flatten()
+            if len(rows):
+                out = out.index_copy(0, rows, expert(x[rows]))
+        return out
+
+
+@pytest.mark.parametrize("kind", [Heads, Twice, Experts])
+@pytest.mark.parametrize("memory", ["20kB", "40kB", "60kB"])
+@pytest.mark.parametrize("late", [3, 17, 29])
+def test_chunks_of_different_kinds(kind: type[nn.Module], memory: str, late: int):
+    torch.manual_seed(0)
+    model, x = kind().double(), torch.randn(31, 6, dtype=torch.float64)
+    x[:, 0] = -x[:, 0].abs() / 10
+    x[late:, 0] = x[late:, 0].abs() * 30
+    expected = dense_ntk(model, x)
+    found = fl.ntk(model, x, memory=memory)
+    assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())

@@ -110,7 +110,7 @@ def test_pieces_keep_their_images():
     pieces = [factors(2, "padded", windowed=True), factors(3, "padded", windowed=True, seed=7)]
     expected = torch.cat([as_dense(piece).gradient for piece in pieces])
     joined = concatenate(pieces)
-    gathered = Gathered(5)
+    gathered = Gathered(5, pieces[0].directions)
     for piece in pieces:
         gathered.add(piece)
     for whole in (joined, gathered.whole()):

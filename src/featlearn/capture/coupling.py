@@ -62,11 +62,12 @@ def expect_same_outputs(later: Later, snapshot: Snapshot, again: Tensor, places:
         later.doubt()
         return
 
+    outputs, precision = again.shape[1], snapshot.precision
+
     def test(*numbers: float) -> bool:
-        differences, largest = numbers[: again.shape[1]], numbers[again.shape[1] :]
-        slack = 64 * snapshot.precision * rounding
+        differences, largest = numbers[:outputs], numbers[outputs:]
         return all(map(math.isfinite, largest)) and all(
-            difference <= slack + snapshot.precision**0.5 * size
+            difference <= 64 * precision * rounding + precision**0.5 * size
             for difference, size in zip(differences, largest, strict=True)
         )
 

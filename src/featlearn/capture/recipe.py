@@ -7,7 +7,7 @@ from torch import Tensor
 
 from featlearn.capture.graph import Graph, Node, Signature, walked
 from featlearn.capture.pullback import Access, coordinates
-from featlearn.capture.reordering import suspects
+from featlearn.capture.reordering import ordered_by_data
 from featlearn.capture.uses import ParameterUses, Reading
 from featlearn.ops import Direct, Layout, Outer, Use, is_built_in, rule_for
 
@@ -71,7 +71,7 @@ class Recipe:
 def _reading(graph: Graph, known: KnownUse) -> Reading:
     node, value = graph.order[known.consumer], (graph.order[known.value[0]], known.value[1])
     use = Use(node, known.operand, graph.output_shape(value), graph.output_shape((node, 0)), known.layout)
-    rule = rule_for(node.name())
+    rule = rule_for(node.name()) if is_built_in(node.name()) else None
     form = None if rule is None else rule(use)
     if not isinstance(form, Outer | Direct):
         raise UnfamiliarGraphError
@@ -81,8 +81,8 @@ def _reading(graph: Graph, known: KnownUse) -> Reading:
 def recipe_of(graph: Graph, access: Mapping[str, Access]) -> Recipe | None:
     """The recipe of a graph that was read; None where more than its signature decides, or not all could be read."""
     readings = {id(r): r for one in access.values() for r in one.uses.readings}
-    ordered_by_data = any(True for _ in suspects(graph, {r.use.node: r.use.layout for r in readings.values()}))
-    lasting = all(map(is_built_in, graph.node_names)) and not ordered_by_data
+    axes = {r.use.node: r.use.layout for r in readings.values()}
+    lasting = all(map(is_built_in, graph.node_names)) and not ordered_by_data(graph, axes)
     if not lasting or any(one.refusal is not None for one in access.values()):
         return None
     numbers = {node: number for number, node in enumerate(graph.order)}

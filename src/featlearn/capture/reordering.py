@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from featlearn.capture.graph import Graph, Node
+from featlearn.ops import Layout
 
 _BY_DATA = (
     "Embedding", "Flip", "Gather", "Index", "MaskedScatter", "MaskedSelect", "Put", "Roll", "Scatter", "Sort", "Take",
     "Topk", "UnsafeIndex", "UnsafeMaskedIndex",
 )  # fmt: skip
+_PICKS = ("Select", "Slice", "Split", "Narrow", "Unbind")
+"""They take pieces, which may then be joined in another order."""
+_JOINS = ("Cat", "Stack")
 _PRODUCTS = ("Mm", "Bmm")
 """By a matrix on the left that has no gradient, which may be a permutation."""
 
@@ -25,16 +29,29 @@ def may_reorder(graph: Graph, axes: Mapping[Node, Any], samples: int) -> bool:
 
     `axes`: nodes with their sample axes, None for those that have none.
     """
-    return not all(_keeps_order(graph, node, samples) for node in suspects(graph, axes))
+    return not all(_keeps_order(graph, node, samples) for node in _suspects(graph, axes))
 
 
-def suspects(graph: Graph, axes: Mapping[Node, Any]) -> Iterator[Node]:
+def ordered_by_data(graph: Graph, axes: Mapping[Node, Layout]) -> bool:
+    """Whether more than the nodes and shapes of a graph decides about the order of samples in it."""
+    samples = next((layout.samples for layout in axes.values()), 1)
+    return not all(
+        node.name().startswith(_PICKS) and _keeps_order(graph, node, samples) for node in _suspects(graph, axes)
+    )
+
+
+def _suspects(graph: Graph, axes: Mapping[Node, Any]) -> Iterator[Node]:
     """Nodes that may put something made from samples into another order."""
     leaves = set(graph.leaves.values())
+    joins = any(name.startswith(_JOINS) for name in graph.node_names)
+
+    def suspicious(name: str) -> bool:
+        return _by_data(name) or (joins and name.startswith(_PICKS))
+
     doubtful = {
         node
-        for node in (graph.order if any(map(_by_data, graph.node_names)) else ())
-        if _by_data(node.name())
+        for node in (graph.order if any(map(suspicious, graph.node_names)) else ())
+        if suspicious(node.name())
         and any(child is not None and child not in leaves for child, _ in node.next_functions)
         and not (node.name().startswith(_PRODUCTS) and node.next_functions[0][0] is not None)
     }

@@ -5,7 +5,7 @@ a[k, m] b[p, m]. Gram matrices summed over k are then those of sqrt(sum_k a[k, m
 operations. Whether it is so is asked of the numbers, sample by sample, to the rounding of one product.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ class UnequalChunksError(Exception):
     """Directions that one chunk has shown to be proportional are not so in another."""
 
 
+@dataclass(frozen=True)
+class Proportions:
+    """How the directions of one parameter relate."""
+
+    which: Tensor
+    """(blocks, m): the direction that stands for all; -1 for units that were zero so far."""
+    ratio: Tensor
+    """(directions, blocks, m): all directions over that one."""
+
+
 class Collapse:
     """Decides for every parameter, once for all chunks of samples.
 
@@ -28,8 +38,7 @@ class Collapse:
     """
 
     def __init__(self, known: frozenset[str] = frozenset(), later: Later | None = None) -> None:
-        self.found: dict[str, Tensor] = {}
-        """Parameter -> which direction stands for all, (blocks, m); -1 for units that were zero so far."""
+        self.found: dict[str, Proportions] = {}
         self._apart: set[str] = set()
         self._known, self._later = known, later
 
@@ -39,16 +48,14 @@ class Collapse:
             wanted = name in self._known
         else:
             wanted = name in self.found or (name not in self._apart and worthwhile(factors))
-        grads = _summed(factors.parts[0].grads, self.found.get(name), self._later) if wanted else None
+        single = wanted and len(factors.parts) == 1
+        grads = _summed(factors.parts[0].grads, self.found.get(name), self._later) if single else None
         if grads is None:
-            if name in self.found:  # begin anew, without it
-                del self.found[name]
-                self._apart.add(name)
+            if name in self.found:
                 raise UnequalChunksError
             self._apart.add(name)
             return factors
-        summed, reference = grads
-        self.found[name] = reference
+        summed, self.found[name] = grads
         return replace(factors, parts=(replace(factors.parts[0], grads=summed),))
 
 
@@ -69,56 +76,54 @@ STARTS = 2**34
 FEW = 16
 
 
-def _summed(grads: Tensor, reference: Tensor | None, later: Later | None) -> tuple[Tensor, Tensor] | None:
-    """(1, samples, positions, blocks, m) and the direction that each unit's were taken from; None if none will do."""
+def _summed(grads: Tensor, known: Proportions | None, later: Later | None) -> tuple[Tensor, Proportions] | None:
+    """(1, samples, positions, blocks, m), and how directions relate; None if they do not."""
     some = grads if grads.is_cuda else grads[:, :FEW]
-    which, ratio = _relations(some, reference)
-    silent = (ratio == 0).all(0)
+    found = _relations(some, known)
     if not grads.is_cuda:
-        if not bool(_proportional(some, _taken(some, which), ratio).all()):
+        if not bool(_proportional(some, found)):
             return None
+        silent = found.which < 0
         if grads.shape[1] > FEW and bool(silent.any()):  # units that are zero in the few may not be so in others
-            before = None if reference is None else reference[silent][None]
-            others, ratios = _relations(grads[..., silent].unsqueeze(3), before)
-            which[silent], ratio[:, silent] = others[0], ratios[:, 0]
-            silent = (ratio == 0).all(0)
-    base = _taken(grads, which)
-    same = _proportional(grads, base, ratio).all()
+            rest = _relations(grads[..., silent].unsqueeze(3), None)
+            found.which[silent], found.ratio[:, silent] = rest.which[0], rest.ratio[:, 0]
+    same = _proportional(grads, found)
     if later is not None and grads.is_cuda:
         later.expect(bool, same)
     elif not bool(same):
         return None
-    return (base * ratio.square().sum(0).sqrt())[None], torch.where(silent, -1, which)
+    return (_taken(grads, found) * found.ratio.square().sum(0).sqrt())[None], found
 
 
-def _relations(grads: Tensor, reference: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which direction is the largest in each unit, unless that is known, (blocks, m), and all directions over it."""
-    sizes = grads.abs()
-    if reference is not None:
-        known = _taken(sizes, reference.clamp_min(0))
-        largest = torch.where(reference < 0, sizes.amax(0), known)
-    else:
-        largest = sizes.amax(0)
-    place = largest.flatten(0, 1).argmax(0)  # where a unit is largest: (blocks, m)
+def _relations(grads: Tensor, known: Proportions | None) -> Proportions:
+    """Which direction is the largest in each unit, and all directions over it; what is known stays."""
+    place = grads.abs().amax(0).flatten(0, 1).argmax(0)  # where a unit is largest: (blocks, m)
     there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
     which = there.abs().argmax(0)
-    if reference is not None:
-        which = torch.where(reference < 0, which, reference)
     base = there.gather(0, which[None])
-    return which, torch.where(base == 0, 0.0, there / base)
+    ratio = torch.where(base == 0, 0.0, there / base)
+    which = torch.where(base[0] == 0, -1, which)
+    if known is not None:
+        which = torch.where(known.which < 0, which, known.which)
+        ratio = torch.where(known.which < 0, ratio, known.ratio)
+    return Proportions(which, ratio)
 
 
-def _taken(grads: Tensor, which: Tensor) -> Tensor:
-    """(samples, positions, blocks, m) of the direction that each unit has been given."""
-    return grads.gather(0, which.expand(1, *grads.shape[1:]))[0]
+def _taken(grads: Tensor, found: Proportions) -> Tensor:
+    """(samples, positions, blocks, m) of the direction that stands for all."""
+    return grads.gather(0, found.which.clamp_min(0).expand(1, *grads.shape[1:]))[0]
 
 
-def _proportional(grads: Tensor, base: Tensor, ratio: Tensor) -> Tensor:
-    """Whether all directions are those multiples of one, for each of them and each sample."""
-    slack = 8 * torch.finfo(grads.dtype).eps
-    found = []
-    for direction, factor in zip(grads, ratio, strict=True):
+def _proportional(grads: Tensor, found: Proportions) -> Tensor:
+    """Whether all directions are those multiples of one, in each of them and for each sample."""
+    slack, base = 8 * torch.finfo(grads.dtype).eps, _taken(grads, found)
+    errors: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for direction, factor in zip(grads, found.ratio, strict=True):
         difference = torch.addcmul(direction, base, factor, value=-1)
-        error, size = (torch.linalg.vector_norm(one, 2, (1, 2, 3)) for one in (difference, direction))
-        found.append(error <= slack * size)
-    return torch.stack(found)
+        for norms, one in ((errors, difference), (sizes, direction)):
+            norms.append(torch.linalg.vector_norm(one, 2, (1, 2, 3)))
+    size = torch.stack(sizes)
+    # Squares of numbers that are much smaller or larger would be zero, or infinite, and agree with anything.
+    ordinary = (size.amax() > 1e-15) & (size.amax() < 1e15)
+    return (torch.stack(errors) <= slack * size).all() & ordinary

@@ -238,7 +238,8 @@ class Gathered:
     Many small pieces held beside what is passing would leave the heap in shreds.
     """
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, directions: int) -> None:
+        self.directions = directions
         self._samples, self._filled = samples, 0
         self._whole: Gradients | None = None
         self._pieces: list[Gradients] = []
@@ -257,11 +258,6 @@ class Gathered:
                 self._whole = None
             self._pieces.append(piece)
         self._filled += piece.samples
-
-    @property
-    def directions(self) -> int:
-        """How many output directions they have."""
-        return (self._pieces[0] if self._whole is None else self._whole).directions
 
     def whole(self) -> Gradients:
         """All of them together."""

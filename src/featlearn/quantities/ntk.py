@@ -262,15 +262,16 @@ def _captured(
         try:
             for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse):
                 if name not in gathered:
-                    gathered[name] = Gathered(block.stop - block.start)
+                    gathered[name] = Gathered(block.stop - block.start, gradients.directions)
                     if begin > block.start:
-                        nothing = _nothing(measurement, name, begin - block.start, gradients.directions)
-                        gathered[name].add(nothing)
+                        gathered[name].add(_nothing(measurement, name, begin - block.start, gradients.directions))
+                if gathered[name].directions != gradients.directions:
+                    raise UnequalChunksError
                 gathered[name].add(_with_rate(gradients, rates.get(name, 1.0)))
                 seen.add(name)
-        except UnequalChunksError:
+        except UnequalChunksError:  # once more, with all directions
             gathered.clear()
-            begin = block.start
+            begin, collapse = block.start, None
             continue
         for name in gathered.keys() - seen:
             gathered[name].add(_nothing(measurement, name, end - begin, gathered[name].directions))

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from featlearn.capture.admission import admitted, unwrapped
 from featlearn.capture.coupling import expect_same_outputs
-from featlearn.capture.isolation import undisturbed
+from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.memory import recalled
 from featlearn.capture.pilots import PILOT, fixed_generator, spread
 from featlearn.capture.probe import Inputs, Probe, Readout, tensors_in
-from featlearn.capture.recipe import Recipe, UnfamiliarGraphError, recipe_of
+from featlearn.capture.recipe import Recipe, recipe_of
 from featlearn.capture.sightings import Sightings, Unconfirmed, sightings
 from featlearn.capture.snapshot import Snapshot
-from featlearn.errors import FeatlearnError
 from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.gram import Route
 from featlearn.linalg.later import Later
@@ -58,11 +57,31 @@ class _Known:
         return self.rows.device
 
 
-# Calls with a few kinds of arguments for each network; those that did not repeat themselves are not tried for ever.
-_MOST, _TRIES = 8, 3
+# Calls with a few kinds of arguments for each network.
+_MOST = 8
 _ROUTES = {route.value for route in Route}
 _calls: WeakKeyDictionary[nn.Module, dict[Hashable, _Known]] = WeakKeyDictionary()
-_failures: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+@dataclass
+class _Patience:
+    """Calls that did not repeat themselves are tried again after a while, and then more and more seldom."""
+
+    failures: int = 0
+    wait: int = 0
+
+    def is_spent(self) -> bool:
+        """Whether this call is not worth a try."""
+        self.wait -= 1
+        return self.wait >= 0
+
+    def learn(self, succeeded: bool) -> None:
+        """Wait twice as long after every failure."""
+        self.failures = 0 if succeeded else self.failures + 1
+        self.wait = 0 if succeeded else 2**self.failures
+
+
+_patience: WeakKeyDictionary[nn.Module, dict[Hashable, _Patience]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -81,19 +100,20 @@ class Call:
     def again(self) -> Kernels | None:
         """The kernels, if a call like this one was made before and all is as it was; None otherwise."""
         earlier = _calls.get(self.model) if isinstance(self.model, nn.Module) else None
-        if not earlier or _failures.get(self.model, 0) > _TRIES:
-            return None
         try:
-            known = earlier.get(self._key)
+            known = earlier.get(self._key) if earlier else None
         except (TypeError, RuntimeError):  # arguments that will be refused
-            return None
+            known = None
         if known is None:
+            return None
+        patience = _patience.setdefault(self.model, {}).setdefault(self._key, _Patience())
+        if patience.is_spent():
             return None
         try:
             kernels = self._kernels(known)
-        except (FeatlearnError, UnfamiliarGraphError, torch.OutOfMemoryError):
+        except Exception:  # what it means is said by the call that begins from the start
             kernels = None
-        _failures[self.model] = 0 if kernels is not None else _failures.get(self.model, 0) + 1
+        patience.learn(kernels is not None)
         return kernels
 
     @cached_property
@@ -101,7 +121,8 @@ class Call:
         """What calls must share."""
         globs = self.parameters if isinstance(self.parameters, str | None) else frozenset(self.parameters)
         shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_in(self.x))
-        return (shapes, self.outputs, self.by, globs, self.memory)
+        plain = (self.outputs, self.by, globs, self.memory)
+        return (shapes, plain, tuple(map(type, plain)))  # 1, 1.0 and True are equal
 
     def _kernels(self, known: _Known) -> Kernels | None:
         parameters, (samples,) = admitted(self.model, [self.x], self.readout, self.parameters)
@@ -109,23 +130,34 @@ class Call:
         if scratch == 0:
             return None
         later = Later()
-        with undisturbed(self.model) as isolation:
-            probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False)
-            whole = Snapshot(probe, slice(0, samples), parameters, fixed_generator(), {}, recipe=known.all)
-            whole.later, places = later, spread(samples)
+        try:
+            with undisturbed(self.model) as isolation:
+                kernels = self._asked(known, parameters, samples, isolation, scratch, later)
+                if not later.hold():
+                    return None
+                isolation.state.settle()
+            return kernels
+        finally:
+            later.forget()
 
-            def alone() -> Sightings:
-                outputs = probe.outputs(places)
-                expect_same_outputs(later, whole, outputs.detach(), places, known.rounding)
-                nodes = known.few.nodes(outputs, parameters)
-                return sightings(outputs, nodes, known.few.used(nodes), known.rows[0])
+    def _asked(
+        self, known: _Known, parameters: Mapping[str, Tensor], samples: int, isolation: Isolation, scratch: int,
+        later: Later,
+    ) -> Kernels:  # fmt: skip
+        """The kernels, with everything that has to hold for them asked for."""
+        probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False)
+        whole = Snapshot(probe, slice(0, samples), parameters, fixed_generator(), {}, recipe=known.all)
+        whole.later, places = later, spread(samples)
 
-            whole.unconfirmed = Unconfirmed(places, alone)
-            kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later)
-            isolation.state.expect_unchanged(later)
-            if not later.hold():
-                return None
-            isolation.state.settle()
+        def alone() -> Sightings:
+            outputs = probe.outputs(places)
+            expect_same_outputs(later, whole, outputs.detach(), places, known.rounding)
+            nodes = known.few.nodes(outputs, parameters)
+            return sightings(outputs, nodes, known.few.used(nodes), known.rows[0])
+
+        whole.unconfirmed = Unconfirmed(places, alone)
+        kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later)
+        isolation.state.expect_unchanged(later)
         return kernels
 
     def made(
@@ -158,7 +190,9 @@ class Call:
             kept = _calls.setdefault(self.model, {})
             kept[self._key] = self._made
             while len(kept) > _MOST:
-                del kept[next(iter(kept))]
+                oldest = next(iter(kept))
+                del kept[oldest]
+                _patience.get(self.model, {}).pop(oldest, None)
 
 
 def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, later: Later) -> Kernels:
