@@ -200,9 +200,9 @@ def formed_bytes() -> int:
     return cache_bytes(3) * 7 // 8
 
 
-# At least this many rows in a panel, so that a product keeps its speed; more panels spare more of the triangle. A GPU
-# needs larger ones to be busy.
-PANEL, CUDA_PANEL = 30, 256
+# At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
+# more of the triangle. A GPU needs larger ones to be busy.
+PANEL, WIDE, CUDA_PANEL = 30, 200, 256
 PANELS = 10
 CUDA_WORK = 2 * 10**10
 
@@ -217,7 +217,7 @@ def _panels(
     if cuda:
         step = _cuda_panel(rows, CUDA_WORK // (columns * max(depth, 1)))
     else:
-        step = max(min(2 * PANEL, max(PANEL, rows // 4)), -(-rows // PANELS))
+        step = max(min(WIDE, max(PANEL, rows // 5)), -(-rows // PANELS))
     step = max(1, min(rows, step, max(1, largest)))
     if step * columns > largest:  # then nearly square, for the sake of the products
         step = max(1, min(step, int(largest**0.5)))
