@@ -399,3 +399,32 @@ def test_arguments_that_never_repeat_do_not_keep_others_from_being_tried(model: 
         fl.ntk(model, x)
         fl.ntk(model, x, by="parameter")
     assert len(anew) <= 2 + 6 + 1
+
+
+def test_weights_that_have_shrunk_do_not_hide_coupling(x: Tensor):
+    """Terms of 1e13 round by 1e-3, those of 1 do not."""
+
+    class Coupled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.on = nn.Linear(3, 5), nn.Linear(5, 2), 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.last(torch.tanh(h + self.on * h.mean(0)))
+
+    torch.manual_seed(0)
+    model, x = Coupled().double(), x[:, :, 0].contiguous()
+    model.last.weight.data.mul_(1e13)
+    fl.ntk(model, x)
+    model.last.weight.data.div_(1e13)
+    model.on = 0.05
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, x)
+
+
+def test_gradients_whose_squares_overflow_are_refused():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+    model[1].weight.data.mul_(1e160)
+    with pytest.raises(InputValueError, match="not finite"):
+        fl.ntk(model, torch.randn(SAMPLES, 4, dtype=torch.float64))

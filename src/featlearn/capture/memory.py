@@ -5,7 +5,7 @@ weights or with the samples is asked again of every chunk.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -21,7 +21,8 @@ class Remembered:
 
     pattern: Pattern | None
     distrusted: Mapping[str, str]
-    rounding: float
+    rounding: float = 0.0
+    """How large the terms of the outputs were, which is not taken over: the weights may have become smaller."""
 
 
 # Probes of a few shapes, in a few precisions.
@@ -38,7 +39,7 @@ def remember(model: nn.Module, graph: Graph, audit: Remembered) -> None:
     """Keep what was found."""
     if _lasting(graph):
         kept = _audits.setdefault(model, {})
-        kept[graph.signature] = audit
+        kept[graph.signature] = replace(audit, rounding=0.0)
         while len(kept) > _MOST:
             del kept[next(iter(kept))]
 

@@ -172,7 +172,7 @@ def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation:
 
 def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
     """Gradients whose squares are not numbers of this precision any more would give a kernel of zeros."""
-    if 0.0 < largest**2 < torch.finfo(dtype).tiny:
+    if 0.0 < largest < torch.finfo(dtype).tiny ** 0.5:
         raise InputValueError(
             f"the largest gradient is {largest:.1e}, whose square {str(dtype).removeprefix('torch.')} cannot hold; "
             "measure with dtype=torch.float64, or scale the outputs with readout="

@@ -41,7 +41,6 @@ class _Known:
     few: Recipe
     """Of the samples that are run alone."""
     all: Recipe
-    rounding: float
     plan: Plan
     directions: Directions
     dtype: torch.dtype
@@ -151,7 +150,7 @@ class Call:
 
         def alone() -> Sightings:
             outputs = probe.outputs(places)
-            expect_same_outputs(later, whole, outputs.detach(), places, known.rounding)
+            expect_same_outputs(later, whole, outputs.detach(), places)
             nodes = known.few.nodes(outputs, parameters)
             return sightings(outputs, nodes, known.few.used(nodes), known.rows[0])
 
@@ -178,11 +177,10 @@ class Call:
             # On a CPU positions without gradient are left out, which the plan does not know of.
             planned = {p.name: p.route for p in plan.parameters if p.route in _ROUTES and rows.is_cuda}
             routes = {name: Route(route) for name, route in planned.items()}
-            dtype, rounding = measurement.dtype, measurement.rounding
             collapsed = None if collapse is None else frozenset(collapse.found)
             for name in collapsed or ():
                 routes.pop(name, None)
-            self._made = _Known(few, everything, rounding, plan, directions, dtype, rows, routes, collapsed)
+            self._made = _Known(few, everything, plan, directions, measurement.dtype, rows, routes, collapsed)
 
     def remember(self) -> None:
         """Keep what was noted, now that all went well."""
