@@ -428,3 +428,27 @@ def test_gradients_whose_squares_overflow_are_refused():
     model[1].weight.data.mul_(1e160)
     with pytest.raises(InputValueError, match="not finite"):
         fl.ntk(model, torch.randn(SAMPLES, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("samples", [12, 30])
+def test_what_happens_to_the_second_output_alone_is_seen(samples: int):
+    """Two branches, one for each output; in the second, samples meet in the backward pass, later."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)) for _ in range(2))
+            self.on = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.two[0](x)
+            if self.on:
+                h.register_hook(lambda gradient: gradient / (1 + gradient.norm()))
+            return torch.cat([self.one(x), self.two[2](self.two[1](h))], 1)
+
+    torch.manual_seed(0)
+    model, x = Branches().double(), torch.randn(samples, 4, dtype=torch.float64)
+    assert_exact(model, x)
+    model.on = True
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, x)

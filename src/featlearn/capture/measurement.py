@@ -62,8 +62,9 @@ class Measurement:
     def snapshot(self, probe: Probe, begin: int, end: int, first: Tensor | None = None) -> Snapshot:
         """Samples [begin, end) of a probe, captured, and checked for coupling.
 
-        `first`: the direction (C,) that will be asked for first. The sample axes of the pilot are then taken over where
-        the graph is the same, and confirmed by that pass against a smaller batch, instead of passes to find them.
+        `first`: a mixture (C,) of the directions that will be asked for first. The sample axes of the pilot are then
+        taken over where the graph is the same, and confirmed by those passes against a smaller batch, instead of passes
+        to find them.
         """
         key = (id(probe), begin, end)
         if key in self.last:
@@ -175,7 +176,7 @@ class Measurement:
 def _seen_by(small: Snapshot, places: Tensor, direction: Tensor) -> Unconfirmed:
     """What a smaller batch sees now: it is gone when the larger one has run."""
     seen = small.sightings(direction)
-    return Unconfirmed(places, lambda: seen)
+    return Unconfirmed(places, lambda: seen, direction)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from featlearn.capture.graph import Graph, Node, Value, backward, build_graph, g
 from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Access, Coordinates, coordinates, pulled_back
 from featlearn.capture.recipe import Recipe
-from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, at_places, by_sample, expect_same, sightings
+from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, expect_same, mixed, sightings, weights
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.collapse import Collapse
@@ -95,9 +95,14 @@ class Snapshot:
         return sightings(self.outputs, self.graph.order, self.used, direction)
 
     def _at_places(self, grads: Mapping[Value, list[Tensor | None]], places: Tensor | slice) -> Chosen:
-        """The first direction's gradients of some samples at all uses, as copies: what arrives is dropped when used."""
+        """Gradients of some samples at all uses, directions mixed; copies, since what arrives is dropped when used."""
         assert self.graph is not None
-        return at_places(by_sample(self.graph.order, self.used, {v: found[0] for v, found in grads.items()}), places)
+        used = self.used
+        return {
+            number: _mixed_at(grads[node, 0], used[node], places)
+            for number, node in enumerate(self.graph.order)
+            if (node, 0) in grads
+        }
 
     def _confirm(self, grads: Mapping[Value, list[Tensor | None]], directions: Tensor) -> Callable[[], None] | None:
         """Ask whether sample axes that were taken over are those of this batch: a smaller one must see the same.
@@ -107,11 +112,13 @@ class Snapshot:
         unconfirmed, self.unconfirmed = self.unconfirmed, None
         if unconfirmed is None:
             return lambda: None
+        if unconfirmed.direction is not None and not torch.equal(unconfirmed.direction, mixed(directions)):
+            return None
         later = Later() if self.later is None else self.later
         here = self._at_places(grads, unconfirmed.places)
 
         def ask() -> None:
-            expect_same(later, unconfirmed.seen(), here, directions[0], self.precision)
+            expect_same(later, unconfirmed.seen(), here, self.precision)
 
         if self.later is not None:
             return ask
@@ -312,6 +319,21 @@ class Stack(list[Tensor | None]):
             return None
         strides = (self.whole.stride(0), *first.stride())
         return self.whole.as_strided((len(self), *first.shape), strides, first.storage_offset())
+
+
+def _mixed_at(several: Sequence[Tensor | None], layout: Layout, places: Tensor | slice) -> Tensor | None:
+    """The gradients of some samples, all directions with their weights: (places, positions, 1)."""
+    if isinstance(several, Stack):
+        chosen = several.viewed(lambda gradient: layout.some_first(gradient, places))
+        if chosen is not None:
+            return mixed(chosen.detach())
+    shares = weights(len(several), torch.float64, torch.device("cpu")).tolist()
+    total: Tensor | None = None
+    for share, gradient in zip(shares, several, strict=True):
+        if gradient is not None:
+            piece = layout.some_first(gradient.detach(), places) * share
+            total = piece if total is None else total.add_(piece)
+    return total
 
 
 def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:

@@ -32,6 +32,12 @@ class Layout:
         split = tensor.reshape(self.before, self.samples, -1, *trailing)
         return split.movedim(1, 0).reshape(self.samples, -1, *trailing)
 
+    def some_first(self, tensor: Tensor, places: Tensor | slice) -> Tensor:
+        """The same for some of the samples, value by value: (places, positions, 1)."""
+        split = tensor.reshape(self.before, self.samples, -1, 1)
+        chosen = split[:, places if isinstance(places, slice) else places.to(tensor.device)]
+        return chosen.movedim(1, 0).flatten(1, 2)
+
     def outside(self, *trailing: int) -> bool:
         """Whether the sample axis lies outside axes of these sizes at the end of the output."""
         size = math.prod(trailing)

@@ -15,6 +15,7 @@ from featlearn.capture.isolation import collector_paused
 from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.precision import checked_dtype
 from featlearn.capture.probe import Inputs, Probe, Readout
+from featlearn.capture.sightings import mixed
 from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.collapse import Collapse, UnequalChunksError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
@@ -243,7 +244,7 @@ def _captured(
     # Chunks of one block agree on it; between blocks nothing could be taken back.
     collapse = Collapse() if whole and outputs.mode == "sum" else None
     if whole and group.chunk >= probe.samples:
-        snapshot = measurement.snapshot(probe, block.start, block.stop, directions[0])
+        snapshot = measurement.snapshot(probe, block.start, block.stop, mixed(directions))
         elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
         for name, gradients in snapshot.each_gradient(group.names, directions, elementwise, collapse):
             yield name, _with_rate(gradients, rates.get(name, 1.0))
@@ -257,7 +258,7 @@ def _captured(
     begin = block.start
     while begin < block.stop:
         end = min(begin + group.chunk, block.stop)
-        snapshot = measurement.snapshot(probe, begin, end, directions[0])
+        snapshot = measurement.snapshot(probe, begin, end, mixed(directions))
         seen = set()
         try:
             for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse):

@@ -23,7 +23,7 @@ from featlearn.capture.memory import recalled
 from featlearn.capture.pilots import PILOT, fixed_generator, spread
 from featlearn.capture.probe import Inputs, Probe, Readout, tensors_in
 from featlearn.capture.recipe import Recipe, recipe_of
-from featlearn.capture.sightings import Sightings, Unconfirmed, sightings
+from featlearn.capture.sightings import Sightings, Unconfirmed, mixed, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.gram import Route
@@ -46,6 +46,8 @@ class _Known:
     dtype: torch.dtype
     rows: Tensor
     """All directions, where they are needed and as they are needed."""
+    mixture: Tensor
+    """Something of each of them, which the few are asked for."""
     routes: Mapping[str, Route]
     collapsed: frozenset[str] | None
     """Parameters for which one direction stands for all, if they may."""
@@ -152,7 +154,7 @@ class Call:
             outputs = probe.outputs(places)
             expect_same_outputs(later, whole, outputs.detach(), places)
             nodes = known.few.nodes(outputs, parameters)
-            return sightings(outputs, nodes, known.few.used(nodes), known.rows[0])
+            return sightings(outputs, nodes, known.few.used(nodes), known.mixture)
 
         whole.unconfirmed = Unconfirmed(places, alone)
         kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later)
@@ -180,7 +182,9 @@ class Call:
             collapsed = None if collapse is None else frozenset(collapse.found)
             for name in collapsed or ():
                 routes.pop(name, None)
-            self._made = _Known(few, everything, plan, directions, measurement.dtype, rows, routes, collapsed)
+            self._made = _Known(
+                few, everything, plan, directions, measurement.dtype, rows, mixed(rows), routes, collapsed
+            )
 
     def remember(self) -> None:
         """Keep what was noted, now that all went well."""
