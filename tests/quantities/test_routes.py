@@ -226,10 +226,11 @@ def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPa
 def test_gradients_that_lie_side_by_side_are_not_copied():
     whole = torch.arange(24.0).view(2, 3, 4)
     parts = [whole[:, k] for k in range(3)]
-    found = snapshot._side_by_side(parts)
-    assert found is not None
-    assert torch.equal(found, torch.stack(parts))
-    assert found.data_ptr() == whole.data_ptr()
+    for several in (parts, list(whole)):  # sample by sample, or direction by direction
+        found = snapshot._side_by_side(several)
+        assert found is not None
+        assert torch.equal(found, torch.stack(several))
+        assert found.data_ptr() == whole.data_ptr()
     copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
-    for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]], list(whole)):
+    for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]]):
         assert snapshot._side_by_side(others) is None

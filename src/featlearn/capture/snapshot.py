@@ -143,20 +143,22 @@ class Snapshot:
         return dict(self.each_gradient(names, directions, dense))
 
     def each_gradient(
-        self, names: Collection[str], directions: Tensor, dense: Collection[str] = (), collapse: Collapse | None = None
-    ) -> Iterator[tuple[str, Gradients]]:
+        self, names: Collection[str], directions: Tensor, dense: Collection[str] = (),
+        collapse: Collapse | None = None, apart: bool = False,
+    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
         """The same one by one: what is made of one parameter can be dropped before the next.
 
         With `collapse`, one direction may stand for all: Gram matrices are only right when summed over directions.
+        `apart`: directions will be multiplied one by one, and lie in memory that way.
         """
         read, lost = self._sorted(names)
-        grads = self._use_gradients(read, directions)
+        grads = self._use_gradients(read, directions, apart)
         ask = self._confirm(grads, directions)
         if ask is None:
             self.distrust(self.audit_anew())  # samples may have become coupled
             self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
             read, lost = self._sorted(names)
-            grads = self._use_gradients(read, directions)
+            grads = self._use_gradients(read, directions, apart)
         formed: dict[int, Tensor] = {}
         # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
         read.sort(key=lambda name: self.access[name].coordinates is not None)
@@ -209,7 +211,7 @@ class Snapshot:
             units.append(form.grads(self._arrived(reading, grad)).detach()[: self.count].flatten(2).to(self.accumulate))
         return units
 
-    def _use_gradients(self, names: list[str], directions: Tensor) -> dict[Value, list[Tensor | None]]:
+    def _use_gradients(self, names: list[str], directions: Tensor, apart: bool) -> dict[Value, list[Tensor | None]]:
         """Gradients at the output of every node that uses one of these parameters, direction by direction."""
         nodes = {reading.use.node: None for name in names for reading in self.access[name].uses.readings}
         values: list[Value] = [(node, 0) for node in nodes]
@@ -223,10 +225,12 @@ class Snapshot:
             cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
             for value, gradient in gradients_at(self.outputs, values, cotangent).items():
                 if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
-                    # Side by side at once, sample by sample: then no direction's is held twice.
+                    # Side by side at once: then no direction's is held twice.
                     if value not in stacks:
-                        stacks[value] = gradient.new_empty(len(gradient), len(directions), *gradient.shape[1:])
-                    gradient = stacks[value][:, k].copy_(gradient)
+                        sizes = (len(directions), len(gradient)) if apart else (len(gradient), len(directions))
+                        whole = gradient.new_empty(*sizes, *gradient.shape[1:])
+                        stacks[value] = whole if apart else whole.transpose(0, 1)
+                    gradient = stacks[value][k].copy_(gradient)
                 found[value].append(gradient)
         return found
 
@@ -376,7 +380,7 @@ def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
-    """The same gradients as one tensor, if they already lie in one, sample by sample and at equal distances."""
+    """The same gradients as one tensor, if they already lie in one at equal distances."""
     first, step = grads[0], grads[1].storage_offset() - grads[0].storage_offset()
     same = all(
         grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -384,7 +388,7 @@ def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
         and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
         for k, grad in enumerate(grads)
     )
-    if not same or not 0 < step < first.stride(0):
+    if not same or step <= 0:
         return None
     return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 

@@ -204,7 +204,8 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
     def capture(probe: Probe, block: slice) -> Captured:
         del probe, block
         collapse = None if known.collapsed is None else Collapse(known.collapsed, later)
-        return whole.each_gradient(known.plan.groups[0].names, known.rows, collapse=collapse)
+        names, apart = known.plan.groups[0].names, mode == "each"
+        return whole.each_gradient(names, known.rows, collapse=collapse, apart=apart)
 
     chosen = slice(0, count)
     add_kernels(
