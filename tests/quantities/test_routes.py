@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import pilots, snapshot, uses
+from featlearn.capture import pilots, snapshot, stacks, uses
 from featlearn.linalg import gram, windows
 from featlearn.linalg.gram import Route
 from featlearn.quantities import plan
@@ -185,13 +185,13 @@ class Read(nn.Module):
 )
 def test_positions_without_a_gradient_are_left_out(places, used: int, monkeypatch: pytest.MonkeyPatch):
     seen = []
-    original = snapshot._stacked
+    original = snapshot.stacked
 
     def counted(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
         seen.append((len(grads[0]), grads[0].shape[1]))
         return original(grads, dtype)
 
-    monkeypatch.setattr(snapshot, "_stacked", counted)
+    monkeypatch.setattr(snapshot, "stacked", counted)
     torch.manual_seed(0)
     model, ids = Read().double(), torch.randint(6, (20, 9))
     x, x2 = (ids, places(20)), (ids[:5], places(5))
@@ -227,10 +227,10 @@ def test_gradients_that_lie_side_by_side_are_not_copied():
     whole = torch.arange(24.0).view(2, 3, 4)
     parts = [whole[:, k] for k in range(3)]
     for several in (parts, list(whole)):  # sample by sample, or direction by direction
-        found = snapshot._side_by_side(several)
+        found = stacks.side_by_side(several)
         assert found is not None
         assert torch.equal(found, torch.stack(several))
         assert found.data_ptr() == whole.data_ptr()
     copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
     for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]]):
-        assert snapshot._side_by_side(others) is None
+        assert stacks.side_by_side(others) is None

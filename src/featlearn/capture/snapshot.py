@@ -16,7 +16,8 @@ from featlearn.capture.graph import Graph, Node, Value, backward, build_graph, g
 from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Access, Coordinates, coordinates, pulled_back
 from featlearn.capture.recipe import Recipe
-from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, expect_same, mixed, sightings, weights
+from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, expect_same, mixed, sightings
+from featlearn.capture.stacks import Stack, mixed_at, stacked, used_positions
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.collapse import Collapse
@@ -99,7 +100,7 @@ class Snapshot:
         assert self.graph is not None
         used = self.used
         return {
-            number: _mixed_at(grads[node, 0], used[node], places)
+            number: mixed_at(grads[node, 0], used[node], places)
             for number, node in enumerate(self.graph.order)
             if (node, 0) in grads
         }
@@ -270,9 +271,9 @@ class Snapshot:
         if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
             return Factor(held, whole.detach().to(self.accumulate), form.rows_first, form.row_size)
         found = [form.grads(self._arrived(reading, grad)).detach() for grad in arrived]
-        if not isinstance(held, Windows) and (used := _used_positions(found)) is not None:
+        if not isinstance(held, Windows) and (used := used_positions(found)) is not None:
             held, found = held[:, used], [grad[:, used] for grad in found]
-        return Factor(held, _stacked(found, self.accumulate), form.rows_first, form.row_size)
+        return Factor(held, stacked(found, self.accumulate), form.rows_first, form.row_size)
 
     def _arrived(self, reading: Reading, grad: Tensor | None) -> Tensor:
         """What arrives at a use: zeros where the outputs do not depend on it."""
@@ -309,37 +310,6 @@ class Snapshot:
         return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
 
 
-class Stack(list[Tensor | None]):
-    """The gradients of all directions, one after the other in one tensor."""
-
-    def __init__(self, whole: Tensor) -> None:
-        super().__init__(whole)
-        self.whole = whole
-
-    def viewed(self, view: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """What `view` makes of each, as one tensor, if it only looks at them in another way; None if it copies."""
-        first = view(self.whole[0])
-        if first.untyped_storage().data_ptr() != self.whole.untyped_storage().data_ptr():
-            return None
-        strides = (self.whole.stride(0), *first.stride())
-        return self.whole.as_strided((len(self), *first.shape), strides, first.storage_offset())
-
-
-def _mixed_at(several: Sequence[Tensor | None], layout: Layout, places: Tensor | slice) -> Tensor | None:
-    """The gradients of some samples, all directions with their weights: (places, positions, 1)."""
-    if isinstance(several, Stack):
-        chosen = several.viewed(lambda gradient: layout.some_first(gradient, places))
-        if chosen is not None:
-            return mixed(chosen.detach())
-    shares = weights(len(several), torch.float64, torch.device("cpu")).tolist()
-    total: Tensor | None = None
-    for share, gradient in zip(shares, several, strict=True):
-        if gradient is not None:
-            piece = layout.some_first(gradient.detach(), places) * share
-            total = piece if total is None else total.add_(piece)
-    return total
-
-
 def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
     """On a GPU small passes leave it idle, and all directions go together if their gradients fit; a CPU loops."""
     outputs, graph = snapshot.outputs, snapshot.graph
@@ -347,50 +317,6 @@ def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
         return False
     free, _ = torch.cuda.mem_get_info(outputs.device)
     return graph.output_bytes * len(directions) < free // 4
-
-
-def _used_positions(grads: Sequence[Tensor]) -> Tensor | None:
-    """Positions at which any gradient is not zero, if they are less than half: what is read from a sequence may be its
-    last token alone. None on a GPU, which would have to be waited for."""
-    positions = grads[0].shape[1]
-    # The first sample tells it nearly always.
-    if positions < 4 or grads[0].is_cuda or 2 * int((grads[0][0] != 0).flatten(1).any(1).sum()) >= positions:
-        return None
-    used = torch.zeros(positions, dtype=torch.bool, device=grads[0].device)
-    for grad in grads:
-        used |= (grad != 0).movedim(1, 0).flatten(1).any(1)
-        if 2 * int(used.sum()) >= positions:
-            return None
-    return used.nonzero().flatten()
-
-
-def _stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """(directions, samples, positions, blocks, m), in memory sample by sample, then direction by direction, then as the
-    op has it: what is multiplied together then lies together."""
-    if len(grads) == 1:
-        return grads[0].to(dtype)[None]
-    if (whole := _side_by_side(grads)) is not None and whole.dtype == dtype:
-        return whole
-    order = sorted((1, 2, 3), key=grads[0].stride().__getitem__, reverse=True)
-    samples, inner = len(grads[0]), [grads[0].shape[axis] for axis in order]
-    whole = torch.empty(samples, len(grads), *inner, dtype=dtype, device=grads[0].device)
-    for k, grad in enumerate(grads):
-        whole[:, k].copy_(grad.permute(0, *order))
-    return whole.permute(1, 0, *(2 + order.index(axis) for axis in (1, 2, 3)))
-
-
-def _side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
-    """The same gradients as one tensor, if they already lie in one at equal distances."""
-    first, step = grads[0], grads[1].storage_offset() - grads[0].storage_offset()
-    same = all(
-        grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and grad.storage_offset() == first.storage_offset() + k * step
-        and (grad.shape, grad.stride(), grad.dtype) == (first.shape, first.stride(), first.dtype)
-        for k, grad in enumerate(grads)
-    )
-    if not same or step <= 0:
-        return None
-    return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
 
 
 def _refuse_hidden(graph: Graph) -> None:
