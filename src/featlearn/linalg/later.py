@@ -34,10 +34,6 @@ class Later:
         """Something is known not to hold already."""
         self._doubted = True
 
-    def forget(self) -> None:
-        """Let go of everything: tests may lead back to what is being measured."""
-        self._expected, self._sizes = [], []
-
     def hold(self) -> bool:
         """Whether all that was expected is so."""
         if self._doubted:

@@ -131,15 +131,12 @@ class Call:
         if scratch == 0:
             return None
         later = Later()
-        try:
-            with undisturbed(self.model) as isolation:
-                kernels = self._asked(known, parameters, samples, isolation, scratch, later)
-                if not later.hold():
-                    return None
-                isolation.state.settle()
-            return kernels
-        finally:
-            later.forget()
+        with undisturbed(self.model) as isolation:
+            kernels = self._asked(known, parameters, samples, isolation, scratch, later)
+            if not later.hold():
+                return None
+            isolation.state.settle()
+        return kernels
 
     def _asked(
         self, known: _Known, parameters: Mapping[str, Tensor], samples: int, isolation: Isolation, scratch: int,
