@@ -70,6 +70,11 @@ class Browser:
 
     def open(self, page: Path | str) -> None:
         self._post("/url", url=Path(page).resolve().as_uri())
+        self.painted()  # keys that come before a page is painted are lost
+
+    def painted(self) -> None:
+        """Wait until what is to be drawn now is drawn."""
+        self.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def script(self, code: str, *args: Any) -> Any:
         return self._post("/execute/sync", script=code, args=list(args))

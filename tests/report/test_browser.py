@@ -55,7 +55,7 @@ def browser(window: Browser):
 
 def drawn(browser: Browser, selector: str) -> str:
     """The pixels of a canvas, as a string that differs where they do."""
-    browser.script("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    browser.painted()
     return browser.script("return document.querySelector(arguments[0]).toDataURL()", selector)
 
 
