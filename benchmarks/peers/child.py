@@ -4,11 +4,11 @@ import argparse
 import importlib
 import importlib.metadata
 import json
-import resource
 import time
 
 import torch
 
+from benchmarks.peers.peak import Peak
 from benchmarks.workloads import WORKLOADS
 
 
@@ -54,7 +54,7 @@ def _version(name: str) -> str:
 
 def _on_cpu(peer, network, x, mode):  # type: ignore[no-untyped-def]
     """The second call where that takes no more than seconds: the first one gets its memory from the system."""
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = Peak()
     for _ in range(2):
         found = None
         begin = time.process_time()
@@ -62,7 +62,7 @@ def _on_cpu(peer, network, x, mode):  # type: ignore[no-untyped-def]
         seconds = time.process_time() - begin
         if seconds > 5.0:
             break
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) * 1024, found
+    return seconds, peak.bytes(), found
 
 
 def _on_cuda(peer, network, x, mode, repeats):  # type: ignore[no-untyped-def]

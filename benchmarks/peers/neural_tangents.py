@@ -7,12 +7,13 @@ imports but does not need for this, is stubbed.
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 import types
 from collections.abc import Callable
 from typing import Any
+
+from peak import Peak
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
@@ -142,12 +143,12 @@ def main() -> None:
         name: jnp.asarray(given[name].T if name in turned else given[name]) for name in given.files if name != "x"
     }
     call = kernel(options.workload, weights, jnp.asarray(given["x"]), options.mode, options.implementation)
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = Peak()
     found = call()  # compiles
     begin = time.process_time()
     found = call()
     seconds = time.process_time() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+    size = peak.bytes()
     found = numpy.asarray(found)
     if options.mode == "each":
         found = numpy.moveaxis(found, -1, 0)
@@ -157,7 +158,7 @@ def main() -> None:
     import neural_tangents
 
     version = f"neural-tangents {neural_tangents.__version__}, jax {jax.__version__}"
-    print(json.dumps({"seconds": seconds, "bytes": peak * 1024, "version": version}))
+    print(json.dumps({"seconds": seconds, "bytes": size, "version": version}))
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def test_routes_equal_the_formed_gradients(sides: str, blocks: int, route: Route
 @pytest.mark.parametrize("scratch", [1, 500, 3000])
 def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gram, "PANEL", 2)
+    monkeypatch.setattr(gram, "MIRRORED", 2)
     left = factors(7, 2, sides=SIDES["everything"])
     expected = slow_gram(slow_gradient(left), slow_gradient(left), mode)
     out = torch.zeros_like(expected)
@@ -109,6 +110,7 @@ def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch:
 
 def test_a_symmetric_product_computes_one_triangle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gram, "PANEL", 2)
+    monkeypatch.setattr(gram, "MIRRORED", 2)
     seen = list(gram._panels(8, 8, 100, True, 1))
     assert [(rows.stop, columns.stop) for rows, columns in seen] == [(2, 2), (4, 4), (6, 6), (8, 8)]
     assert all(columns.start == 0 for _, columns in seen)

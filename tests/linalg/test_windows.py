@@ -84,6 +84,7 @@ def test_every_route_gives_what_written_out_rows_give(
 ):
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
     monkeypatch.setattr(gram, "PANEL", 2)
+    monkeypatch.setattr(gram, "MIRRORED", 2)
     shape = {"sum": (5, 5), "each": (3, 5, 5), "full": (5, 5, 3, 3)}[mode]
     expected, found = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     gradient = as_dense(factors(5, name, windowed=False))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import (
     CoupledSamplesError,
     FeatlearnError,
@@ -19,6 +20,7 @@ from featlearn.errors import (
     InputValueError,
     UnsupportedModelError,
 )
+from featlearn.linalg import gram
 from featlearn.ops import registry
 from featlearn.quantities import ntk as ntk_module
 from featlearn.quantities import repetition
@@ -451,3 +453,117 @@ def test_what_happens_to_the_second_output_alone_is_seen(samples: int):
     model.on = True
     with pytest.raises(CoupledSamplesError):
         fl.ntk(model, x)
+
+
+class Tied(nn.Module):
+    """A layer that is used twice, one that is tied to its transpose, biases, and an output that skips most of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.again = nn.Linear(4, 7), nn.Linear(7, 7, bias=False)
+        self.last, self.short = nn.Linear(7, 3), nn.Linear(4, 2, bias=False)
+        self.on = False
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.again(torch.tanh(self.again(torch.tanh(self.into(x))))))
+        back = torch.tanh(h @ self.into.weight)
+        if self.on:
+            back.register_hook(lambda gradient: gradient / (1 + gradient.norm()))
+        return torch.cat([self.last(h), self.short(back), self.short(x)], 1)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Directions are captured one by one although they are few; how many were so in each call."""
+    seen: list[int] = []
+    plain = Snapshot.each_direction
+    monkeypatch.setattr(repetition, "_MANY_NUMBERS", 0)
+    monkeypatch.setattr(
+        Snapshot, "each_direction", lambda self, names, rows: seen.append(len(rows)) or plain(self, names, rows)
+    )
+    return seen
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_directions_one_by_one(one_by_one: list[int], anew: list[bool], small: bool, monkeypatch: pytest.MonkeyPatch):
+    if small:
+        monkeypatch.setattr(gram, "PANEL", 2)
+        monkeypatch.setattr(gram, "MIRRORED", 3)
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    for seed in range(4):
+        assert_exact(model, x - seed, outputs="each")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.2 * torch.randn_like(p))
+    assert (len(anew), one_by_one) == (1, [7, 7, 7])
+    parts = [fl.ntk(model, x, outputs="each", by="parameter") for _ in range(2)]
+    for key, kernel in parts[0].items():
+        torch.testing.assert_close(parts[1][key], kernel, rtol=1e-12, atol=1e-13)
+    assert (len(anew), one_by_one) == (2, [7, 7, 7, 7])
+
+
+def test_directions_one_by_one_whose_samples_meet_later_are_refused(one_by_one: list[int]):
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    assert_exact(model, x, outputs="each")
+    model.on = True  # seen by two of seven outputs
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, x, outputs="each")
+    model.on = False
+    assert_exact(model, x, outputs="each")
+    assert one_by_one == [7]
+
+
+@pytest.mark.parametrize("size", [1e-22, 1e18])
+@pytest.mark.parametrize("outputs", ["each", "sum"])
+def test_directions_one_by_one_of_unusual_size(size: float, outputs: Any, one_by_one: list[int], anew: list[bool]):
+    """Gradients, or rows, of the last of three outputs alone."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 5)
+    fl.ntk(model, x, outputs=outputs, parameters="0.*")
+    with torch.no_grad():
+        model[1].weight[:2] = 0.0
+        model[1].weight[2].mul_(size)
+    found = fl.ntk(model, x / size, outputs=outputs, parameters="0.*")
+    expected = x.double() @ x.double().T * (model[1].weight[2].double() / size).square().sum()
+    one = found[2] if outputs == "each" else found
+    assert float((one - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert len(anew) == 2
+    assert one_by_one == ([3] if outputs == "each" else [])
+
+
+def test_directions_one_by_one_on_few_samples_and_several_positions_are_not(x: Tensor, model: Net, one_by_one: Any):
+    for _ in range(3):
+        assert_exact(model, x, outputs="each")  # convolutions
+    few = nn.Linear(4, 2).double()
+    for _ in range(3):
+        assert_exact(few, torch.randn(400, 4, dtype=torch.float64), outputs="each")  # more samples than gradients
+    assert one_by_one == []
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("outputs", ["each", "mean"])
+def test_gradients_that_lie_in_memory_one_way_and_then_another(first: bool, outputs: str):
+    """The same for all samples, by their strides, for some outputs and not for others."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.written = 0
+
+        def written_out(self, gradient: Tensor) -> Tensor:
+            self.written += 1
+            return gradient.contiguous() if bool(self.written % 2) is first else gradient
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            h.register_hook(self.written_out)
+            return h * 1.0 if first else h
+
+    torch.manual_seed(0)
+    model, x = Sums().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    for _ in range(3):
+        assert_exact(model, x, outputs=outputs)

@@ -75,6 +75,7 @@ def test_both_routes(
     monkeypatch.setattr(plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
     monkeypatch.setattr(gram, "PANEL", 3)
+    monkeypatch.setattr(gram, "MIRRORED", 3)
     monkeypatch.setattr(windows, "cached_bytes", lambda: 1)
     assert_exact(case)
 

@@ -17,7 +17,7 @@ from featlearn.capture.probe import Probe
 from featlearn.capture.pullback import Access, Coordinates, coordinates, pulled_back
 from featlearn.capture.recipe import Recipe
 from featlearn.capture.sightings import Chosen, Sightings, Unconfirmed, expect_same, mixed, sightings
-from featlearn.capture.stacks import Stack, mixed_at, stacked, used_positions
+from featlearn.capture.stacks import Stack, mixed_at, stacked, used_positions, weighted
 from featlearn.capture.uses import ParameterUses, Pattern, Reading, SampleAxes, parameter_uses
 from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.collapse import Collapse
@@ -160,6 +160,35 @@ class Snapshot:
             self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
             read, lost = self._sorted(names)
             grads = self._use_gradients(read, directions, apart)
+        yield from self._each_read(read, grads, dense, collapse)
+        if lost:
+            for name, gradients in sample_gradients(self, lost, directions).items():
+                yield name, gradients.take(slice(0, self.count))
+        if ask is not None:
+            ask()
+
+    def each_direction(self, names: Collection[str], directions: Tensor) -> Iterator[Iterator[tuple[str, Gradients]]]:
+        """The same for one direction after the other, where the sample axes are only asked for.
+
+        All parameters must be readable.
+        """
+        assert self.later is not None
+        assert self.unconfirmed is not None
+        unconfirmed, self.unconfirmed = self.unconfirmed, None
+        seen: dict[int, list[Tensor | None]] = defaultdict(list)
+        for k in range(len(directions)):
+            grads = self._use_gradients(list(names), directions[k : k + 1], apart=False)
+            for number, gradient in self._at_places(grads, unconfirmed.places).items():
+                seen[number].append(gradient)
+            yield self._each_read(list(names), grads)
+        here = {number: weighted(gradients) for number, gradients in seen.items()}
+        expect_same(self.later, unconfirmed.seen(), here, self.precision)
+
+    def _each_read(
+        self, read: list[str], grads: dict[Value, list[Tensor | None]], dense: Collection[str] = (),
+        collapse: Collapse | None = None,
+    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+        """Parameters that can be read, one by one; `grads` is emptied on the way."""
         formed: dict[int, Tensor] = {}
         # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
         read.sort(key=lambda name: self.access[name].coordinates is not None)
@@ -182,11 +211,6 @@ class Snapshot:
             del arrived
             yield name, found.take(slice(0, self.count))
             del found
-        if lost:
-            for name, gradients in sample_gradients(self, lost, directions).items():
-                yield name, gradients.take(slice(0, self.count))
-        if ask is not None:
-            ask()
 
     def _sorted(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Those that can be read, and those that go to the fallback."""
@@ -226,12 +250,15 @@ class Snapshot:
             cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
             for value, gradient in gradients_at(self.outputs, values, cotangent).items():
                 if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
-                    # Side by side at once: then no direction's is held twice.
+                    # Side by side at once: then no direction's is held twice. What is the same for all samples is held
+                    # for one of them.
+                    rows = gradient[:1] if gradient.stride(0) == 0 else gradient
                     if value not in stacks:
-                        sizes = (len(directions), len(gradient)) if apart else (len(gradient), len(directions))
+                        sizes = (len(directions), len(rows)) if apart else (len(rows), len(directions))
                         whole = gradient.new_empty(*sizes, *gradient.shape[1:])
                         stacks[value] = whole if apart else whole.transpose(0, 1)
-                    gradient = stacks[value][k].copy_(gradient)
+                    if stacks[value].shape[1] >= len(rows):
+                        gradient = stacks[value][k].copy_(rows).expand_as(gradient)
                 found[value].append(gradient)
         return found
 

@@ -31,11 +31,18 @@ def mixed_at(several: Sequence[Tensor | None], layout: Layout, places: Tensor | 
         chosen = several.viewed(lambda gradient: layout.some_first(gradient, places))
         if chosen is not None:
             return mixed(chosen.detach())
+    return weighted(
+        [None if gradient is None else layout.some_first(gradient.detach(), places) for gradient in several]
+    )
+
+
+def weighted(several: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of all directions with their weights; None if none of them is there."""
     shares = weights(len(several), torch.float64, torch.device("cpu")).tolist()
     total: Tensor | None = None
     for share, gradient in zip(shares, several, strict=True):
         if gradient is not None:
-            piece = layout.some_first(gradient.detach(), places) * share
+            piece = gradient * share
             total = piece if total is None else total.add_(piece)
     return total
 

@@ -24,6 +24,10 @@ Mode = Literal["sum", "each", "full"]
 """sum: trace over directions, (P, P2); each: (K, P, P2); full: (P, P2, K, K)."""
 
 
+RowGrams = dict[tuple[int, ...], Tensor]
+"""Where a panel begins, and which parts -> inner products of their rows."""
+
+
 class Route(Enum):
     """How a Gram matrix of factors is contracted."""
 
@@ -103,16 +107,18 @@ def add_gram(
     scratch: int,
     route: Route | None = None,
     later: Later | None = None,
+    kept: RowGrams | None = None,
 ) -> None:
     """out += left right^T.
 
     `symmetric` promises that both sides are the same samples: only what lies on and below the diagonal is added; after
     everything has been added, `mirror` completes it. `scratch` bounds the bytes of temporaries. With `later`, sizes
-    whose products this precision can hold are taken for granted, and asked for.
+    whose products this precision can hold are taken for granted, and asked for. `kept`: inner products of rows, which
+    are put there by a first call and taken from there by those that follow with other directions alone.
     """
     if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
-            _add_pairs(out, left, right, mode, symmetric, scratch, later)
+            _add_pairs(out, left, right, mode, symmetric, scratch, later, kept)
             return
         memory = Reused(), Reused()
         for first, second in _slices(left, right, symmetric, scratch, out):
@@ -132,7 +138,7 @@ def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
     # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
-    step = min(size, 16 * CUDA_PANEL if out.is_cuda else PANEL)
+    step = min(size, 16 * CUDA_PANEL if out.is_cuda else MIRRORED)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
@@ -203,6 +209,7 @@ def formed_bytes() -> int:
 # At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
 # more of the triangle. A GPU needs larger ones to be busy.
 PANEL, WIDE, CUDA_PANEL = 30, 200, 256
+MIRRORED = 128
 PANELS = 10
 CUDA_WORK = 2 * 10**10
 
@@ -257,12 +264,13 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
 
 
 def _add_pairs(
-    out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int, later: Later | None
-) -> None:
+    out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int, later: Later | None,
+    kept: RowGrams | None,
+) -> None:  # fmt: skip
     directions = left.directions
     same = left is right
-    left, up = _ordinary(left, later)
-    right, up2 = (left, up) if same else _ordinary(right, later)
+    left, up = _ordinary(left, later, rows_are=bool(kept))
+    right, up2 = (left, up) if same else _ordinary(right, later, rows_are=bool(kept))
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
     factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
     grams = directions**2 if mode == "full" else 1
@@ -271,9 +279,13 @@ def _add_pairs(
     depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
     for rows, columns in _panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda):
         part = _part(out, rows, columns, mode)
-        for a in left.take(rows).parts:
-            for b in right.take(columns).parts:
-                _add_pair(part, a, b, mode, factor)
+        for i, a in enumerate(left.take(rows).parts):
+            for j, b in enumerate(right.take(columns).parts):
+                shared = None
+                if kept is not None and a.rows_first == b.rows_first:
+                    place = (rows.start, columns.start, i, j)
+                    shared = kept[place] if place in kept else kept.setdefault(place, _row_gram(a, b))
+                _add_pair(part, a, b, mode, factor, shared)
 
 
 def _pair_size(part: Factor) -> int:
@@ -283,15 +295,16 @@ def _pair_size(part: Factor) -> int:
     return max(1, part.positions)
 
 
-def _ordinary(factors: Factors, later: Later | None) -> tuple[Factors, float]:
+def _ordinary(factors: Factors, later: Later | None, *, rows_are: bool) -> tuple[Factors, float]:
     """The same gradients from rows and gradients of ordinary size, whose Grams cannot under- or overflow, and a factor.
 
     Rows of 1e-22 may meet gradients of 1e18: the product is ordinary, the Gram matrix of the rows is not a number. The
-    factor is a power of two, so nothing is rounded.
+    factor is a power of two, so nothing is rounded. `rows_are`: of the rows it is known.
     """
     held = [part for part in factors.parts if part.positions]
     if later is not None:
-        later.expect_sizes(_is_ordinary, [_in_memory_order(tensor) for tensor in _tensors(held)])
+        asked = [part.grads for part in held] if rows_are else _tensors(held)
+        later.expect_sizes(_is_ordinary, [_in_memory_order(tensor) for tensor in asked])
         return factors, 1.0
     sizes = _largest_pairs(held)
     if all(_is_ordinary(size) for pair in sizes for size in pair):
@@ -342,8 +355,11 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True))
 
 
-def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float) -> None:
-    """out (a panel) += scale times the products of two parts, summed over pairs of positions."""
+def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float, shared: Tensor | None) -> None:
+    """out (a panel) += scale times the products of two parts, summed over pairs of positions.
+
+    `shared`: inner products of their rows, if they are known.
+    """
     if mode == "full":
         _add_full_pair(out, a, b, scale)
     elif a.rows_first != b.rows_first:  # rows of one use stand where the gradients of the other do: a tied embedding
@@ -351,13 +367,13 @@ def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float) -> No
             target = out[k] if mode == "each" else out
             _add_products(target, _inner(a.rows, right), _inner(left, b.rows), a, b, scale)
     else:
-        rows = _row_gram(a, b)
+        rows = _row_gram(a, b) if shared is None else shared
         if mode == "sum":
             left, right = (part.grads.permute(1, 2, 3, 0, 4).flatten(3) for part in (a, b))
-            _add_products(out, rows, _inner(left, right), a, b, scale)
+            _add_products(out, rows, _gradient_gram(left, right), a, b, scale)
             return
         for k, (left, right) in enumerate(zip(a.grads, b.grads, strict=True)):
-            _add_products(out[k], rows, _inner(left, right), a, b, scale)
+            _add_products(out[k], rows, _gradient_gram(left, right), a, b, scale)
 
 
 def _add_full_pair(out: Tensor, a: Factor, b: Factor, scale: float) -> None:
@@ -388,6 +404,16 @@ def _row_gram(a: Factor, b: Factor) -> Tensor:
         left, right = (part.held.columns().permute(1, 0, 3, 2).flatten(1, 2) for part in (a, b))  # type: ignore[union-attr]
         return torch.bmm(left, right.mT)
     return _inner(a.rows, b.rows)
+
+
+def _gradient_gram(left: Tensor, right: Tensor) -> Tensor:
+    """Inner products of gradients (P, T, blocks, m): (blocks, P T, P2 T2), or (1, 1, 1) where one stands for all.
+
+    What arrives at the last layer is the direction itself, the same for every sample, which its strides tell.
+    """
+    if left.stride(0) == right.stride(0) == 0 and left.shape[1:3] == right.shape[1:3] == (1, 1):
+        left, right = left[:1], right[:1]
+    return _inner(left, right)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Kernels block by block: pairs of sample blocks, each captured when it is needed."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from featlearn.capture.probe import Probe
 from featlearn.linalg.factors import Dense, Gradients
-from featlearn.linalg.gram import Mode, Route, add_gram, mirror
+from featlearn.linalg.gram import Mode, Route, RowGrams, add_gram, mirror
 from featlearn.linalg.later import Later
 
 Kernels = dict[str, Tensor]
@@ -32,10 +33,10 @@ def kernel_keys(names: Iterable[str], by: str) -> dict[str, str]:
 def empty_kernels(
     keys: Mapping[str, str], shape: tuple[int, ...], mode: Mode, dtype: torch.dtype, device: torch.device
 ) -> Kernels:
-    """Kernels to be added to; a full one lies in memory as (P, C, P2, C), which is how its blocks are computed."""
+    """Kernels to be zeroed and added to; a full one lies in memory as (P, C, P2, C), as its blocks are computed."""
     order = (0, 2, 1, 3) if mode == "full" else tuple(range(len(shape)))
     stored = [shape[i] for i in order]
-    return {key: torch.zeros(stored, dtype=dtype, device=device).permute(order) for key in dict.fromkeys(keys.values())}
+    return {key: torch.empty(stored, dtype=dtype, device=device).permute(order) for key in dict.fromkeys(keys.values())}
 
 
 def add_kernels(
@@ -50,22 +51,24 @@ def add_kernels(
     witness: Witness | None = None,
     later: Later | None = None,
     routes: Mapping[str, Route] | None = None,
+    kept: defaultdict[str, RowGrams] | None = None,
 ) -> None:
     """Add the kernels of what `capture` gives, in blocks of `size` samples, to the kernels under their keys.
 
     One probe: the kernel is symmetric, and one triangle of it is computed and then mirrored. `chosen` are the output
     directions that the captured gradients have. `later`: what has to be waited for is asked for.
-    `routes` are taken where they are known.
+    `routes` are taken where they are known. `kept`: what calls for other directions share.
     """
     symmetric = len(probes) == 1
 
     def add(name: str, left: Gradients, right: Gradients, i: slice, j: slice) -> None:
         diagonal = symmetric and i == j
-        block = _block(kernels[keys[name]], i, j, chosen, mode)
+        block = kernel_block(kernels[keys[name]], mode, chosen, i, j)
         # A part of its own where it is needed twice.
         part = torch.zeros_like(block) if witness else block
         add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch, later=later,
-                 route=None if routes is None else routes.get(name))  # fmt: skip
+                 route=None if routes is None else routes.get(name),
+                 kept=None if kept is None else kept[name])  # fmt: skip
         if witness is not None:
             block += part
             if diagonal:
@@ -88,7 +91,7 @@ def add_kernels(
             for name in (name for name in left if name in right):
                 add(name, left[name], right[name], i, j)
     for kernel in kernels.values() if symmetric else ():
-        mirror(kernel, mode)
+        mirror(kernel_block(kernel, mode, chosen), mode)
 
 
 def _joined(captured: Captured, keys: Mapping[str, str]) -> Captured:
@@ -119,5 +122,8 @@ def _blocks(probe: Probe, size: int) -> list[slice]:
     return [slice(begin, min(begin + size, probe.samples)) for begin in range(0, probe.samples, size)]
 
 
-def _block(kernel: Tensor, rows: slice, columns: slice, directions: slice, mode: Mode) -> Tensor:
+def kernel_block(
+    kernel: Tensor, mode: Mode, directions: slice, rows: slice = slice(None), columns: slice = slice(None)
+) -> Tensor:
+    """The part of a kernel that these directions and samples are added to."""
     return kernel[directions, rows, columns] if mode == "each" else kernel[rows, columns]

@@ -110,6 +110,8 @@ def measured_kernels(
     plan = _plan(measurement, directions, rates, by, memory, verify)
     keys = kernel_keys(measurement.parameters, by)
     kernels = empty_kernels(keys, plan.kernel_shape, directions.mode, measurement.dtype, measurement.device)
+    for kernel in kernels.values():
+        kernel.zero_()
     checks = Checks(measurement, directions, rates, plan) if verify else None
     progress = Progress("tangent kernel", plan.passes)
     try:

@@ -7,9 +7,10 @@ the first time.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,9 +27,10 @@ from featlearn.capture.recipe import Recipe, recipe_of
 from featlearn.capture.sightings import Sightings, Unconfirmed, mixed, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.collapse import Collapse
-from featlearn.linalg.gram import Route
+from featlearn.linalg.gram import Route, RowGrams
 from featlearn.linalg.later import Later
-from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
+from featlearn.ops import Outer
+from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_block, kernel_keys
 from featlearn.quantities.budget import byte_budget
 from featlearn.quantities.directions import Directions, Outputs
 from featlearn.quantities.plan import Plan
@@ -51,6 +53,8 @@ class _Known:
     routes: Mapping[str, Route]
     collapsed: frozenset[str] | None
     """Parameters for which one direction stands for all, if they may."""
+    one_by_one: bool
+    """Whether directions are captured and multiplied one after the other."""
 
     @property
     def device(self) -> torch.device:
@@ -179,9 +183,11 @@ class Call:
             collapsed = None if collapse is None else frozenset(collapse.found)
             for name in collapsed or ():
                 routes.pop(name, None)
-            self._made = _Known(
-                few, everything, plan, directions, measurement.dtype, rows, mixed(rows), routes, collapsed
-            )
+            one_by_one = directions.mode == "each" and _shares_rows(whole, directions.count)
+            if one_by_one:
+                routes = {p.name: Route.PAIRS for p in plan.parameters if p.route == Route.PAIRS.value}
+            self._made = _Known(few, everything, plan, directions, measurement.dtype, rows, mixed(rows), routes,
+                                collapsed, one_by_one)  # fmt: skip
 
     def remember(self) -> None:
         """Keep what was noted, now that all went well."""
@@ -195,25 +201,55 @@ class Call:
 
 
 def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, later: Later) -> Kernels:
-    mode, count = known.directions.mode, known.directions.count
+    names, mode, count = known.plan.groups[0].names, known.directions.mode, known.directions.count
     kernels = empty_kernels(keys, known.plan.kernel_shape, mode, known.dtype, known.device)
+    ends: dict[str, list[Tensor]] = defaultdict(list)
 
-    def capture(probe: Probe, block: slice) -> Captured:
-        del probe, block
+    def add(chosen: slice, captured: Captured, kept: defaultdict[str, RowGrams] | None = None) -> None:
+        for kernel in kernels.values():
+            kernel_block(kernel, mode, chosen).zero_()
+        add_kernels(kernels, keys, (whole.probe,), whole.count, chosen, mode, scratch, lambda *_: captured,
+                    later=later, routes=known.routes, kept=kept)  # fmt: skip
+        for key, kernel in kernels.items():
+            block = kernel_block(kernel, mode, chosen)
+            if known.directions.divisor != 1:
+                block /= known.directions.divisor
+            ends[key] += block.aminmax()
+
+    if known.one_by_one:
+        kept: defaultdict[str, RowGrams] = defaultdict(dict)
+        for k, captured in enumerate(whole.each_direction(names, known.rows)):
+            add(slice(k, k + 1), captured, kept)
+    else:
         collapse = None if known.collapsed is None else Collapse(known.collapsed, later)
-        names, apart = known.plan.groups[0].names, mode == "each"
-        return whole.each_gradient(names, known.rows, collapse=collapse, apart=apart)
-
-    chosen = slice(0, count)
-    add_kernels(
-        kernels, keys, (whole.probe,), whole.count, chosen, mode, scratch, capture, later=later, routes=known.routes
-    )
-    tiny = torch.finfo(known.dtype).tiny
-    for kernel in kernels.values():
-        if known.directions.divisor != 1:
-            kernel /= known.directions.divisor
-        later.expect(lambda low, high: tiny <= max(-low, high) < math.inf and -math.inf < low, *kernel.aminmax())
+        add(slice(0, count), whole.each_gradient(names, known.rows, collapse=collapse, apart=mode == "each"))
+    for several in ends.values():
+        later.expect(partial(_is_a_kernel, torch.finfo(known.dtype).tiny), *several)
     return kernels
+
+
+def _is_a_kernel(tiny: float, *ends: float) -> bool:
+    """Finite, and not too small to be right."""
+    return all(map(math.isfinite, ends)) and max(map(abs, ends)) >= tiny
+
+
+# That many gradients take longer to be put side by side than directions to be captured one by one.
+_MANY_NUMBERS = 2**21
+
+
+def _shares_rows(whole: Snapshot, directions: int) -> bool:
+    """Whether the gradients of all directions are many numbers, and more than the inner products of rows, which are
+    kept where one direction is captured after the other.
+
+    A GPU captures all of them at once. With several positions other routes may be better, and positions are left out.
+    """
+    forms = [reading.form for access in whole.access.values() if access.coordinates is not None
+             for reading in access.uses.readings]  # fmt: skip
+    single = [form for form in forms if isinstance(form, Outer) and form.positions == 1]
+    if whole.outputs.is_cuda or directions == 1 or not forms or len(single) < len(forms):
+        return False
+    gradients = directions * sum(form.blocks * form.grad_size for form in single)
+    return whole.count * len(single) < gradients and whole.count * gradients > _MANY_NUMBERS
 
 
 def _scratch(plan: Plan, memory: str | int | None, device: torch.device) -> int:
