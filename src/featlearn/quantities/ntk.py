@@ -20,7 +20,7 @@ from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.collapse import Collapse, UnequalChunksError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
-from featlearn.quantities.budget import byte_budget, readable_bytes
+from featlearn.quantities.budget import byte_budget, keep_released_memory, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, largest_chunk, parameter_plans
@@ -106,6 +106,7 @@ def measured_kernels(
     `call` is told what a call like this one can take over.
     """
     rates = {} if rates is None else rates
+    keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
     plan = _plan(measurement, directions, rates, by, memory, verify)
     keys = kernel_keys(measurement.parameters, by)
