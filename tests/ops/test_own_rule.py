@@ -98,3 +98,17 @@ def test_a_second_rule_must_say_that_it_replaces_the_first():
     model = nn.Linear(3, 2, dtype=torch.float64)
     assert set(fl.plan(model, X[:, 0]).fallbacks) == {"weight", "bias"}
     torch.testing.assert_close(fl.ntk(model, X[:, 0]), dense_ntk(model, X[:, 0]))
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_rule_may_read_what_the_node_keeps_when_it_is_asked():
+    """Not before, when it is looked for; activations are still there then."""
+
+    @fl.register_rule("TiltBackward")
+    def tilt(use: fl.ops.Use) -> fl.ops.Direct:
+        return fl.ops.Direct(lambda grad: use.layout.samples_first(grad * use.node.saved_tensors[0], 3).sum(1))
+
+    model = nn.Sequential(nn.Linear(3, 3).double(), Model())  # the pass goes through it
+    for _ in range(3):
+        torch.testing.assert_close(fl.ntk(model, X), dense_ntk(model, X))
+    assert fl.plan(model, X).fallbacks == {}

@@ -22,8 +22,8 @@ from featlearn.errors import (
 )
 from featlearn.linalg import gram
 from featlearn.ops import registry
+from featlearn.quantities import blocks, repetition
 from featlearn.quantities import ntk as ntk_module
-from featlearn.quantities import repetition
 from tests.references.jacobian import dense_ntk
 
 SAMPLES = 23
@@ -168,8 +168,7 @@ def test_samples_that_become_coupled_are_refused_as_before(model: Net, x: Tensor
     assert_exact(model, x)
     model.gate = 0.5
     for _ in range(2):
-        with pytest.raises(CoupledSamplesError):
-            fl.ntk(model, x)
+        assert_exact(model, x)
     model.gate = 0.0
     assert_exact(model, x)
 
@@ -567,3 +566,59 @@ def test_gradients_that_lie_in_memory_one_way_and_then_another(first: bool, outp
     model, x = Sums().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
     for _ in range(3):
         assert_exact(model, x, outputs=outputs)
+
+
+@pytest.mark.parametrize("outputs", ["mean", "each", 1])
+def test_activations_that_have_served_are_gone_when_kernels_are_formed(outputs: Any, monkeypatch: Any):
+    """What an activation function has kept for the backward pass, and no layer reads."""
+    kept: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    class Bent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            if len(x) > 6:
+                kept.append(weakref.ref(h))
+            return self.last(nn.functional.gelu(h))
+
+    plain = blocks.add_gram
+
+    def counted(*arguments: Any, **named: Any) -> None:
+        alive.append(sum(one() is not None for one in kept))
+        plain(*arguments, **named)
+
+    monkeypatch.setattr(blocks, "add_gram", counted)
+    torch.manual_seed(0)
+    model, x = Bent().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    for _ in range(3):
+        assert_exact(model, x, outputs=outputs)
+    assert len(kept) == 3 + 3  # the reference makes passes of its own
+    assert set(alive) == {0}
+
+
+def test_gradients_that_are_not_confirmed_are_found_by_a_pass_of_their_own():
+    """Gradients that reach other samples in larger batches alone: they are taken from samples that are run alone."""
+
+    class Meeting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+            self.most = 6
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.first(x))
+            if len(x) > self.most:
+                h.register_hook(lambda gradient: gradient.flip(0))
+            return self.last(torch.tanh(self.second(h)))
+
+    torch.manual_seed(0)
+    model, x = Meeting().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    found = [fl.ntk(model, x) for _ in range(2)]
+    model.most = SAMPLES
+    expected = dense_ntk(model, x)
+    for kernel in found:
+        torch.testing.assert_close(kernel, expected, rtol=1e-11, atol=1e-11)

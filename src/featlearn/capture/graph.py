@@ -198,12 +198,16 @@ def _children_first(root: Node) -> list[Node]:
 
 
 def backward(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, batched: bool = False
-) -> tuple[Tensor | None, ...]:
-    """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents)."""
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, batched: bool = False,
+    last: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents).
+
+    The `last` one lets go of what the forward pass has kept for it on the way.
+    """
     try:
         found = torch.autograd.grad(
-            outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
+            outputs, inputs, cotangents, retain_graph=not last, allow_unused=True, is_grads_batched=batched
         )
         return tuple(g.to_dense() if g is not None and g.is_sparse else g for g in found)
     except torch.OutOfMemoryError:
@@ -214,7 +218,9 @@ def backward(
         ) from error
 
 
-def gradients_at(outputs: Tensor, values: Sequence[Value], cotangent: Tensor) -> dict[Value, Tensor | None]:
+def gradients_at(
+    outputs: Tensor, values: Sequence[Value], cotangent: Tensor, *, last: bool = False
+) -> dict[Value, Tensor | None]:
     """Gradients with respect to node outputs, by one backward pass."""
-    found = backward([outputs], [GradientEdge(node, number) for node, number in values], [cotangent])
+    found = backward([outputs], [GradientEdge(node, number) for node, number in values], [cotangent], last=last)
     return dict(zip(values, found, strict=True))

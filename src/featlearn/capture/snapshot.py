@@ -24,7 +24,7 @@ from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.linalg.later import Later
 from featlearn.linalg.windows import Windows
-from featlearn.ops import Direct, Layout, Outer
+from featlearn.ops import Direct, Layout, Outer, is_built_in
 
 Expected = Callable[[Graph], Pattern | None]
 """The sample axes that a graph should have."""
@@ -49,9 +49,8 @@ class Snapshot:
         # A single sample shows no sample axis; a copy beside it does, and is dropped from every result.
         self.indices = places if self.count > 1 else places.repeat(2)
         self.parameters = parameters
-        outputs = probe.outputs(indices if isinstance(indices, slice) and self.count > 1 else self.indices)
-        # A parameter returned as it is has no node of its own.
-        self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
+        self._asked_for = indices if isinstance(indices, slice) and self.count > 1 else self.indices
+        self.outputs = self._forward()
         self.graph: Graph | None = None
         self.access: dict[str, Access] = {}
         self._distrusted: dict[str, str] = {}
@@ -66,18 +65,22 @@ class Snapshot:
         if recipe is not None:
             self.graph, self.access = recipe.read(self.outputs, parameters)
         elif self.outputs.requires_grad:
-            self.graph = build_graph(self.outputs, parameters)
-            _refuse_hidden(self.graph)
             self._read(generator, distrusted, expected, exemplary)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+
+    def _forward(self) -> Tensor:
+        outputs = self.probe.outputs(self._asked_for)
+        # A parameter returned as it is has no node of its own.
+        return outputs.view_as(outputs) if outputs.is_leaf else outputs
 
     def _read(
         self, generator: torch.Generator, distrusted: Mapping[str, str], expected: Expected = _nothing,
         exemplary: bool = False,
     ) -> None:  # fmt: skip
         """Find every use of every parameter; with `expected` sample axes nothing is asked of the network."""
-        assert self.graph is not None
+        self.graph = build_graph(self.outputs, self.parameters)
+        _refuse_hidden(self.graph)
         axes = SampleAxes(self.outputs, self.graph, generator, expected(self.graph), exemplary)
         for name, uses in parameter_uses(axes).items():
             self.access[name] = Access(uses, None if uses.refusal else coordinates(self.graph, name, uses.readings))
@@ -145,18 +148,21 @@ class Snapshot:
 
     def each_gradient(
         self, names: Collection[str], directions: Tensor, dense: Collection[str] = (),
-        collapse: Collapse | None = None, apart: bool = False,
+        collapse: Collapse | None = None, apart: bool = False, last: bool = False,
     ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
         """The same one by one: what is made of one parameter can be dropped before the next.
 
         With `collapse`, one direction may stand for all: Gram matrices are only right when summed over directions.
-        `apart`: directions will be multiplied one by one, and lie in memory that way.
+        `apart`: directions will be multiplied one by one, and lie in memory that way. `last`: nothing else will be
+        asked of this snapshot, so that activations are dropped when they have served.
         """
         read, lost = self._sorted(names)
-        grads = self._use_gradients(read, directions, apart)
+        final = last and not lost and self._fetched(read)
+        grads = self._use_gradients(read, directions, apart, final)
         ask = self._confirm(grads, directions)
         if ask is None:
             self.distrust(self.audit_anew())  # samples may have become coupled
+            self.outputs = self._forward() if final else self.outputs
             self._read(torch.Generator("cpu").manual_seed(0), self._distrusted)
             read, lost = self._sorted(names)
             grads = self._use_gradients(read, directions, apart)
@@ -177,7 +183,8 @@ class Snapshot:
         unconfirmed, self.unconfirmed = self.unconfirmed, None
         seen: dict[int, list[Tensor | None]] = defaultdict(list)
         for k in range(len(directions)):
-            grads = self._use_gradients(list(names), directions[k : k + 1], apart=False)
+            last = k == len(directions) - 1 and self._fetched(names)
+            grads = self._use_gradients(list(names), directions[k : k + 1], apart=False, last=last)
             for number, gradient in self._at_places(grads, unconfirmed.places).items():
                 seen[number].append(gradient)
             yield self._each_read(list(names), grads)
@@ -236,7 +243,17 @@ class Snapshot:
             units.append(form.grads(self._arrived(reading, grad)).detach()[: self.count].flatten(2).to(self.accumulate))
         return units
 
-    def _use_gradients(self, names: list[str], directions: Tensor, apart: bool) -> dict[Value, list[Tensor | None]]:
+    def _fetched(self, names: Collection[str]) -> bool:
+        """Whether all that these parameters are read from is held by their readings: built-in rules fetch it at once.
+
+        The ops that a parameter passes before its use are on no way from the outputs to a use, and keep what they have.
+        """
+        readings = (reading for name in names for reading in self.access[name].uses.readings)
+        return all(is_built_in(reading.use.node.name()) for reading in readings)
+
+    def _use_gradients(
+        self, names: list[str], directions: Tensor, apart: bool, last: bool = False
+    ) -> dict[Value, list[Tensor | None]]:
         """Gradients at the output of every node that uses one of these parameters, direction by direction."""
         nodes = {reading.use.node: None for name in names for reading in self.access[name].uses.readings}
         values: list[Value] = [(node, 0) for node in nodes]
@@ -248,7 +265,8 @@ class Snapshot:
         stacks: dict[Value, Tensor] = {}
         for k, direction in enumerate(directions):
             cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
-            for value, gradient in gradients_at(self.outputs, values, cotangent).items():
+            final = last and k == len(directions) - 1
+            for value, gradient in gradients_at(self.outputs, values, cotangent, last=final).items():
                 if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
                     # Side by side at once: then no direction's is held twice. What is the same for all samples is held
                     # for one of them.

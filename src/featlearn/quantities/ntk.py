@@ -246,11 +246,11 @@ def _captured(
     whole = len(measurement.probes) == 1 and block == slice(0, probe.samples)
     # Chunks of one block agree on it; between blocks nothing could be taken back.
     collapse = Collapse() if whole and outputs.mode == "sum" else None
-    apart = outputs.mode == "each"
+    apart, last = outputs.mode == "each", not measurement.remembering
     if whole and group.chunk >= probe.samples:
         snapshot = measurement.snapshot(probe, block.start, block.stop, mixed(directions))
         elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
-        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise, collapse, apart):
+        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise, collapse, apart, last):
             yield name, _with_rate(gradients, rates.get(name, 1.0))
             del gradients
         if call is not None:
@@ -265,7 +265,7 @@ def _captured(
         snapshot = measurement.snapshot(probe, begin, end, mixed(directions))
         seen = set()
         try:
-            for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse, apart):
+            for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse, apart, last):
                 if name not in gathered:
                     gathered[name] = Gathered(block.stop - block.start, gradients.directions)
                     if begin > block.start:

@@ -222,7 +222,8 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
             add(slice(k, k + 1), captured, kept)
     else:
         collapse = None if known.collapsed is None else Collapse(known.collapsed, later)
-        add(slice(0, count), whole.each_gradient(names, known.rows, collapse=collapse, apart=mode == "each"))
+        captured = whole.each_gradient(names, known.rows, collapse=collapse, apart=mode == "each", last=True)
+        add(slice(0, count), captured)
     for several in ends.values():
         later.expect(partial(_is_a_kernel, torch.finfo(known.dtype).tiny), *several)
     return kernels
