@@ -6,7 +6,8 @@
     python benchmarks/kernels.py --device cuda        this library and torch.func on a GPU
 
 Each measurement is a fresh process; repeats of all methods are interleaved, and the best of them counts. Time is CPU
-time of one thread, memory the growth of the peak resident size (on a GPU: events, and the allocator's peak).
+time of one thread, memory the peak resident size above what the process held before (on a GPU: events, and the
+allocator's peak).
 Peers that are not installed are left out, with a word: `--python` names an interpreter that has them beside this
 library, `--jax-python` one with neural-tangents.
 """
