@@ -19,6 +19,7 @@ from featlearn.capture.sightings import mixed
 from featlearn.errors import InputValueError, MemoryBudgetError
 from featlearn.linalg.collapse import Collapse, UnequalChunksError
 from featlearn.linalg.factors import Dense, Gathered, Gradients
+from featlearn.linalg.gram import in_memory_order
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
 from featlearn.quantities.budget import byte_budget, keep_released_memory, readable_bytes
 from featlearn.quantities.directions import Directions, Outputs, output_directions
@@ -153,7 +154,7 @@ def _refuse_no_gradient(seen: bool) -> None:
 
 def _range(kernel: Tensor) -> tuple[float, float]:
     """Both ends: one pass, and no second tensor of the kernel's size."""
-    low, high = torch.stack(kernel.aminmax()).tolist()
+    low, high = torch.stack(in_memory_order(kernel).aminmax()).tolist()
     return low, high
 
 

@@ -27,7 +27,7 @@ from featlearn.capture.recipe import Recipe, recipe_of
 from featlearn.capture.sightings import Sightings, Unconfirmed, mixed, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.collapse import Collapse
-from featlearn.linalg.gram import Route, RowGrams
+from featlearn.linalg.gram import Route, RowGrams, in_memory_order
 from featlearn.linalg.later import Later
 from featlearn.ops import Outer
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_block, kernel_keys
@@ -214,7 +214,7 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
             block = kernel_block(kernel, mode, chosen)
             if known.directions.divisor != 1:
                 block /= known.directions.divisor
-            ends[key] += block.aminmax()
+            ends[key] += in_memory_order(block).aminmax()
 
     if known.one_by_one:
         kept: defaultdict[str, RowGrams] = defaultdict(dict)
