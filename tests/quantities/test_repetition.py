@@ -168,7 +168,8 @@ def test_samples_that_become_coupled_are_refused_as_before(model: Net, x: Tensor
     assert_exact(model, x)
     model.gate = 0.5
     for _ in range(2):
-        assert_exact(model, x)
+        with pytest.raises(CoupledSamplesError):
+            fl.ntk(model, x)
     model.gate = 0.0
     assert_exact(model, x)
 
