@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -30,17 +29,13 @@ FIXED = {"positions": {"samples": 100, "outputs": 1}, "width": {"samples": 400}}
 """Sizes other than the base's along one axis, so that no point takes long."""
 
 
-def resident() -> int:
-    """Bytes that this process has in memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def measured(sizes: dict[str, int]) -> dict[str, float]:
     """One point, in this process."""
     import torch
     from torch import nn
 
     import featlearn as fl
+    from benchmarks.peers.peak import Peak
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -56,7 +51,7 @@ def measured(sizes: dict[str, int]) -> dict[str, float]:
     model = nn.Sequential(*layers, Mean(), nn.Linear(width, sizes["outputs"], bias=False))
     x = torch.randn(sizes["samples"], sizes["positions"], width)
     fl.ntk(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(600, 8))  # what is loaded once
-    before = resident()
+    peak = Peak()
     plan = fl.plan(model, x)
     seconds = math.inf
     for _ in range(2):
@@ -68,7 +63,7 @@ def measured(sizes: dict[str, int]) -> dict[str, float]:
     passes = sizes["samples"] * sizes["positions"] * size * (1 + sizes["outputs"])
     return {
         "seconds": seconds,
-        "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
+        "bytes": peak.bytes(),
         "model_operations": (plan.operations / 2 if plan.symmetric else plan.operations) + passes,
         # The audit also holds gradients of the weights' size: of two batches, as read, and compared.
         "model_bytes": max(plan.peak, plan.kernel_bytes + 5 * 4 * size),
@@ -93,7 +88,7 @@ def main() -> None:
         print(json.dumps(measured(json.loads(options.point))))
         return
     found = {}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     for axis, values in AXES.items():
         chosen, points = (values[:2] if options.quick else values), []
         for value in chosen:
