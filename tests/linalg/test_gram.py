@@ -110,7 +110,6 @@ def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch:
 
 def test_a_symmetric_product_computes_one_triangle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gram, "PANEL", 2)
-    monkeypatch.setattr(gram, "MIRRORED", 2)
     seen = list(gram._panels(8, 8, 100, True, 1))
     assert [(rows.stop, columns.stop) for rows, columns in seen] == [(2, 2), (4, 4), (6, 6), (8, 8)]
     assert all(columns.start == 0 for _, columns in seen)

@@ -456,12 +456,12 @@ def test_what_happens_to_the_second_output_alone_is_seen(samples: int):
 
 
 class Tied(nn.Module):
-    """A layer that is used twice, one that is tied to its transpose, biases, and an output that skips most of it."""
+    """A layer that is used twice, one tied to its transpose, biases, one unused, an output that skips most of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.into, self.again = nn.Linear(4, 7), nn.Linear(7, 7, bias=False)
-        self.last, self.short = nn.Linear(7, 3), nn.Linear(4, 2, bias=False)
+        self.last, self.short, self.unused = nn.Linear(7, 3), nn.Linear(4, 2, bias=False), nn.Linear(3, 5)
         self.on = False
         self.double()
 
@@ -569,6 +569,14 @@ def test_gradients_that_lie_in_memory_one_way_and_then_another(first: bool, outp
         assert_exact(model, x, outputs=outputs)
 
 
+def test_full_kernels_are_looked_through_where_they_lie(model: Net, x: Tensor):
+    """An order of axes that is not that of memory would be copied first."""
+    for _ in range(2):
+        kernel = fl.ntk(model, x, outputs="full")
+        assert not kernel.is_contiguous()
+        assert gram.in_memory_order(kernel).is_contiguous()
+
+
 @pytest.mark.parametrize("outputs", ["mean", "each", 1])
 def test_activations_that_have_served_are_gone_when_kernels_are_formed(outputs: Any, monkeypatch: Any):
     """What an activation function has kept for the backward pass, and no layer reads."""
@@ -623,3 +631,30 @@ def test_gradients_that_are_not_confirmed_are_found_by_a_pass_of_their_own():
     expected = dense_ntk(model, x)
     for kernel in found:
         torch.testing.assert_close(kernel, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_directions_one_by_one_where_gradients_of_the_last_are_too_small_to_be_squared(one_by_one: list[int]):
+    """Rows are of ordinary size, and their products with these gradients as well."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 5)
+    fl.ntk(model, x, outputs="each", parameters="0.*")
+    with torch.no_grad():
+        model[1].weight[:2] = 0.0
+        model[1].weight[2].mul_(1e-22)
+    x = 1e8 * x
+    found = fl.ntk(model, x, outputs="each", parameters="0.*")[2]
+    expected = x.double() @ x.double().T * model[1].weight[2].detach().double().square().sum()
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert one_by_one == [3]
+
+
+@pytest.mark.parametrize("outputs", ["each", "mean", "full"])
+def test_kernels_that_overflow_later_are_refused(outputs: Any):
+    """Outputs, rows and gradients are of ordinary size."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(60, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 60)
+    fl.ntk(model, x, outputs=outputs, parameters="0.*")
+    with torch.no_grad():
+        model[1].weight.copy_(9e8 * model[1].weight.sign())
+    with pytest.raises(InputValueError, match=r"the kernel is not finite"):
+        fl.ntk(model, 9e8 * x.sign(), outputs=outputs, parameters="0.*")

@@ -176,18 +176,20 @@ class Snapshot:
     def each_direction(self, names: Collection[str], directions: Tensor) -> Iterator[Iterator[tuple[str, Gradients]]]:
         """The same for one direction after the other, where the sample axes are only asked for.
 
-        All parameters must be readable.
+        All parameters that are used must be readable.
         """
         assert self.later is not None
         assert self.unconfirmed is not None
+        read, lost = self._sorted(names)
+        assert not lost
         unconfirmed, self.unconfirmed = self.unconfirmed, None
         seen: dict[int, list[Tensor | None]] = defaultdict(list)
         for k in range(len(directions)):
-            last = k == len(directions) - 1 and self._fetched(names)
-            grads = self._use_gradients(list(names), directions[k : k + 1], apart=False, last=last)
+            last = k == len(directions) - 1 and self._fetched(read)
+            grads = self._use_gradients(read, directions[k : k + 1], apart=False, last=last)
             for number, gradient in self._at_places(grads, unconfirmed.places).items():
                 seen[number].append(gradient)
-            yield self._each_read(list(names), grads)
+            yield self._each_read(read, grads)
         here = {number: weighted(gradients) for number, gradients in seen.items()}
         expect_same(self.later, unconfirmed.seen(), here, self.precision)
 

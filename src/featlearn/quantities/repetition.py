@@ -224,8 +224,9 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
         collapse = None if known.collapsed is None else Collapse(known.collapsed, later)
         captured = whole.each_gradient(names, known.rows, collapse=collapse, apart=mode == "each", last=True)
         add(slice(0, count), captured)
-    for several in ends.values():
-        later.expect(partial(_is_a_kernel, torch.finfo(known.dtype).tiny), *several)
+    used = {keys[name] for name in whole.access}  # the kernel of a parameter without use is zero
+    for key, several in ends.items():
+        later.expect(partial(_is_a_kernel, torch.finfo(known.dtype).tiny if key in used else 0.0), *several)
     return kernels
 
 
