@@ -96,3 +96,22 @@ def test_the_peak_stays_within_the_budget(budget: int):
     before = torch.cuda.memory_allocated()
     fl.ntk(model, x, memory=budget)
     assert torch.cuda.max_memory_allocated() - before <= budget
+
+
+@pytest.mark.parametrize("samples", [4096, 4500])
+def test_many_samples_are_multiplied_in_tiles_and_the_first_of_them_ahead(samples: int):
+    """A second call takes over what the first has found; a third one sees other weights and samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).cuda().double()
+    x = torch.randn(samples, 7, device="cuda", dtype=torch.float64)
+    for _ in range(3):
+        few = torch.cat([torch.arange(9), torch.arange(samples - 9, samples), torch.arange(1020, 1030)])
+        expected = dense_ntk(model, x[few])
+        for _ in range(2):
+            kernel = fl.ntk(model, x)
+            assert torch.equal(kernel, kernel.T)
+            assert float((kernel[few][:, few] - expected).abs().max() / expected.abs().max()) < 1e-12
+        x = torch.randn_like(x)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.2 * torch.randn_like(p))

@@ -91,6 +91,8 @@ def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None 
             "the model has no trainable parameters, expected at least one with requires_grad=True; "
             "a tangent kernel of frozen parameters is zero"
         )
+    if patterns is None:
+        return trainable
     # A tied parameter answers to each of its names.
     first = {id(p): name for name, p in trainable.items()}
     aliases = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if id(p) in first}

@@ -76,6 +76,11 @@ def expect_same_outputs(later: Later, snapshot: Snapshot, again: Tensor, places:
     later.expect(test, _largest(again - whole[places]), _largest(whole))
 
 
+def expect_finite(later: Later, snapshot: Snapshot) -> None:
+    """Ask whether outputs are finite."""
+    later.expect_sizes(math.isfinite, [snapshot.outputs.detach()])
+
+
 def _largest(outputs: Tensor) -> Tensor:
     largest: Tensor = torch.linalg.vector_norm(outputs, math.inf, 0)
     return largest

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from featlearn.capture.state import KeptState, parameters_of, state_kept
+from featlearn.capture.state import NOTHING_KEPT, KeptState, parameters_of, state_kept
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,20 @@ _measuring = threading.RLock()
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[Isolation]:
-    """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted."""
+def undisturbed(model: nn.Module, *, plain: bool = False) -> Iterator[Isolation]:
+    """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
+
+    `plain`: a forward pass of the model is known to write to nothing and to draw no random numbers.
+    """
     with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         parts = list(model.modules())
+        if plain:
+            for context in (_autocast_off, _full_precision, _eager, _eval_mode):
+                stack.enter_context(context(parts))
+            yield Isolation(lambda: None, NOTHING_KEPT)
+            return
         rewind = stack.enter_context(_random_state())
         for context in (_autocast_off, _full_precision, _eager):
             stack.enter_context(context(parts))
@@ -95,7 +103,7 @@ def _random_state() -> Iterator[Callable[[], None]]:
 def _autocast_off(parts: Sequence[nn.Module]) -> Iterator[None]:
     tensors = (tensor for part in parts for table in (part._parameters, part._buffers) for tensor in table.values())
     kinds = {tensor.device.type for tensor in tensors if tensor is not None}
-    kinds |= {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
+    kinds |= {"cpu"} | ({"cuda"} if torch.cuda.is_initialized() else set())
     with ExitStack() as stack:
         for kind in sorted(kinds - {"meta"}):
             if torch.is_autocast_enabled(kind):

@@ -122,6 +122,8 @@ class Probe:
     """The argument that the inputs were given as."""
     waiting: bool = True
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
+    copying: bool = True
+    """Whether the model gets a copy of its inputs, into which it may write."""
 
     def take(self, indices: Tensor | slice) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
@@ -132,7 +134,7 @@ class Probe:
             if not tensor.dim() or tensor.shape[0] != whole:
                 chosen = chosen.clone()
             elif isinstance(indices, slice):
-                chosen = chosen[indices].clone()
+                chosen = chosen[indices].clone() if self.copying else chosen[indices]
             else:
                 chosen = chosen.index_select(0, indices.to(tensor.device, non_blocking=True))
             # A model may differentiate by its inputs.

@@ -23,6 +23,7 @@ from featlearn.errors import UnsupportedModelError
 from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.linalg.later import Later
+from featlearn.linalg.rates import LITTLE
 from featlearn.linalg.windows import Windows
 from featlearn.ops import Direct, Layout, Outer, is_built_in
 
@@ -44,12 +45,11 @@ class Snapshot:
         recipe: Recipe | None = None,
     ) -> None:  # fmt: skip
         self.probe = probe
-        places = torch.arange(probe.samples, device="cpu")[indices] if isinstance(indices, slice) else indices
-        self.count = len(places)
-        # A single sample shows no sample axis; a copy beside it does, and is dropped from every result.
-        self.indices = places if self.count > 1 else places.repeat(2)
+        self.count = len(range(probe.samples)[indices]) if isinstance(indices, slice) else len(indices)
         self.parameters = parameters
-        self._asked_for = indices if isinstance(indices, slice) and self.count > 1 else self.indices
+        self._asked_for = indices
+        if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
+            self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
         self.outputs = self._forward()
         self.graph: Graph | None = None
         self.access: dict[str, Access] = {}
@@ -68,6 +68,12 @@ class Snapshot:
             self._read(generator, distrusted, expected, exemplary)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+
+    @property
+    def indices(self) -> Tensor:
+        """The samples of the probe that were run."""
+        chosen = self._asked_for
+        return torch.arange(self.probe.samples, device="cpu")[chosen] if isinstance(chosen, slice) else chosen
 
     def _forward(self) -> Tensor:
         outputs = self.probe.outputs(self._asked_for)
@@ -174,12 +180,10 @@ class Snapshot:
             ask()
 
     def each_direction(self, names: Collection[str], directions: Tensor) -> Iterator[Iterator[tuple[str, Gradients]]]:
-        """The same for one direction after the other, where the sample axes are only asked for.
+        """The same for one direction after the other, where the sample axes are only asked for, or known.
 
         All parameters that are used must be readable.
         """
-        assert self.later is not None
-        assert self.unconfirmed is not None
         read, lost = self._sorted(names)
         assert not lost
         unconfirmed, self.unconfirmed = self.unconfirmed, None
@@ -187,11 +191,13 @@ class Snapshot:
         for k in range(len(directions)):
             last = k == len(directions) - 1 and self._fetched(read)
             grads = self._use_gradients(read, directions[k : k + 1], apart=False, last=last)
-            for number, gradient in self._at_places(grads, unconfirmed.places).items():
+            for number, gradient in self._at_places(grads, unconfirmed.places).items() if unconfirmed else ():
                 seen[number].append(gradient)
             yield self._each_read(read, grads)
-        here = {number: weighted(gradients) for number, gradients in seen.items()}
-        expect_same(self.later, unconfirmed.seen(), here, self.precision)
+        if unconfirmed is not None:
+            assert self.later is not None
+            here = {number: weighted(gradients) for number, gradients in seen.items()}
+            expect_same(self.later, unconfirmed.seen(), here, self.precision)
 
     def _each_read(
         self, read: list[str], grads: dict[Value, list[Tensor | None]], dense: Collection[str] = (),
@@ -362,8 +368,8 @@ def _worth_batching(snapshot: Snapshot, directions: Tensor) -> bool:
     outputs, graph = snapshot.outputs, snapshot.graph
     if not outputs.is_cuda or len(directions) == 1 or graph is None:
         return False
-    free, _ = torch.cuda.mem_get_info(outputs.device)
-    return graph.output_bytes * len(directions) < free // 4
+    needed = graph.output_bytes * len(directions)
+    return needed < LITTLE or needed < torch.cuda.mem_get_info(outputs.device)[0] // 4
 
 
 def _refuse_hidden(graph: Graph) -> None:

@@ -42,6 +42,10 @@ class KeptState:
     """Say that they do, and that nothing will run any more: they are then not looked at again."""
 
 
+NOTHING_KEPT = KeptState(lambda: None, set, lambda later: None, lambda: None)
+"""Of a model that a pass only reads."""
+
+
 def parameters_of(parts: Sequence[nn.Module]) -> list[Tensor]:
     """The parameters of all these modules, each once."""
     found = {id(p): p for part in parts for p in part._parameters.values() if p is not None}

@@ -15,9 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from featlearn.linalg import tiles
 from featlearn.linalg.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
 from featlearn.linalg.later import Later
 from featlearn.linalg.rates import cache_bytes, elementwise_cost
+from featlearn.linalg.tiles import add_tiled_products
 from featlearn.linalg.windows import Windows
 
 Mode = Literal["sum", "each", "full"]
@@ -108,17 +110,19 @@ def add_gram(
     route: Route | None = None,
     later: Later | None = None,
     kept: RowGrams | None = None,
+    tiled: Tensor | None = None,
 ) -> None:
     """out += left right^T.
 
     `symmetric` promises that both sides are the same samples: only what lies on and below the diagonal is added; after
     everything has been added, `mirror` completes it. `scratch` bounds the bytes of temporaries. With `later`, sizes
     whose products this precision can hold are taken for granted, and asked for. `kept`: inner products of rows, which
-    are put there by a first call and taken from there by those that follow with other directions alone.
+    are put there by a first call and taken from there by those that follow with other directions alone. `tiled`: all of
+    them, in tiles, if they are known.
     """
     if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
-            _add_pairs(out, left, right, mode, symmetric, scratch, later, kept)
+            _add_pairs(out, left, right, mode, symmetric, scratch, later, kept, tiled)
             return
         memory = Reused(), Reused()
         for first, second in _slices(left, right, symmetric, scratch, out):
@@ -138,7 +142,7 @@ def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
     # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
-    step = min(size, 16 * CUDA_PANEL if out.is_cuda else MIRRORED)
+    step = min(size, 8 * CUDA_PANEL if out.is_cuda else MIRRORED)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
@@ -265,7 +269,7 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
 
 def _add_pairs(
     out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int, later: Later | None,
-    kept: RowGrams | None,
+    kept: RowGrams | None, tiled: Tensor | None,
 ) -> None:  # fmt: skip
     directions = left.directions
     same = left is right
@@ -273,6 +277,10 @@ def _add_pairs(
     right, up2 = (left, up) if same else _ordinary(right, later, rows_are=bool(kept))
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
     factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
+    if same and symmetric and mode == "sum" and _worth_tiles(out, left, scratch):
+        (only,) = left.parts
+        add_tiled_products(out, only.rows.flatten(1), only.grads.transpose(0, 1).flatten(1), factor, tiled)
+        return
     grams = directions**2 if mode == "full" else 1
     longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
@@ -286,6 +294,17 @@ def _add_pairs(
                     place = (rows.start, columns.start, i, j)
                     shared = kept[place] if place in kept else kept.setdefault(place, _row_gram(a, b))
                 _add_pair(part, a, b, mode, factor, shared)
+
+
+def _worth_tiles(out: Tensor, factors: Factors, scratch: int) -> bool:
+    """Whether there are enough samples for tiles on a GPU, one position and one block, and memory."""
+    part, samples = factors.parts[0], factors.samples
+    if not tiles.on_gpu(out) or samples < tiles.LEAST * tiles.SIDE or len(factors.parts) > 1 or factors.blocks > 1:
+        return False
+    if isinstance(part.held, Windows) or part.indexed or part.positions > 1 or part.grads.stride(1) == 0:
+        return False
+    width = part.row_size + factors.directions * part.grads.shape[-1]
+    return tiles.bytes_of_tiles(samples, width, out.element_size()) < scratch
 
 
 def _pair_size(part: Factor) -> int:

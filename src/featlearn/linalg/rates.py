@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+LITTLE = 2**27
+"""Bytes of memory that are taken to be there: to ask takes longer than small kernels should."""
+
 
 def elementwise_cost(device: torch.device) -> float:
     """How many multiply-adds of a matrix product one element of an elementwise product costs.

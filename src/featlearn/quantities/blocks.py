@@ -52,12 +52,14 @@ def add_kernels(
     later: Later | None = None,
     routes: Mapping[str, Route] | None = None,
     kept: defaultdict[str, RowGrams] | None = None,
+    tiled: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Add the kernels of what `capture` gives, in blocks of `size` samples, to the kernels under their keys.
 
     One probe: the kernel is symmetric, and one triangle of it is computed and then mirrored. `chosen` are the output
     directions that the captured gradients have. `later`: what has to be waited for is asked for.
-    `routes` are taken where they are known. `kept`: what calls for other directions share.
+    `routes` are taken where they are known. `kept`: what calls for other directions share. `tiled`: inner products of
+    rows that are known.
     """
     symmetric = len(probes) == 1
 
@@ -68,7 +70,7 @@ def add_kernels(
         part = torch.zeros_like(block) if witness else block
         add_gram(part, left, right, mode, symmetric=diagonal, scratch=scratch, later=later,
                  route=None if routes is None else routes.get(name),
-                 kept=None if kept is None else kept[name])  # fmt: skip
+                 kept=None if kept is None else kept[name], tiled=tiled.get(name) if tiled else None)  # fmt: skip
         if witness is not None:
             block += part
             if diagonal:

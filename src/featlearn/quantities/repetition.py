@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture.admission import admitted, unwrapped
-from featlearn.capture.coupling import expect_same_outputs
+from featlearn.capture.coupling import expect_finite, expect_same_outputs
 from featlearn.capture.isolation import Isolation, undisturbed
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.memory import recalled
 from featlearn.capture.pilots import PILOT, fixed_generator, spread
+from featlearn.capture.plain import is_plain
 from featlearn.capture.probe import Inputs, Probe, Readout, tensors_in
 from featlearn.capture.recipe import Recipe, recipe_of
 from featlearn.capture.sightings import Sightings, Unconfirmed, mixed, sightings
@@ -29,6 +30,8 @@ from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.collapse import Collapse
 from featlearn.linalg.gram import Route, RowGrams, in_memory_order
 from featlearn.linalg.later import Later
+from featlearn.linalg.rates import LITTLE
+from featlearn.linalg.tiles import tiles_ahead
 from featlearn.ops import Outer
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_block, kernel_keys
 from featlearn.quantities.budget import byte_budget
@@ -130,37 +133,51 @@ class Call:
         return (shapes, plain, tuple(map(type, plain)))  # 1, 1.0 and True are equal
 
     def _kernels(self, known: _Known) -> Kernels | None:
-        parameters, (samples,) = admitted(self.model, [self.x], self.readout, self.parameters)
         scratch = _scratch(known.plan, self.memory, known.device)
         if scratch == 0:
             return None
         later = Later()
-        with undisturbed(self.model) as isolation:
-            kernels = self._asked(known, parameters, samples, isolation, scratch, later)
+        plain = is_plain(list(self.model.modules()), self.x, self.readout)
+        with undisturbed(self.model, plain=plain) as isolation:
+            # The GPU begins with what the first layer will need while the rest is prepared.
+            ahead = tiles_ahead(self.x, scratch) if plain and known.directions.mode == "sum" else None
+            kernels = self._asked(known, isolation, scratch, later, plain, ahead)
             if not later.hold():
                 return None
             isolation.state.settle()
         return kernels
 
     def _asked(
-        self, known: _Known, parameters: Mapping[str, Tensor], samples: int, isolation: Isolation, scratch: int,
-        later: Later,
-    ) -> Kernels:  # fmt: skip
-        """The kernels, with everything that has to hold for them asked for."""
-        probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False)
+        self, known: _Known, isolation: Isolation, scratch: int, later: Later, plain: bool, ahead: Tensor | None
+    ) -> Kernels:
+        """The kernels, with everything that has to hold for them asked for.
+
+        `ahead`: inner products of the inputs, in tiles.
+        """
+        parameters, (samples,) = admitted(self.model, [self.x], self.readout, self.parameters)
+        probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False, copying=not plain)
         whole = Snapshot(probe, slice(0, samples), parameters, fixed_generator(), {}, recipe=known.all)
-        whole.later, places = later, spread(samples)
-
-        def alone() -> Sightings:
-            outputs = probe.outputs(places)
-            expect_same_outputs(later, whole, outputs.detach(), places)
-            nodes = known.few.nodes(outputs, parameters)
-            return sightings(outputs, nodes, known.few.used(nodes), known.mixture)
-
-        whole.unconfirmed = Unconfirmed(places, alone)
-        kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later)
+        whole.later = later
+        if plain:
+            expect_finite(later, whole)
+        else:
+            whole.unconfirmed = self._unconfirmed(known, whole, later)
+        tiled = {} if ahead is None else dict.fromkeys(_multiplied_by(whole, self.x), ahead)
+        kernels = _added(known, whole, kernel_keys(parameters, self.by), scratch, later, tiled)
         isolation.state.expect_unchanged(later)
         return kernels
+
+    def _unconfirmed(self, known: _Known, whole: Snapshot, later: Later) -> Unconfirmed:
+        """Six samples that are yet to be run alone."""
+        places = spread(whole.count)
+
+        def alone() -> Sightings:
+            outputs = whole.probe.outputs(places)
+            expect_same_outputs(later, whole, outputs.detach(), places)
+            nodes = known.few.nodes(outputs, whole.parameters)
+            return sightings(outputs, nodes, known.few.used(nodes), known.mixture)
+
+        return Unconfirmed(places, alone)
 
     def made(
         self, measurement: Measurement, whole: Snapshot, plan: Plan, directions: Directions, collapse: Collapse | None
@@ -200,7 +217,25 @@ class Call:
                 _patience.get(self.model, {}).pop(oldest, None)
 
 
-def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, later: Later) -> Kernels:
+def _multiplied_by(whole: Snapshot, x: Tensor) -> list[str]:
+    """Parameters that are used once, by the inputs as they are."""
+    found = []
+    for name, access in whole.access.items():
+        if access.coordinates is not None and len(access.uses.readings) == 1:
+            form = access.uses.readings[0].form
+            rows = form.rows() if isinstance(form, Outer) else None
+            if (
+                isinstance(rows, Tensor)
+                and rows.shape == (len(x), 1, 1, x.shape[1])
+                and rows.data_ptr() == x.data_ptr()
+            ):
+                found.append(name)
+    return found
+
+
+def _added(
+    known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, later: Later, tiled: Mapping[str, Tensor]
+) -> Kernels:
     names, mode, count = known.plan.groups[0].names, known.directions.mode, known.directions.count
     kernels = empty_kernels(keys, known.plan.kernel_shape, mode, known.dtype, known.device)
     ends: dict[str, list[Tensor]] = defaultdict(list)
@@ -209,12 +244,13 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
         for kernel in kernels.values():
             kernel_block(kernel, mode, chosen).zero_()
         add_kernels(kernels, keys, (whole.probe,), whole.count, chosen, mode, scratch, lambda *_: captured,
-                    later=later, routes=known.routes, kept=kept)  # fmt: skip
+                    later=later, routes=known.routes, kept=kept, tiled=tiled)  # fmt: skip
         for key, kernel in kernels.items():
             block = kernel_block(kernel, mode, chosen)
             if known.directions.divisor != 1:
                 block /= known.directions.divisor
-            ends[key] += in_memory_order(block).aminmax()
+            if not block.is_cuda:  # at once, while it is in the cache
+                ends[key] += in_memory_order(block).aminmax()
 
     if known.one_by_one:
         kept: defaultdict[str, RowGrams] = defaultdict(dict)
@@ -225,8 +261,12 @@ def _added(known: _Known, whole: Snapshot, keys: dict[str, str], scratch: int, l
         captured = whole.each_gradient(names, known.rows, collapse=collapse, apart=mode == "each", last=True)
         add(slice(0, count), captured)
     used = {keys[name] for name in whole.access}  # the kernel of a parameter without use is zero
-    for key, several in ends.items():
-        later.expect(partial(_is_a_kernel, torch.finfo(known.dtype).tiny if key in used else 0.0), *several)
+    for key, kernel in kernels.items():
+        test = partial(_is_a_kernel, torch.finfo(known.dtype).tiny if key in used else 0.0)
+        if kernel.is_cuda:
+            later.expect_sizes(test, [in_memory_order(kernel)])
+        else:
+            later.expect(test, *ends[key])
     return kernels
 
 
@@ -256,8 +296,8 @@ def _shares_rows(whole: Snapshot, directions: int) -> bool:
 
 def _scratch(plan: Plan, memory: str | int | None, device: torch.device) -> int:
     """Bytes for temporaries, 0 if there is less memory than the plan needs."""
-    if memory is not None:
-        return plan.scratch  # granted as before
+    if memory is not None or plan.peak < LITTLE:
+        return plan.scratch  # granted as before, or there in any case: to ask takes time
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
         return plan.scratch
     budget = byte_budget(memory, device)

@@ -1,0 +1,205 @@
+"""fl.ntk called again for networks of torch's own layers, of which less needs to be asked."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.capture.probe import Probe
+from featlearn.errors import CoupledSamplesError, InputValueError
+from featlearn.linalg import gram, tiles
+from featlearn.quantities import repetition
+from tests.references.jacobian import dense_ntk
+
+SAMPLES = 23
+
+
+def perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
+
+
+def convolutional() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.GroupNorm(1, 3), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Flatten(),
+        nn.LayerNorm(12), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+def shared() -> nn.Sequential:
+    square = nn.Linear(3, 3)
+    return nn.Sequential(square, nn.SiLU(), square, nn.SiLU(), nn.Linear(3, 2))
+
+
+def positions() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Softplus(), nn.Flatten(), nn.Linear(14, 3))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
+    "perceptron": (perceptron, (3,)), "convolutional": (convolutional, (2, 4, 4)), "shared": (shared, (3,)),
+    "positions": (positions, (7, 3)),
+}  # fmt: skip
+
+
+def made(name: str) -> tuple[nn.Sequential, Tensor]:
+    build, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    return build().double(), torch.randn(SAMPLES, *shape, dtype=torch.float64)
+
+
+def assert_exact(model: nn.Module, x: Tensor, **arguments: Any) -> None:
+    expected = dense_ntk(model, x, outputs=arguments.get("outputs", "mean"))
+    found = fl.ntk(model, x, **arguments)
+    assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each forward pass has."""
+    seen: list[int] = []
+    plain = Probe.outputs
+
+    def outputs(self: Probe, indices: Any) -> Tensor:
+        found = plain(self, indices)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(Probe, "outputs", outputs)
+    return seen
+
+
+@pytest.mark.parametrize("outputs", ["mean", "sum", "each", "full", 1])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_pass_and_the_same_kernel(name: str, outputs: Any, passes: list[int]):
+    model, x = made(name)
+    for seed in range(4):
+        passes.clear()
+        found = fl.ntk(model, x + seed, outputs=outputs)
+        expected = dense_ntk(model, x + seed, outputs="each" if outputs == 1 else outputs)
+        expected = expected[1] if outputs == 1 else expected
+        assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+        assert seed == 0 or passes == [SAMPLES]
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+
+
+def test_directions_one_by_one(passes: list[int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(repetition, "_shares_rows", lambda *_: True)
+    model, x = made("perceptron")
+    for _ in range(3):
+        passes.clear()
+        assert_exact(model, x, outputs="each")
+    assert passes == [SAMPLES]
+
+
+def test_nothing_is_changed():
+    model, x = made("convolutional")
+    model[0].eval()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    inputs = x.clone()
+    fl.ntk(model, x)
+    numpy.random.seed(3)
+    random.seed(3)
+    before = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist())
+    state, grads = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()]
+    flags = [part.training for part in model.modules()]
+    versions = [p._version for p in model.parameters()]
+    fl.ntk(model, x)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), numpy.random.get_state()[1].tolist())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
+    assert flags == [part.training for part in model.modules()]
+    assert versions == [p._version for p in model.parameters()]
+    assert torch.equal(x, inputs)
+    assert x._version == 0
+
+
+def test_precision_and_autocast_are_those_of_a_measurement():
+    model, x = made("perceptron")
+    model.float()
+    expected = fl.ntk(model, x.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(fl.ntk(model, x.float()), fl.ntk(model, x.float()))
+        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+
+
+def test_what_is_put_into_the_network_later_is_seen(passes: list[int]):
+    model, x = made("perceptron")
+    for _ in range(2):
+        assert_exact(model, x)
+    handle = model[1].register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, x)
+    handle.remove()
+    assert_exact(model, x)
+    model[1] = nn.Sigmoid()
+    assert_exact(model, x)
+    model[1] = nn.Softmax(0)
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, x)
+
+
+def test_a_backward_hook_that_is_put_on_later_does_not_fire():
+    model, x = made("perceptron")
+    expected = fl.ntk(model, x)
+    fired: list[int] = []
+    model[0].register_full_backward_hook(lambda *_: fired.append(1))
+    model[2].weight.register_hook(lambda gradient: fired.append(2))
+    torch.testing.assert_close(fl.ntk(model, x), expected, rtol=1e-12, atol=1e-12)
+    assert not fired
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_are_refused(value: float):
+    model, x = made("perceptron")
+    fl.ntk(model, x)
+    x[7, 1] = value
+    with pytest.raises(InputValueError, match="not finite"):
+        fl.ntk(model, x)
+
+
+def test_outputs_that_overflow_are_refused():
+    """Their kernel would be finite."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(SAMPLES, 3)
+    fl.ntk(model, x)
+    with torch.no_grad():
+        model[2].bias.fill_(float("inf"))
+    with pytest.raises(InputValueError, match="not finite"):
+        fl.ntk(model, x)
+
+
+@pytest.mark.parametrize("build", [
+    lambda: nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)),
+    lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
+    lambda: nn.Sequential(nn.Tanh(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
+    shared,
+])  # fmt: skip
+def test_products_of_the_inputs_that_were_begun_ahead(build: Any, monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, which the machine may not have."""
+    monkeypatch.setattr(tiles, "SIDE", 4)
+    monkeypatch.setattr(tiles, "on_gpu", lambda tensor: True)
+    given: list[bool] = []
+    real = gram.add_tiled_products
+    monkeypatch.setattr(gram, "add_tiled_products", lambda *a: given.append(a[4] is not None) or real(*a))
+    torch.manual_seed(0)
+    model, x = build().double(), torch.randn(SAMPLES, 3, dtype=torch.float64)
+    for _ in range(3):
+        given.clear()
+        assert_exact(model, x)
+        assert_exact(model, x, by="network", outputs="sum")
+    # Where the first layer multiplies the inputs as they are, and nothing else does.
+    assert any(given) == (type(next(part for part in model if not isinstance(part, nn.Flatten))) is nn.Linear
+                          and build is not shared)  # fmt: skip
