@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.capture.probe import Probe
 from featlearn.errors import CoupledSamplesError, InputValueError
-from featlearn.linalg import gram, tiles
+from featlearn.linalg import gram, matrices
 from featlearn.quantities import repetition
 from tests.references.jacobian import dense_ntk
 
@@ -189,11 +189,11 @@ def test_outputs_that_overflow_are_refused():
 ])  # fmt: skip
 def test_products_of_the_inputs_that_were_begun_ahead(build: Any, monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, which the machine may not have."""
-    monkeypatch.setattr(tiles, "SIDE", 4)
-    monkeypatch.setattr(tiles, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(matrices, "SIDE", 4)
+    monkeypatch.setattr(matrices, "on_gpu", lambda tensor: True)
     given: list[bool] = []
-    real = gram.add_tiled_products
-    monkeypatch.setattr(gram, "add_tiled_products", lambda *a: given.append(a[4] is not None) or real(*a))
+    real = gram.add_in_tiles
+    monkeypatch.setattr(gram, "add_in_tiles", lambda *a: given.append(a[3] is not None) or real(*a))
     torch.manual_seed(0)
     model, x = build().double(), torch.randn(SAMPLES, 3, dtype=torch.float64)
     for _ in range(3):

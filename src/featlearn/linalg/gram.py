@@ -15,19 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featlearn.linalg import tiles
 from featlearn.linalg.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
 from featlearn.linalg.later import Later
+from featlearn.linalg.matrices import RowGrams, add_in_panels, add_in_tiles, matrices, worth_tiles
 from featlearn.linalg.rates import cache_bytes, elementwise_cost
-from featlearn.linalg.tiles import add_tiled_products
 from featlearn.linalg.windows import Windows
 
 Mode = Literal["sum", "each", "full"]
 """sum: trace over directions, (P, P2); each: (K, P, P2); full: (P, P2, K, K)."""
-
-
-RowGrams = dict[tuple[int, ...], Tensor]
-"""Where a panel begins, and which parts -> inner products of their rows."""
 
 
 class Route(Enum):
@@ -212,7 +207,7 @@ def formed_bytes() -> int:
 
 # At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
 # more of the triangle. A GPU needs larger ones to be busy.
-PANEL, WIDE, CUDA_PANEL = 30, 200, 256
+PANEL, WIDE, CUDA_PANEL = 30, 128, 256
 MIRRORED = 128
 PANELS = 10
 CUDA_WORK = 2 * 10**10
@@ -277,15 +272,20 @@ def _add_pairs(
     right, up2 = (left, up) if same else _ordinary(right, later, rows_are=bool(kept))
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
     factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
-    if same and symmetric and mode == "sum" and _worth_tiles(out, left, scratch):
-        (only,) = left.parts
-        add_tiled_products(out, only.rows.flatten(1), only.grads.transpose(0, 1).flatten(1), factor, tiled)
+    mine = matrices(left, joined=mode == "sum") if mode != "full" else None
+    if mine is not None and same and symmetric and worth_tiles(out, mine, scratch):
+        add_in_tiles(out, mine, factor, tiled)
         return
     grams = directions**2 if mode == "full" else 1
     longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
     depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
-    for rows, columns in _panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda):
+    panels = _panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
+    yours = mine if same or mine is None else matrices(right, joined=mode == "sum")
+    if mine is not None and yours is not None and left.parts[0].rows_first == right.parts[0].rows_first:
+        add_in_panels(out, mine, yours, panels, factor, kept)
+        return
+    for rows, columns in panels:
         part = _part(out, rows, columns, mode)
         for i, a in enumerate(left.take(rows).parts):
             for j, b in enumerate(right.take(columns).parts):
@@ -294,17 +294,6 @@ def _add_pairs(
                     place = (rows.start, columns.start, i, j)
                     shared = kept[place] if place in kept else kept.setdefault(place, _row_gram(a, b))
                 _add_pair(part, a, b, mode, factor, shared)
-
-
-def _worth_tiles(out: Tensor, factors: Factors, scratch: int) -> bool:
-    """Whether there are enough samples for tiles on a GPU, one position and one block, and memory."""
-    part, samples = factors.parts[0], factors.samples
-    if not tiles.on_gpu(out) or samples < tiles.LEAST * tiles.SIDE or len(factors.parts) > 1 or factors.blocks > 1:
-        return False
-    if isinstance(part.held, Windows) or part.indexed or part.positions > 1 or part.grads.stride(1) == 0:
-        return False
-    width = part.row_size + factors.directions * part.grads.shape[-1]
-    return tiles.bytes_of_tiles(samples, width, out.element_size()) < scratch
 
 
 def _pair_size(part: Factor) -> int:
@@ -389,10 +378,10 @@ def _add_pair(out: Tensor, a: Factor, b: Factor, mode: Mode, scale: float, share
         rows = _row_gram(a, b) if shared is None else shared
         if mode == "sum":
             left, right = (part.grads.permute(1, 2, 3, 0, 4).flatten(3) for part in (a, b))
-            _add_products(out, rows, _gradient_gram(left, right), a, b, scale)
+            _add_products(out, rows, _inner(left, right), a, b, scale)
             return
         for k, (left, right) in enumerate(zip(a.grads, b.grads, strict=True)):
-            _add_products(out[k], rows, _gradient_gram(left, right), a, b, scale)
+            _add_products(out[k], rows, _inner(left, right), a, b, scale)
 
 
 def _add_full_pair(out: Tensor, a: Factor, b: Factor, scale: float) -> None:
@@ -423,16 +412,6 @@ def _row_gram(a: Factor, b: Factor) -> Tensor:
         left, right = (part.held.columns().permute(1, 0, 3, 2).flatten(1, 2) for part in (a, b))  # type: ignore[union-attr]
         return torch.bmm(left, right.mT)
     return _inner(a.rows, b.rows)
-
-
-def _gradient_gram(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of gradients (P, T, blocks, m): (blocks, P T, P2 T2), or (1, 1, 1) where one stands for all.
-
-    What arrives at the last layer is the direction itself, the same for every sample, which its strides tell.
-    """
-    if left.stride(0) == right.stride(0) == 0 and left.shape[1:3] == right.shape[1:3] == (1, 1):
-        left, right = left[:1], right[:1]
-    return _inner(left, right)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from featlearn.capture.probe import Probe
 from featlearn.linalg.factors import Dense, Gradients
-from featlearn.linalg.gram import Mode, Route, RowGrams, add_gram, mirror
+from featlearn.linalg.gram import Mode, Route, add_gram, mirror
 from featlearn.linalg.later import Later
+from featlearn.linalg.matrices import RowGrams
 
 Kernels = dict[str, Tensor]
 Captured = Iterator[tuple[str, Gradients]]

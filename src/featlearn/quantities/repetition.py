@@ -28,10 +28,10 @@ from featlearn.capture.recipe import Recipe, recipe_of
 from featlearn.capture.sightings import Sightings, Unconfirmed, mixed, sightings
 from featlearn.capture.snapshot import Snapshot
 from featlearn.linalg.collapse import Collapse
-from featlearn.linalg.gram import Route, RowGrams, in_memory_order
+from featlearn.linalg.gram import Route, in_memory_order
 from featlearn.linalg.later import Later
+from featlearn.linalg.matrices import RowGrams, tiles_ahead
 from featlearn.linalg.rates import LITTLE
-from featlearn.linalg.tiles import tiles_ahead
 from featlearn.ops import Outer
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_block, kernel_keys
 from featlearn.quantities.budget import byte_budget
