@@ -182,6 +182,9 @@ def _slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: T
     step = max(1, min(step, cut, scratch // (2 * max(each, 1))))
     if out.is_cuda and unit < step < cut:
         step = min(range(step - step % unit, step // 2, -unit), key=lambda width: _tiled(cut, width))
+    elif step < cut:
+        even, fine = -(-cut // -(-cut // step)), math.lcm(unit, UNIT)
+        step = min(-(-even // fine) * fine, max(step - step % fine, even))
     for begin in range(0, cut, step):
         chosen = slice(begin, min(begin + step, cut))
         yield (chosen, slice(None)) if left.parts[0].rows_first else (slice(None), chosen)
@@ -206,8 +209,10 @@ def formed_bytes() -> int:
 
 
 # At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
-# more of the triangle. A GPU needs larger ones to be busy.
-PANEL, WIDE, CUDA_PANEL = 30, 128, 256
+# more of the triangle. Numbers of rows that are no multiple of UNIT cost a processor up to 40 %. A GPU needs larger
+# panels to be busy.
+PANEL, WIDE, CUDA_PANEL = 32, 128, 256
+UNIT = 16
 MIRRORED = 128
 PANELS = 10
 CUDA_WORK = 2 * 10**10
@@ -223,7 +228,7 @@ def _panels(
     if cuda:
         step = _cuda_panel(rows, CUDA_WORK // (columns * max(depth, 1)))
     else:
-        step = max(min(WIDE, max(PANEL, rows // 5)), -(-rows // PANELS))
+        step = max(PANEL, min(WIDE, _in_units(rows / 4)), _in_units(rows / PANELS))
     step = max(1, min(rows, step, max(1, largest)))
     if step * columns > largest:  # then nearly square, for the sake of the products
         step = max(1, min(step, int(largest**0.5)))
@@ -232,6 +237,10 @@ def _panels(
         stop = min(i + step, rows)
         for j in range(0, stop if symmetric else columns, wide):
             yield slice(i, stop), slice(j, min(j + wide, stop if symmetric else columns))
+
+
+def _in_units(rows: float) -> int:
+    return UNIT * round(rows / UNIT)
 
 
 def _cuda_panel(rows: int, busy: int) -> int:
