@@ -2,8 +2,8 @@
 
 What follows from its graph is known: how it is read, what it costs. What may have changed with the weights or the
 samples is asked for as in every call (six samples are run alone and found again among all of them), but waited for
-once, at the end. Where an answer is not as it should be, nothing is taken over, and the kernel is measured as if for
-the first time.
+once, at the end; of plain networks less is asked. Where an answer is not as it should be, nothing is taken over, and
+the kernel is measured as if for the first time.
 """
 
 import math
