@@ -142,7 +142,7 @@ def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
     # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
-    step = min(size, 8 * CUDA_PANEL if out.is_cuda else MIRRORED)
+    step = min(size, 16 * CUDA_PANEL if out.is_cuda else MIRRORED)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
@@ -216,7 +216,7 @@ def formed_bytes() -> int:
 # At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
 # more of the triangle. Numbers of rows that are no multiple of UNIT cost a processor up to 40 %. A GPU needs larger
 # panels to be busy.
-PANEL, WIDE, CUDA_PANEL = 32, 128, 256
+PANEL, WIDE, CUDA_PANEL = 32, 128, 128
 UNIT = 16
 MIRRORED = 128
 PANELS = 10
