@@ -20,7 +20,7 @@ from featlearn.errors import (
     InputValueError,
     UnsupportedModelError,
 )
-from featlearn.linalg import gram
+from featlearn.linalg import cuts, gram
 from featlearn.ops import registry
 from featlearn.quantities import blocks, repetition
 from featlearn.quantities import ntk as ntk_module
@@ -489,7 +489,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("small", [False, True])
 def test_directions_one_by_one(one_by_one: list[int], anew: list[bool], small: bool, monkeypatch: pytest.MonkeyPatch):
     if small:
-        monkeypatch.setattr(gram, "PANEL", 2)
+        monkeypatch.setattr(cuts, "PANEL", 2)
         monkeypatch.setattr(gram, "MIRRORED", 3)
     torch.manual_seed(0)
     model, x = Tied(), torch.randn(SAMPLES, 4, dtype=torch.float64)

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -15,10 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from featlearn.linalg.cuts import panels, slices
 from featlearn.linalg.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
 from featlearn.linalg.later import Later
 from featlearn.linalg.matrices import RowGrams, add_in_panels, add_in_tiles, matrices, worth_tiles
-from featlearn.linalg.rates import cache_bytes, elementwise_cost
+from featlearn.linalg.rates import elementwise_cost
 from featlearn.linalg.windows import Windows
 
 Mode = Literal["sum", "each", "full"]
@@ -120,7 +121,7 @@ def add_gram(
             _add_pairs(out, left, right, mode, symmetric, scratch, later, kept, tiled)
             return
         memory = Reused(), Reused()
-        for first, second in _slices(left, right, symmetric, scratch, out):
+        for first, second in slices(left, right, symmetric, scratch, out):
             a = _flat(dense_slice(left, first, second, scratch // 4, memory[0]))
             b = a if symmetric else _flat(dense_slice(right, first, second, scratch // 4, memory[1]))
             _add_dense(out, a, b, mode, symmetric, scratch)
@@ -138,11 +139,14 @@ def _route(left: Factors, right: Factors, mode: Mode, device: torch.device) -> R
     return cheaper_route(extent(left, weight), extent(right, weight), mode, weight)
 
 
+# Rows that are mirrored together: on a CPU they stay in the cache, a GPU needs more to do at a time.
+MIRRORED, CUDA_MIRRORED = 128, 2048
+
+
 def mirror(out: Tensor, mode: Mode) -> None:
     """Complete a symmetric kernel of which only the lower triangle was added to."""
     size = out.shape[1]
-    # On a CPU what is copied and what it is copied from stay in the cache; a GPU needs more to do at a time.
-    step = min(size, 16 * CUDA_PANEL if out.is_cuda else MIRRORED)
+    step = min(size, CUDA_MIRRORED if out.is_cuda else MIRRORED)
     for i in range(0, size, step):
         stop = min(i + step, size)
         if mode == "each":
@@ -168,93 +172,6 @@ def _mirrored_samples(square: Tensor) -> Tensor:
     return torch.where(below, square, square.permute(1, 0, 3, 2))
 
 
-def _slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Ranges of both axes of a parameter whose gradients are formed together: one axis whole, the other cut.
-
-    What is formed is multiplied while it is in the cache; where the gradients at the outputs, which are read again for
-    every slice, are larger than the cache, slices are as large as they. Rows are cut, so that windows are written out
-    once; gradients where all the rows stand first.
-    """
-    cut, whole = (left.first, left.second) if left.parts[0].rows_first else (left.second, left.first)
-    samples = left.samples + (0 if symmetric else right.samples)
-    each = samples * left.directions * left.blocks * whole * out.element_size()
-    read = sum(part.grads.numel() * part.grads.element_size() for part in left.parts)
-    step = max((CUDA_FORMED if out.is_cuda else max(formed_bytes(), read)) // max(each, 1), LEAST)
-    held = left.parts[0].held
-    unit = math.prod(held.kernel) if isinstance(held, Windows) else 1  # whole channels
-    step = max(step - step % unit, unit)
-    # A slice is formed part by part and summed: twice its size while that happens.
-    step = max(1, min(step, cut, scratch // (2 * max(each, 1))))
-    if out.is_cuda and unit < step < cut:
-        step = min(range(step - step % unit, step // 2, -unit), key=lambda width: _tiled(cut, width))
-    elif step < cut:
-        even, fine = -(-cut // -(-cut // step)), math.lcm(unit, UNIT)
-        step = min(-(-even // fine) * fine, max(step - step % fine, even))
-    for begin in range(0, cut, step):
-        chosen = slice(begin, min(begin + step, cut))
-        yield (chosen, slice(None)) if left.parts[0].rows_first else (slice(None), chosen)
-
-
-def _tiled(columns: int, step: int) -> int:
-    """Columns that a GPU computes for slices of this width, in whole tiles; and something for every slice."""
-    full, rest = divmod(columns, step)
-    return full * -(-step // TILE) * TILE + -(-rest // TILE) * TILE + 16 * full
-
-
-# Bytes of gradients formed at a time on a GPU, how many columns it computes together, and how many there are at least
-# for the sake of the products.
-CUDA_FORMED = 2**29
-TILE = 128
-LEAST = 32
-
-
-def formed_bytes() -> int:
-    """Bytes of gradients formed at a time on a CPU, at least: they fit into its last cache."""
-    return cache_bytes(3) * 7 // 8
-
-
-# At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
-# more of the triangle. Numbers of rows that are no multiple of UNIT cost a processor up to 40 %. A GPU needs larger
-# panels to be busy.
-PANEL, WIDE, CUDA_PANEL = 32, 128, 128
-UNIT = 16
-MIRRORED = 128
-PANELS = 10
-CUDA_WORK = 2 * 10**10
-
-
-def _panels(
-    rows: int, columns: int, largest: int, symmetric: bool, depth: int, cuda: bool = False
-) -> Iterator[tuple[slice, slice]]:
-    """Tiles of at most `largest` entries: some rows and, if they fit, all columns (those below the diagonal).
-
-    `depth`: multiply-adds for one entry. A GPU gets enough to do at a time that starting it costs little.
-    """
-    if cuda:
-        step = _cuda_panel(rows, CUDA_WORK // (columns * max(depth, 1)))
-    else:
-        step = max(PANEL, min(WIDE, _in_units(rows / 4)), _in_units(rows / PANELS))
-    step = max(1, min(rows, step, max(1, largest)))
-    if step * columns > largest:  # then nearly square, for the sake of the products
-        step = max(1, min(step, int(largest**0.5)))
-    wide = max(1, min(columns, largest // step))
-    for i in range(0, rows, step):
-        stop = min(i + step, rows)
-        for j in range(0, stop if symmetric else columns, wide):
-            yield slice(i, stop), slice(j, min(j + wide, stop if symmetric else columns))
-
-
-def _in_units(rows: float) -> int:
-    return UNIT * round(rows / UNIT)
-
-
-def _cuda_panel(rows: int, busy: int) -> int:
-    """Rows in a panel on a GPU: all, if fewer would not keep it `busy`; otherwise a power of two, at most a quarter."""
-    if busy >= rows:
-        return rows
-    return max(CUDA_PANEL, 1 << round(math.log2(max(1, min(busy, rows // 4)))))
-
-
 def _part(out: Tensor, rows: slice, columns: slice, mode: Mode) -> Tensor:
     return out[:, rows, columns] if mode == "each" else out[rows, columns]
 
@@ -264,7 +181,7 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
     directions = left.shape[1]
     held = out.element_size() * (directions**2 if mode == "full" else 1)
     depth = left[0].numel() * (directions if mode == "full" else 1)
-    for rows, columns in _panels(left.shape[0], right.shape[0], scratch // held, symmetric, depth, out.is_cuda):
+    for rows, columns in panels(left.shape[0], right.shape[0], scratch // held, symmetric, depth, out.is_cuda):
         a, b, part = left[rows], right[columns], _part(out, rows, columns, mode)
         if mode == "sum":
             part.addmm_(a.flatten(1), b.flatten(1).T)
@@ -294,12 +211,12 @@ def _add_pairs(
     longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
     depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
-    panels = _panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
+    tiles = panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
     yours = mine if same or mine is None else matrices(right, joined=mode == "sum")
     if mine is not None and yours is not None and left.parts[0].rows_first == right.parts[0].rows_first:
-        add_in_panels(out, mine, yours, panels, factor, kept)
+        add_in_panels(out, mine, yours, tiles, factor, kept)
         return
-    for rows, columns in panels:
+    for rows, columns in tiles:
         part = _part(out, rows, columns, mode)
         for i, a in enumerate(left.take(rows).parts):
             for j, b in enumerate(right.take(columns).parts):

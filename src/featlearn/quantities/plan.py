@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from featlearn.capture.measurement import Measurement
 from featlearn.capture.snapshot import Snapshot
 from featlearn.errors import MemoryBudgetError
-from featlearn.linalg.gram import Extent, Mode, Route, costs, formed_bytes, window_cost
+from featlearn.linalg.cuts import formed_bytes
+from featlearn.linalg.gram import Extent, Mode, Route, costs, window_cost
 from featlearn.linalg.rates import elementwise_cost
 from featlearn.ops import Outer
 from featlearn.quantities.budget import readable_bytes, readable_count
