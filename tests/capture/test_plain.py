@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from featlearn.capture.plain import _FORWARD, is_plain
+from featlearn.capture.plain import _METHODS, is_plain
 
 
 def network() -> nn.Sequential:
@@ -20,18 +23,16 @@ def plain(model: nn.Module, x: Any = None, readout: Any = None) -> bool:
 
 
 def test_every_layer_of_the_table_is_one_that_torch_has_written():
-    assert len(_FORWARD) > 40
-    assert nn.Softmax not in _FORWARD
-    assert nn.BatchNorm1d not in _FORWARD
-    assert nn.RReLU not in _FORWARD  # draws numbers
-    assert nn.Embedding not in _FORWARD  # rewrites its weights, with max_norm
+    assert len(_METHODS) > 40
+    assert nn.Softmax not in _METHODS
+    assert nn.BatchNorm1d not in _METHODS
+    assert nn.RReLU not in _METHODS  # draws numbers
+    assert nn.Embedding not in _METHODS  # rewrites its weights, with max_norm
 
 
 @pytest.mark.parametrize("model", [
     network(),
     nn.Linear(3, 2),
-    nn.Sequential(nn.Conv2d(1, 2, 3), nn.GELU(), nn.AvgPool2d(2), nn.GroupNorm(1, 2), nn.Flatten(), nn.Dropout(0.3),
-                  nn.Linear(2, 1)),
     nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
 ])  # fmt: skip
 def test_plain_networks(model: nn.Module):
@@ -63,6 +64,13 @@ CHANGES: dict[str, Change] = {
     "samples joined": lambda m: m.append(nn.Flatten(0)),
     "shape without weight": lambda m: m.append(nn.LayerNorm(2, elementwise_affine=False)),
     "lazy": lambda m: m.append(nn.LazyLinear(2)),
+    "own call": lambda m: setattr(m[0], "_call_impl", lambda x: x),
+    "compiled": lambda m: setattr(m, "_compiled_call_impl", lambda x: x),
+    "weight as attribute": lambda m: (delattr(m[0], "weight"), setattr(m[0], "weight", torch.zeros(4, 3))),
+    "weight as buffer": lambda m: (delattr(m[0], "weight"), m[0].register_buffer("weight", torch.zeros(4, 3))),
+    "bias of every sample": lambda m: setattr(m[0], "bias", nn.Parameter(torch.zeros(5, 4))),
+    "norm over samples": lambda m: m.insert(0, nn.LayerNorm((5, 3))),
+    "samples as channels": lambda m: m.insert(0, nn.Conv1d(5, 5, 1)),
 }
 
 
@@ -71,6 +79,55 @@ def test_what_the_user_has_changed_is_not_plain(change: Change):
     model = network()
     change(model)
     assert not plain(model)
+
+
+def images() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.GroupNorm(1, 3), nn.Flatten(),
+                         nn.Dropout(0.3), nn.Linear(3, 2))  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "expected"), [
+    ((5, 2, 4, 4), True), ((2, 2, 4, 4), False), ((2, 4, 4), False), ((5, 2, 4, 4, 4), False),
+])  # fmt: skip
+def test_convolutions_take_batches_whose_samples_are_no_channels(shape: tuple[int, ...], expected: bool):
+    assert plain(images(), torch.zeros(shape)) is expected
+
+
+@pytest.mark.parametrize("place", [
+    (nn.Conv2d, "_conv_forward"), (nn.Conv2d, "forward"), (nn.Module, "__call__"), (nn.Module, "_call_impl"),
+    (functional, "linear"), (functional, "relu"), (torch, "relu"),
+])  # fmt: skip
+def test_what_was_replaced_in_torch_is_seen(place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch):
+    x = torch.zeros(5, 2, 4, 4)
+    assert plain(images(), x)
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, lambda *arguments: arguments)
+        found = plain(images(), x)
+    assert not found
+    assert plain(images(), x)
+
+
+def test_a_replaced_convolution_of_one_layer_is_seen():
+    model = images()
+    model[0]._conv_forward = lambda *_: None  # type: ignore[method-assign]
+    assert not plain(model, torch.zeros(5, 2, 4, 4))
+
+
+class Function(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Function, Dispatch])
+def test_modes_may_do_anything(mode: Any):
+    with mode():
+        assert not plain(network())
+    assert plain(network())
 
 
 def test_hooks_of_all_modules_are_seen():

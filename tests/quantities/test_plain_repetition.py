@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.capture import isolation
 from featlearn.capture.probe import Probe
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.linalg import gram, matrices
@@ -149,6 +150,22 @@ def test_what_is_put_into_the_network_later_is_seen(passes: list[int]):
     model[1] = nn.Softmax(0)
     with pytest.raises(CoupledSamplesError):
         fl.ntk(model, x)
+
+
+def test_it_is_asked_when_no_other_thread_measures(monkeypatch: pytest.MonkeyPatch):
+    """Another one may have muted the hooks of this network, and will put them back."""
+    model, x = made("perceptron")
+    fl.ntk(model, x)
+    owned: list[bool] = []
+    real = repetition.is_plain
+
+    def asked(*arguments: Any) -> bool:
+        owned.append(isolation._measuring._is_owned())  # type: ignore[attr-defined]
+        return real(*arguments)
+
+    monkeypatch.setattr(repetition, "is_plain", asked)
+    fl.ntk(model, x)
+    assert owned == [True]
 
 
 def test_a_backward_hook_that_is_put_on_later_does_not_fire():

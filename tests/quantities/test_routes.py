@@ -235,3 +235,29 @@ def test_gradients_that_lie_side_by_side_are_not_copied():
     copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
     for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]]):
         assert stacks.side_by_side(others) is None
+
+
+class TwoWays(nn.Module):
+    """Inputs of one kind meet a square weight on the right, those of the other look it up, or meet its transpose."""
+
+    def __init__(self, lookup: bool) -> None:
+        super().__init__()
+        self.lookup, self.weight, self.last = lookup, nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            hidden = x @ self.weight
+        else:
+            hidden = nn.functional.embedding(x, self.weight) if self.lookup else x[:, 0] @ self.weight.T
+        return self.last(torch.tanh(hidden).mean(1))
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+def test_both_sides_of_a_cross_kernel_have_their_entries_in_one_order(lookup: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gram, "_route", lambda *_: Route.GRADIENTS)
+    torch.manual_seed(0)
+    model, first = TwoWays(lookup).double(), torch.randn(7, 3, 6, dtype=torch.float64)
+    second = torch.randint(6, (5, 4)) if lookup else torch.randn(5, 1, 4, 6, dtype=torch.float64)
+    for x, x2 in ((first, second), (second, first)):
+        expected = dense_ntk(model, x, x2)
+        assert float((fl.ntk(model, x, x2) - expected).abs().max()) <= 1e-12 * float(expected.abs().max())

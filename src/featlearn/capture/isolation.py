@@ -25,6 +25,8 @@ class Isolation:
     """Put random generators and everything the model holds but its parameters back to where they stood on entry."""
     state: KeptState
     """What the model holds."""
+    plain: bool = False
+    """Whether a forward pass is known to treat samples one by one, to write to nothing and to draw no random number."""
 
 
 # Precision, flags and hooks belong to the process: one thread measures at a time.
@@ -32,19 +34,21 @@ _measuring = threading.RLock()
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *, plain: bool = False) -> Iterator[Isolation]:
+def undisturbed(
+    model: nn.Module, plain: Callable[[Sequence[nn.Module]], bool] = lambda parts: False
+) -> Iterator[Isolation]:
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
-    `plain`: a forward pass of the model is known to write to nothing and to draw no random numbers.
+    `plain` is asked whether a forward pass of these modules leaves no trace anyway.
     """
     with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         parts = list(model.modules())
-        if plain:
+        if plain(parts):  # asked here: another thread may have muted hooks before
             for context in (_autocast_off, _full_precision, _eager, _eval_mode):
                 stack.enter_context(context(parts))
-            yield Isolation(lambda: None, NOTHING_KEPT)
+            yield Isolation(lambda: None, NOTHING_KEPT, plain=True)
             return
         rewind = stack.enter_context(_random_state())
         for context in (_autocast_off, _full_precision, _eager):
@@ -103,9 +107,8 @@ def _random_state() -> Iterator[Callable[[], None]]:
 def _autocast_off(parts: Sequence[nn.Module]) -> Iterator[None]:
     tensors = (tensor for part in parts for table in (part._parameters, part._buffers) for tensor in table.values())
     kinds = {tensor.device.type for tensor in tensors if tensor is not None}
-    kinds |= {"cpu"} | ({"cuda"} if torch.cuda.is_initialized() else set())
     with ExitStack() as stack:
-        for kind in sorted(kinds - {"meta"}):
+        for kind in sorted((kinds | {"cpu", "cuda"}) - {"meta"}):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield

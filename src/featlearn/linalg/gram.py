@@ -122,16 +122,14 @@ def add_gram(
             return
         memory = Reused(), Reused()
         for first, second in slices(left, right, symmetric, scratch, out):
-            a = _flat(dense_slice(left, first, second, scratch // 4, memory[0]))
-            b = a if symmetric else _flat(dense_slice(right, first, second, scratch // 4, memory[1]))
+            a = dense_slice(left, first, second, scratch // 4, memory[0])
+            b = a if symmetric else dense_slice(right, first, second, scratch // 4, memory[1])
+            if a.stride(-1) != 1:  # in the order of memory, the same for both sides
+                a, b = a.mT, b.mT
+            a, b = a.flatten(2), b.flatten(2)
             _add_dense(out, a, b, mode, symmetric, scratch)
         return
     _add_dense(out, as_dense(left).gradient, as_dense(right).gradient, mode, symmetric, scratch)
-
-
-def _flat(formed: Tensor) -> Tensor:
-    """(samples, directions, blocks, first, second) -> (samples, directions, entries), in the order of memory."""
-    return (formed if formed.stride(-1) == 1 else formed.mT).flatten(2)
 
 
 def _route(left: Factors, right: Factors, mode: Mode, device: torch.device) -> Route:

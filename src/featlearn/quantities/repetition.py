@@ -137,28 +137,26 @@ class Call:
         if scratch == 0:
             return None
         later = Later()
-        plain = is_plain(list(self.model.modules()), self.x, self.readout)
-        with undisturbed(self.model, plain=plain) as isolation:
+        with undisturbed(self.model, lambda parts: is_plain(parts, self.x, self.readout)) as isolation:
             # The GPU begins with what the first layer will need while the rest is prepared.
-            ahead = tiles_ahead(self.x, scratch) if plain and known.directions.mode == "sum" else None
-            kernels = self._asked(known, isolation, scratch, later, plain, ahead)
+            ahead = tiles_ahead(self.x, scratch) if isolation.plain and known.directions.mode == "sum" else None
+            kernels = self._asked(known, isolation, scratch, later, ahead)
             if not later.hold():
                 return None
             isolation.state.settle()
         return kernels
 
-    def _asked(
-        self, known: _Known, isolation: Isolation, scratch: int, later: Later, plain: bool, ahead: Tensor | None
-    ) -> Kernels:
+    def _asked(self, known: _Known, isolation: Isolation, scratch: int, later: Later, ahead: Tensor | None) -> Kernels:
         """The kernels, with everything that has to hold for them asked for.
 
         `ahead`: inner products of the inputs, in tiles.
         """
         parameters, (samples,) = admitted(self.model, [self.x], self.readout, self.parameters)
-        probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False, copying=not plain)
+        probe = Probe(self.model, self.x, samples, self.readout, isolation.rewind, waiting=False,
+                      copying=not isolation.plain)  # fmt: skip
         whole = Snapshot(probe, slice(0, samples), parameters, fixed_generator(), {}, recipe=known.all)
         whole.later = later
-        if plain:
+        if isolation.plain:
             expect_finite(later, whole)
         else:
             whole.unconfirmed = self._unconfirmed(known, whole, later)
