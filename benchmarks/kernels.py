@@ -15,6 +15,7 @@ library, `--jax-python` one with neural-tangents.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def main() -> int:
     """Measure, print, and fail if a kernel differs."""
     options = _options()
     workloads = _workloads(options)
+    print(f"torch {version('torch')}, numpy {numpy.__version__}, python {sys.version.split()[0]}")
     equal = True
     versions: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +64,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", default=None)
+    parser.add_argument("--workloads", nargs="+", default=None, help="such as W1-each, W3, R18-one; all by default")
     parser.add_argument("--methods", nargs="+", default=None, choices=METHODS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of wall time after which a method is ended")
@@ -74,9 +76,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the peers that use torch")
     parser.add_argument("--jax-python", default=None, help="an interpreter with neural-tangents")
     options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}, expected at least 1")
+    for interpreter in filter(None, (options.python, options.jax_python)):
+        if shutil.which(interpreter) is None:
+            parser.error(f"{interpreter} is no interpreter")
+    if options.device == "cuda" and not _has_cuda():
+        parser.error("--device cuda, but torch sees no GPU here")
     if options.methods is None:
         options.methods = list(METHODS) if options.device == "cpu" else ["featlearn", "torch_func", "plain_hooks"]
     return options
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _workloads(options: argparse.Namespace) -> list[str]:
@@ -178,8 +193,10 @@ def _printed(name: str, results: dict[str, Result], options: argparse.Namespace)
             continue
         seconds = min(result.seconds)
         scaled = "~" if result.scaled else " "
-        line = f"  {method:<18} {seconds * 1e3:>10.1f} ms{scaled} {min(result.bytes) / 2**20:>8.0f} MiB"
-        if ours is not None and ours.seconds:
+        line = f"  {method:<18}"
+        if not options.small:  # seven samples say nothing of speed
+            line += f" {seconds * 1e3:>10.1f} ms{scaled} {min(result.bytes) / 2**20:>8.0f} MiB"
+        if ours is not None and ours.seconds and not options.small:
             line += f"  {seconds / min(ours.seconds):>7.2f}x"
         if reference is not None:
             whole = reference[:, : result.kernel.shape[1]] if result.scaled else reference
@@ -192,5 +209,4 @@ def _printed(name: str, results: dict[str, Result], options: argparse.Namespace)
 
 
 if __name__ == "__main__":
-    print(f"torch {version('torch')}, numpy {numpy.__version__}, python {sys.version.split()[0]}")
     sys.exit(main())

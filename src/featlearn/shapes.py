@@ -29,6 +29,8 @@ def checked_tensor(value: Any, name: str) -> Tensor:
 def checked_finite(value: Any, name: str) -> Tensor:
     """A tensor of real numbers without nan and infinity, in double."""
     numbers = checked_tensor(value, name)
+    if numbers.device.type == "meta":
+        raise InputValueError(f"{name} is on the meta device and holds no numbers, expected a tensor that does")
     wrong = int((~torch.isfinite(numbers)).sum())
     if wrong:
         raise InputValueError(

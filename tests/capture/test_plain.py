@@ -44,6 +44,10 @@ class Own(nn.Linear):
     pass
 
 
+class OwnParameter(nn.Parameter):
+    pass
+
+
 def _forwarded(model: nn.Sequential) -> None:
     model[0].forward = lambda x: x  # type: ignore[method-assign]
 
@@ -68,6 +72,7 @@ CHANGES: dict[str, Change] = {
     "compiled": lambda m: setattr(m, "_compiled_call_impl", lambda x: x),
     "weight as attribute": lambda m: (delattr(m[0], "weight"), setattr(m[0], "weight", torch.zeros(4, 3))),
     "weight as buffer": lambda m: (delattr(m[0], "weight"), m[0].register_buffer("weight", torch.zeros(4, 3))),
+    "parameter of a class of its own": lambda m: setattr(m[0], "weight", OwnParameter(torch.zeros(4, 3))),
     "bias of every sample": lambda m: setattr(m[0], "bias", nn.Parameter(torch.zeros(5, 4))),
     "norm over samples": lambda m: m.insert(0, nn.LayerNorm((5, 3))),
     "samples as channels": lambda m: m.insert(0, nn.Conv1d(5, 5, 1)),

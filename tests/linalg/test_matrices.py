@@ -1,5 +1,7 @@
 """Gram matrices in tiles."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,3 +43,22 @@ def test_factors_in_tiles(samples: int, directions: int, monkeypatch: pytest.Mon
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
     gram.add_gram(found, factors, factors, "sum", symmetric=True, scratch=64, route=gram.Route.PAIRS)
     assert len(seen) == 1  # no memory for them
+
+
+@pytest.mark.parametrize("constant", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("mode", ["sum", "each"])
+def test_gradients_that_are_the_same_for_all_samples(constant: tuple[bool, bool], mode: Any):
+    """At the last layer of a perceptron; on both sides of a cross kernel or on one."""
+    generator = torch.Generator().manual_seed(0)
+
+    def side(samples: int, same: bool) -> Factors:
+        rows = torch.randn(samples, 1, 1, 4, dtype=torch.float64, generator=generator)
+        grads = torch.randn(2, 1 if same else samples, 1, 1, 3, dtype=torch.float64, generator=generator)
+        return Factors((Factor(rows, grads.expand(2, samples, 1, 1, 3), True, 4),), 1, 4, 3)
+
+    left, right = side(7, constant[0]), side(5, constant[1])
+    shape = (7, 5) if mode == "sum" else (2, 7, 5)
+    found, expected = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    for out, route in ((found, gram.Route.PAIRS), (expected, gram.Route.GRADIENTS)):
+        gram.add_gram(out, left, right, mode, symmetric=False, scratch=2**20, route=route)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import featlearn as fl
+from featlearn.errors import InputValueError
 from featlearn.quantities import jacobian_products
 from featlearn.quantities.jacobian_products import chosen_way
 from tests.linalg.test_sketch import assert_covers
@@ -364,3 +365,28 @@ def test_many_outputs_take_random_vectors():
     found = fl.NTKOperator(model, x).frobenius()
     assert float(found) == pytest.approx(truth, rel=0.02)
     assert abs(float(found) - truth) < 4 * float(found.stderr)
+
+
+def test_a_vector_without_numbers_is_refused():
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    with pytest.raises(InputValueError, match="meta device"):
+        fl.NTKOperator(model, x) @ torch.ones(5, 2, device="meta")
+
+
+def test_one_seed_gives_one_set_of_directions():
+    """Of the kernel, of its trace, and of the default; a plan draws none."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double(), torch.randn(7, 3).double()
+
+    def seeded() -> fl.Probes:
+        return fl.Probes(3, torch.Generator().manual_seed(0))
+
+    traces = [
+        float(fl.ntk(model, x, outputs=seeded()).trace()),
+        float(fl.ntk(model, x, outputs=fl.Probes(3)).trace()),
+        float(fl.NTKOperator(model, x).trace(probes=seeded())),
+    ]
+    probes = seeded()
+    fl.plan(model, x, outputs=probes)
+    traces.append(float(fl.ntk(model, x, outputs=probes).trace()))
+    assert traces == pytest.approx([traces[0]] * 4, rel=1e-12)

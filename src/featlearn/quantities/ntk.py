@@ -22,7 +22,7 @@ from featlearn.linalg.factors import Dense, Gathered, Gradients
 from featlearn.linalg.gram import in_memory_order
 from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
 from featlearn.quantities.budget import byte_budget, keep_released_memory, readable_bytes
-from featlearn.quantities.directions import Directions, Outputs, output_directions
+from featlearn.quantities.directions import Directions, Outputs, Probes, output_directions
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, largest_chunk, parameter_plans
 from featlearn.quantities.progress import Progress
@@ -68,7 +68,8 @@ def ntk(
             decay are not. Adaptive ones must have made a step.
         dtype: `torch.float64` measures a copy of the network in double. Without it the network is measured in its own
             precision, and kernels of half-precision networks are accumulated in float32.
-        memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it.
+        memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
+            ops take while they run (tens of MiB on a CPU) comes on top.
         verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
             they differ.
 
@@ -107,7 +108,8 @@ def measured_kernels(
     `call` is told what a call like this one can take over.
     """
     rates = {} if rates is None else rates
-    keep_released_memory()
+    if memory is None:
+        keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
     plan = _plan(measurement, directions, rates, by, memory, verify)
     keys = kernel_keys(measurement.parameters, by)
@@ -168,6 +170,8 @@ def plan(
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
+    if isinstance(outputs, Probes):
+        outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
     with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify) as (measurement, rates):
         found = _plan(measurement, output_directions(outputs, measurement.classes), rates, by, memory, verify)
         _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
@@ -183,7 +187,8 @@ def _prepared(
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     checked_dtype(dtype)
     unwrapped(model)
-    output_directions(outputs if not isinstance(outputs, int) else "mean", 1)  # complain before anything runs
+    if not isinstance(outputs, int | Probes):
+        output_directions(outputs, 1)  # complain before anything runs; probes would be drawn
     # Before the measurement, which puts .grad aside.
     rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
     inputs = [x] if x2 is None else [x, x2]

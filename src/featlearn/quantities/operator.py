@@ -113,7 +113,8 @@ class NTKOperator:
     def trace(self, *, probes: Probes | None = None) -> Estimate:
         """tr K = |J|_F^2, exact (standard error 0) by C backward passes over the samples.
 
-        `probes=fl.Probes(k)` takes k random directions among the outputs instead, for large C.
+        `probes=fl.Probes(k)` takes k random directions among the outputs instead, for large C. Its standard error is
+        that of k numbers: below some ten of them it is often too small.
         """
         if probes is not None and not isinstance(probes, Probes):
             raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
