@@ -36,6 +36,7 @@ def test_one_sample_has_no_error_to_show():
     [
         (Estimate(0.123456789, 0.0123, 30), "0.123457 ± 0.012 (30 samples)"),
         (Estimate(torch.tensor(1.5), torch.tensor(0.5), 1), "1.5 ± 0.5 (1 sample)"),
+        (Estimate(95.118512, 0.0, 1), "95.1185 (exact)"),
         (Estimate(torch.tensor([1.0, 2.0]), torch.tensor([0.1, 0.2]), 4), "[1 ± 0.1, 2 ± 0.2] (4 samples)"),
         (
             Estimate(torch.ones(3, 3), 0.25 * torch.ones(3, 3), 4),

@@ -51,6 +51,8 @@ class Estimate:
         return float(self.value)
 
     def __str__(self) -> str:
+        if self.samples == 1 and not isinstance(self.value, Tensor) and self.stderr == 0:
+            return f"{self.value:.6g} (exact)"
         ending = f"({self.samples} sample{'s' if self.samples > 1 else ''})"
         if not isinstance(self.value, Tensor) or not isinstance(self.stderr, Tensor):
             return f"{_pair(float(self.value), float(self.stderr))} {ending}"
