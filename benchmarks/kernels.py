@@ -196,8 +196,8 @@ def _printed(name: str, results: dict[str, Result], options: argparse.Namespace)
         line = f"  {method:<18}"
         if not options.small:  # seven samples say nothing of speed
             line += f" {seconds * 1e3:>10.1f} ms{scaled} {min(result.bytes) / 2**20:>8.0f} MiB"
-        if ours is not None and ours.seconds and not options.small:
-            line += f"  {seconds / min(ours.seconds):>7.2f}x"
+            if ours is not None and ours.seconds:
+                line += f"  {seconds / min(ours.seconds):>7.2f}x"
         if reference is not None:
             whole = reference[:, : result.kernel.shape[1]] if result.scaled else reference
             tolerance = LOOSE.get(method, 1e-9) if options.small else 2e-4

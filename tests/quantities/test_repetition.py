@@ -269,6 +269,23 @@ def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, anew: li
     assert len(anew) == 2
 
 
+def test_nobody_asks_for_little_memory(model: Net, x: Tensor, anew: list[bool], monkeypatch: Any):
+    fl.ntk(model, x)
+    monkeypatch.setattr(repetition, "byte_budget", lambda *_: 0)
+    assert_exact(model, x)
+    assert len(anew) == 1
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(None, 1), ("1GiB", 0)])
+def test_the_c_library_keeps_memory_where_there_is_no_budget(
+    model: Net, x: Tensor, memory: Any, kept: int, monkeypatch: Any
+):
+    asked: list[int] = []
+    monkeypatch.setattr(ntk_module, "keep_released_memory", lambda: asked.append(1))
+    fl.ntk(model, x, memory=memory)
+    assert len(asked) == kept
+
+
 def test_nothing_outlives_the_model(x: Tensor):
     torch.manual_seed(0)
     model = Net()

@@ -68,6 +68,7 @@ _METHODS: Mapping[type[nn.Module], tuple[tuple[str, Any], ...]] = {
     for kind in _CONDITIONS
     if all(_is_torchs(getattr(kind, name, None)) for name in _STEPS)
 }
+# What layers, and functions of torch.nn.functional, take from torch itself by name.
 _BELOW = ("celu", "group_norm", "layer_norm", "relu", "selu", "sigmoid", "tanh")
 _FUNCTIONS: tuple[tuple[dict[str, Any], str, Any], ...] = (
     *((vars(functional), name, value) for name, value in vars(functional).items() if callable(value)),

@@ -209,12 +209,12 @@ def _add_pairs(
     longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
     depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
-    tiles = panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
+    pieces = panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
     yours = mine if same or mine is None else matrices(right, joined=mode == "sum")
     if mine is not None and yours is not None and left.parts[0].rows_first == right.parts[0].rows_first:
-        add_in_panels(out, mine, yours, tiles, factor, kept)
+        add_in_panels(out, mine, yours, pieces, factor, kept)
         return
-    for rows, columns in tiles:
+    for rows, columns in pieces:
         part = _part(out, rows, columns, mode)
         for i, a in enumerate(left.take(rows).parts):
             for j, b in enumerate(right.take(columns).parts):
