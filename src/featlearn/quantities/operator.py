@@ -43,8 +43,8 @@ class NTKOperator:
 
     A product is a backward pass J^T v over all samples and then J u, by forward mode or double backward, whichever the
     network allows; each is tried against the other on a few samples first. Equal to `fl.ntk(outputs="full")`. Memory
-    grows with the number of samples until a pass is full, as `memory` bounds it, and then no more, vectors aside. The operator is of the network as it stands when a method
-    is called, and leaves it as it was.
+    grows with the number of samples until a pass is full, as `memory` bounds it, and then no more, vectors aside. The
+    operator is of the network as it stands when a method is called, and leaves it as it was.
 
     `op @ v` takes (P, C), (P * C,), and blocks (P, C, m) or (P * C, m), which share their forward passes; the entries
     of a flat vector are ordered as those of (P, C) are.
