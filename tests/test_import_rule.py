@@ -150,7 +150,7 @@ def test_a_forbidden_import_is_caught(module: str, source: str):
     [
         ("featlearn.ops", "from . import form\nfrom ..errors import FeatlearnError", True),
         ("featlearn.ops.matmul", "from .form import Use\nfrom featlearn.ops import registry\nimport torch", False),
-        ("featlearn.quantities.ntk", "from featlearn.capture.snapshot import Snapshot", False),
+        ("featlearn.quantities.ntk", "from featlearn.gradients.chunk import Snapshot", False),
         ("featlearn.papers.models", "import featlearn as fl\nfrom featlearn.theory import ofe", False),
         ("featlearn.data.digits", "def f():\n    from sklearn.datasets import load_digits", False),
     ],

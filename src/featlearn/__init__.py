@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from featlearn.citations import citation as citation
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
+    from featlearn.gradients.directions import Probes as Probes
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.ops.registry import register_rule as register_rule
+    from featlearn.planning.plan import Plan as Plan
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
-    from featlearn.quantities.directions import Probes as Probes
     from featlearn.quantities.gradient_products import corrupted_agop as corrupted_agop
     from featlearn.quantities.gradient_products import egop as egop
     from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
     from featlearn.quantities.ntk import plan as plan
+    from featlearn.quantities.ntk_diagonal import ntk_diagonal as ntk_diagonal
     from featlearn.quantities.operator import NTKOperator as NTKOperator
-    from featlearn.quantities.plan import Plan as Plan
     from featlearn.quantities.ptk import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
     from featlearn.record.reader import open_run as open_run
+    from featlearn.session import Session as Session
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
     from featlearn.watch.entry import watch as watch
@@ -51,8 +53,9 @@ _HOME = {
     "Estimate": "featlearn.linalg.estimate",
     "FeatlearnError": "featlearn.errors",
     "NTKOperator": "featlearn.quantities.operator",
-    "Plan": "featlearn.quantities.plan",
-    "Probes": "featlearn.quantities.directions",
+    "Plan": "featlearn.planning.plan",
+    "Probes": "featlearn.gradients.directions",
+    "Session": "featlearn.session",
     "SLO": "featlearn.steer.slo",
     "citation": "featlearn.citations",
     "corrupted_agop": "featlearn.quantities.gradient_products",
@@ -64,6 +67,7 @@ _HOME = {
     "layer_balance": "featlearn.quantities.layer_balance",
     "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",
+    "ntk_diagonal": "featlearn.quantities.ntk_diagonal",
     "ntk_velocity": "featlearn.quantities.velocity",
     "open_run": "featlearn.record.reader",
     "plan": "featlearn.quantities.ntk",

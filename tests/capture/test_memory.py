@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.capture import memory, pilots
-from featlearn.capture.measurement import measuring
+from featlearn.measurement import measuring
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.ops import registry
 from tests.references.jacobian import dense_ntk

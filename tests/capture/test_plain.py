@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featlearn.capture.plain import _METHODS, is_plain
+from featlearn.network.builtin_sequential import _METHODS, is_plain
 
 
 def network() -> nn.Sequential:

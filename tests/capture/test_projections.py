@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.capture.pairs import consecutive
-from featlearn.capture.projections import Projections, projections
-from featlearn.capture.snapshot import Snapshot
-from featlearn.capture.succession import FeatureWays, attentions, nearest
-from featlearn.quantities.arriving import measured_layers
+from featlearn.layers.consecutive import consecutive
+from featlearn.layers.projections import Projections, projections
+from featlearn.gradients.chunk import Snapshot
+from featlearn.graph.attention_paths import FeatureWays, attentions, nearest
+from featlearn.layers.preactivation_gradients import measured_layers
 from tests.zoo.case import Net, default_dtype, parameter
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg import cuts, gram
-from featlearn.linalg.factors import Dense, Factor, Factors, as_dense, concatenate
-from featlearn.linalg.gram import Route, add_gram, cheaper_route, costs, extent, mirror
+from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
+from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
 
 MODES = ("sum", "each", "full")
 

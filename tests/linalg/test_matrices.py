@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from featlearn.linalg import gram, matrices
-from featlearn.linalg.factors import Factor, Factors
+from featlearn.contraction.factors import Factor, Factors
 
 
 @pytest.mark.parametrize("samples", [8, 9, 11, 15, 16])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg import cuts, gram, windows
-from featlearn.linalg.factors import Factor, Factors, Gathered, as_dense, concatenate
-from featlearn.linalg.gram import Route, add_gram, mirror
-from featlearn.linalg.windows import Windows
+from featlearn.contraction.factors import Factor, Factors, Gathered, as_dense, concatenate
+from featlearn.contraction.gram import Route, add_gram, mirror
+from featlearn.contraction.windows import Windows
 
 # kernel, stride, dilation, padding, space, blocks
 GEOMETRIES = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import featlearn as fl
-from featlearn.capture.probe import map_tensors
+from featlearn.network.inputs import map_tensors
 from tests.references.jacobian import dense_ntk, eval_mode, outputs_of
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, default_dtype

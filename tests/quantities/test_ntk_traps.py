@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture.sample_axis import sample_codes, sample_layout
+from featlearn.graph.sample_axis import sample_codes, sample_layout
 from featlearn.errors import CoupledSamplesError
 from featlearn.ops import Layout
 from tests.references.jacobian import dense_ntk

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import featlearn as fl
-from featlearn.capture.probe import map_tensors
+from featlearn.network.inputs import map_tensors
 from tests.references.jacobian import dense_ntk
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, default_dtype

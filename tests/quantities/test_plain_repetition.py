@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.capture import isolation
-from featlearn.capture.probe import Probe
+from featlearn.network.inputs import Probe
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.linalg import gram, matrices
 from featlearn.quantities import repetition

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.capture import measurement
 from featlearn.errors import MemoryBudgetError
-from featlearn.linalg.rates import elementwise_cost
+from featlearn.contraction.hardware import elementwise_cost
 from featlearn.quantities import progress
-from featlearn.quantities.budget import byte_budget, readable_bytes, readable_count
+from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
 
 
 def gpt2() -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture.snapshot import Snapshot
+from featlearn.gradients.chunk import Snapshot
 from featlearn.errors import (
     CoupledSamplesError,
     FeatlearnError,

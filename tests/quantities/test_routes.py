@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.capture import pilots, snapshot, stacks, uses
 from featlearn.linalg import cuts, gram, windows
-from featlearn.linalg.gram import Route
+from featlearn.contraction.gram import Route
 from featlearn.quantities import plan
 from tests.references.jacobian import dense_ntk
 

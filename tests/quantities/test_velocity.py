@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import featlearn as fl
-from featlearn.linalg.elementary import ElementaryOps
+from featlearn.network.elementary_ops import ElementaryOps
 from tests.references.jacobian import dense_jacobian
 
 

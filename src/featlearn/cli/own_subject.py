@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.probe import batch_size
 from featlearn.cli.answer import UsageError, suggestion
 from featlearn.cli.settings import Settings
 from featlearn.cli.subject import Loss, Subject, squared_error
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.network.inputs import batch_size
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
 BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "test", "whiten", "loss")

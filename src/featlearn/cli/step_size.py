@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from featlearn.capture.probe import read_output
 from featlearn.cli.settings import Settings
 from featlearn.cli.subject import Subject
+from featlearn.network.inputs import read_output
 from featlearn.quantities.ntk import ntk
 
 SHARE = 0.5

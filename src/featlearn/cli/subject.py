@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.probe import batch_size, map_tensors
 from featlearn.cli.settings import Settings
+from featlearn.network.inputs import batch_size, map_tensors
 from featlearn.steer import scale_init, scale_output
 
 Loss = Callable[[Any, Tensor], Tensor]

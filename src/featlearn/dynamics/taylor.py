@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.linalg.elementary import ElementaryOps
+from featlearn.network.elementary_ops import ElementaryOps
 
 
 def linearize(model: nn.Module, order: int = 1) -> nn.Module:

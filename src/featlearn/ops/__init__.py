@@ -3,8 +3,10 @@
 Importing this package loads every built-in rule.
 """
 
+from featlearn.graph.layout import Layout
+from featlearn.graph.uses import Use
 from featlearn.ops import convolution, elementwise, embedding, matmul, normalization
-from featlearn.ops.form import Direct, Layout, Outer, Use
+from featlearn.ops.form import Direct, LinearMap, Outer
 from featlearn.ops.registry import close_built_in, is_built_in, register_rule, rule_for
 
 close_built_in()
@@ -12,6 +14,7 @@ close_built_in()
 __all__ = [
     "Direct",
     "Layout",
+    "LinearMap",
     "Outer",
     "Use",
     "convolution",

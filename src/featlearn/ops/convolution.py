@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from featlearn.linalg.windows import Windows
-from featlearn.ops.form import Direct, Form, Outer, Use
+from featlearn.contraction.windows import Windows
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Direct, Form, LinearMap, Outer
 from featlearn.ops.registry import register_rule
 
 
@@ -31,7 +32,7 @@ def convolution(use: Use) -> Form | None:
 
 
 def _plain(use: Use, image: Tensor) -> Outer:
-    groups, kernel = use.saved("groups"), use.shape[2:]
+    groups, kernel, weight = use.saved("groups"), use.shape[2:], use.saved("weight")
     # Padding "valid" is kept as one number for all axes.
     padding, stride, dilation = (
         tuple(found) * (len(kernel) if len(found) == 1 else 1)
@@ -46,14 +47,15 @@ def _plain(use: Use, image: Tensor) -> Outer:
     return Outer(
         rows, lambda grad: _samples_first(use, _pixels(grad, groups)), rows_first=False,
         positions=use.layout.positions(use.output[1]), row_size=use.shape[1:].numel(),
-        grad_size=use.shape[0] // groups, blocks=groups, weight=lambda: use.saved("weight"), row_taps=kernel.numel(),
-        pixels=image.shape[2:].numel() if as_image else 0, image=True,
+        grad_size=use.shape[0] // groups, blocks=groups, window=kernel.numel(),
+        pixels=image.shape[2:].numel() if as_image else 0,
+        linear_map=LinearMap(weight, row_taps=kernel.numel(), channels_second=True),
     )  # fmt: skip
 
 
 def _transposed(use: Use, image: Tensor) -> Outer:
     """The weight is (channels in, channels out / groups, *kernel): each input pixel meets a window of the output."""
-    groups, kernel = use.saved("groups"), use.shape[2:]
+    groups, kernel, weight = use.saved("groups"), use.shape[2:], use.saved("weight")
     padding, stride, dilation = (tuple(use.saved(name)) for name in ("padding", "stride", "dilation"))
 
     def grads(grad: Tensor) -> Tensor:
@@ -64,5 +66,5 @@ def _transposed(use: Use, image: Tensor) -> Outer:
         lambda: _samples_first(use, _pixels(image, groups)), grads, rows_first=True,
         positions=image.shape[0] // use.layout.samples * image.shape[2:].numel(),
         row_size=use.shape[0] // groups, grad_size=use.shape[1:].numel(), blocks=groups,
-        weight=lambda: use.saved("weight"), grad_taps=kernel.numel(), image=True,
+        linear_map=LinearMap(weight, grad_taps=kernel.numel(), channels_second=True),
     )  # fmt: skip

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from featlearn.ops.form import Direct, Form, Use, broadcast_gradient, sample_dimension
+from featlearn.graph.layout import sample_dimension
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Direct, Form, broadcast_gradient
 from featlearn.ops.registry import register_rule
 
 

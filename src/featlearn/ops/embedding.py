@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from featlearn.ops.form import Form, Outer, Use
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Form, Outer
 from featlearn.ops.registry import register_rule
 
 

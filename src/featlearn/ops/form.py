@@ -2,70 +2,37 @@
 
 A *use* is one operand of one autograd node. Its weight operand is called z: the parameter itself, or something made
 from parameters alone (a transpose, a normalised weight). The node's output has a sample axis, described by `Layout`.
-A rule reads the use as one of two forms of the per-sample gradient of z:
+A rule states one of two forms of the per-sample gradient of z:
 
 - `Outer`: sum over positions t of rows[p, t] (x) grads[p, t], never formed unless that is cheaper;
 - `Direct`: the per-sample gradient itself, for small operands (biases, norm weights, scales, tables).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from featlearn.linalg.windows import Windows
+from featlearn.contraction.windows import Windows
+from featlearn.graph.layout import sample_dimension
+from featlearn.graph.uses import Use
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the samples lie in an op's output: its elements in order are (before, samples, after)."""
+class LinearMap:
+    """States that the op applies the operand as a matrix: h = W x for the rows x of every sample and position.
 
-    before: int
-    samples: int
-    after: int
+    Only rules of linear maps give it. Neural features and layer alignment are defined for linear maps alone.
+    """
 
-    def samples_first(self, tensor: Tensor, *trailing: int) -> Tensor:
-        """Bring `tensor`, whose leading axes are laid out like the output, to (samples, positions, *trailing)."""
-        split = tensor.reshape(self.before, self.samples, -1, *trailing)
-        return split.movedim(1, 0).reshape(self.samples, -1, *trailing)
-
-    def some_first(self, tensor: Tensor, places: Tensor | slice) -> Tensor:
-        """The same for some of the samples, value by value: (places, positions, 1)."""
-        split = tensor.reshape(self.before, self.samples, -1, 1)
-        chosen = split[:, places if isinstance(places, slice) else places.to(tensor.device)]
-        return chosen.movedim(1, 0).flatten(1, 2)
-
-    def outside(self, *trailing: int) -> bool:
-        """Whether the sample axis lies outside axes of these sizes at the end of the output."""
-        size = math.prod(trailing)
-        return size > 0 and self.after % size == 0
-
-    def positions(self, *trailing: int) -> int:
-        """How many positions each sample has, each with values of this shape."""
-        return self.before * self.after // math.prod(trailing)
-
-
-@dataclass(frozen=True)
-class Use:
-    """One operand of one autograd node whose output has a sample axis."""
-
-    node: Any
-    """The autograd node that consumes the operand (`torch.autograd.graph.Node`)."""
-    operand: int
-    """Which of the node's inputs it is: an index into `node.next_functions`."""
-    shape: torch.Size
-    """The operand's shape."""
-    output: torch.Size
-    """The shape of the node's output."""
-    layout: Layout
-    """The sample axis of the output."""
-
-    def saved(self, name: str) -> Any:
-        """What the node kept from the forward pass under this name, None if nothing."""
-        return getattr(self.node, f"_saved_{name}", None)
+    weight: Tensor | None = None
+    """W where the op has kept it; ops keep it only if their other input needs a gradient."""
+    row_taps: int = 1
+    """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
+    grad_taps: int = 1
+    """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
+    channels_second: bool = False
+    """Whether channels lie in the second axis of the op's input and output; otherwise in the last."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +53,12 @@ class Outer:
     blocks: int = 1
     indexed: bool = False
     """Whether the rows are integers."""
-    weight: Callable[[], Tensor | None] = lambda: None
-    """Gives the operand's value where the op has kept it; ops keep it only if their other input needs a gradient."""
-    row_taps: int = 1
-    """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
-    grad_taps: int = 1
-    """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
+    window: int = 1
+    """Entries of a row that lie in one channel, where rows are windows of images: the area of the kernel."""
     pixels: int = 0
     """How many pixels the images of a sample have whose windows the rows are, 0 where they are written out."""
-    image: bool = False
-    """Whether channels lie in the second axis of the op's input and output; otherwise in the last."""
+    linear_map: LinearMap | None = None
+    """Set where the op computes h = W x with this operand as W; None for everything else (bilinear forms, tables)."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +96,3 @@ def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> 
         return first.reshape(use.layout.samples, *use.shape)
 
     return Direct(gradient)
-
-
-def sample_dimension(shape: torch.Size, layout: Layout) -> tuple[int, int] | None:
-    """The axis of `shape` that holds the samples, and how many times they repeat in front of them in that axis."""
-    prefix = 1
-    for axis, size in enumerate(shape):
-        outer, rest = divmod(layout.before, prefix)
-        if rest == 0 and size % (outer * layout.samples) == 0:
-            return axis, outer
-        prefix *= size
-    return None

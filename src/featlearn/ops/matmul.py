@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from featlearn.ops.form import Direct, Form, Outer, Use, broadcast_gradient
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Direct, Form, LinearMap, Outer, broadcast_gradient
 from featlearn.ops.registry import register_rule
 
 
@@ -15,6 +16,7 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
     if split is None:
         return None
     outer, inner = split
+    kept = use.saved(weight)
     row_size, grad_size = use.shape[-2:] if weight_right else use.shape[-2:][::-1]
 
     def by_sample(matrix: Tensor, size: int) -> Tensor:
@@ -29,7 +31,7 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
 
     return Outer(
         lambda: by_sample(rows, row_size), grads, rows_first=weight_right, positions=outer * inner, row_size=row_size,
-        grad_size=grad_size, blocks=blocks, weight=lambda: use.saved(weight),
+        grad_size=grad_size, blocks=blocks, linear_map=LinearMap(kept),
     )  # fmt: skip
 
 
@@ -89,13 +91,13 @@ def _scaled_broadcast(use: Use, scale: float) -> Direct | None:
 @register_rule("MvBackward0")
 def matrix_vector(use: Use) -> Form | None:
     """self @ vec with the vector as the weight; a weight matrix on the left has no sample axis to meet."""
-    rows = use.saved("self")
+    rows, weight = use.saved("self"), use.saved("vec")
     if use.operand != 1 or rows is None:
         return None
     return Outer(
         lambda: use.layout.samples_first(rows, 1, rows.shape[1]), lambda grad: use.layout.samples_first(grad, 1, 1),
         rows_first=True, positions=use.layout.positions(1), row_size=rows.shape[1], grad_size=1,
-        weight=lambda: use.saved("vec"),
+        linear_map=LinearMap(weight),
     )  # fmt: skip
 
 
@@ -108,8 +110,9 @@ def linear(use: Use) -> Form | None:
     if use.operand != 1 or rows is None or len(use.shape) != 2 or not use.layout.outside(use.shape[0]):
         return None
     grad_size, row_size = use.shape
+    weight = use.saved("weight")
     return Outer(
         lambda: use.layout.samples_first(rows, 1, row_size), lambda grad: use.layout.samples_first(grad, 1, grad_size),
         rows_first=False, positions=use.layout.positions(grad_size), row_size=row_size, grad_size=grad_size,
-        weight=lambda: use.saved("weight"),
+        linear_map=LinearMap(weight),
     )  # fmt: skip

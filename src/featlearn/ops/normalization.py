@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from featlearn.ops.form import Direct, Form, Use, broadcast_gradient
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Direct, Form, broadcast_gradient
 from featlearn.ops.registry import register_rule
 
 

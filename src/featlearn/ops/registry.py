@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.ops.form import Form, Use
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Form
 
 Rule = Callable[[Use], Form | None]
 

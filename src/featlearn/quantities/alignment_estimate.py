@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from featlearn.capture.probe import Readout
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sketch import norm, normalised_overlap
+from featlearn.network.inputs import Readout
+from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import column_sketch, row_blocks
 from featlearn.quantities.jacobian_products import inner_products
 from featlearn.quantities.operator import NTKOperator, column_count, drawn_samples
-from featlearn.quantities.progress import Progress
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import checked_finite, refuse_labels, scaled
 
@@ -129,7 +129,7 @@ def _overlap(session: Sweeps, vectors: Tensor, weights: Tensor) -> float:
     every = torch.eye(classes, dtype=session.measurement.dtype, device=vectors.device)
     size = session.chunk(3.0, 2 * step * held)
     sweeps = sum(-(-int((v != 0).sum()) // size) for v in vectors.T)
-    progress = Progress("overlap with the task", sweeps * -(-classes // step))
+    progress = ProgressLine("overlap with the task", sweeps * -(-classes // step))
     total = 0.0
     try:
         for directions in every.split(step):

@@ -1,18 +1,17 @@
 """Columns of a tangent kernel for a few of its samples, in time linear in the number of samples."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from featlearn.capture.probe import Probe
 from featlearn.errors import InputValueError
+from featlearn.gradients.directions import Outputs
 from featlearn.linalg.sketch import Sketch
-from featlearn.quantities.budget import byte_budget
-from featlearn.quantities.directions import Outputs
+from featlearn.network.inputs import Probe
+from featlearn.planning.memory import byte_budget
+from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.ntk import measured_kernels
-from featlearn.quantities.progress import Progress
 from featlearn.quantities.stream import taken
 from featlearn.quantities.sweep import Sweeps
 
@@ -53,14 +52,13 @@ def row_blocks(session: Sweeps, outputs: Outputs, drawn: Tensor) -> Iterator[tup
     classes = session.measurement.classes if outputs == "full" else 1
     step = max(64, min(4096, _BLOCK // (len(drawn) * classes**2)))
     # Inputs of a block are held too, in an eighth of the memory.
-    room = byte_budget(session.memory, session.measurement.device) // 8
+    room = byte_budget(session.prepared.memory, session.measurement.device) // 8
     step = max(1, min(step, int(room / session.stream.sample_bytes)))
-    pilot = session.measurement.pilots[0]
-    progress = Progress("kernel columns", -(-session.stream.samples // step))
+    progress = ProgressLine("kernel columns", -(-session.stream.samples // step))
     try:
         for probe, places in session.probes(step):
-            pair = replace(session.measurement, probes=(own, probe), pilots=(pilot, pilot))
-            kernel = measured_kernels(pair, outputs, "network", rates=session.rates, memory=session.memory)[""]
+            pair = session.measurement.of_pair(own, probe)
+            kernel = measured_kernels(pair, session.prepared, outputs, "network", rates=session.rates)[""]
             if outputs == "full":
                 kernel = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
             yield kernel.double(), places

@@ -1,8 +1,8 @@
 """Products with a network's Jacobian: J^T v by a backward pass, J u by forward mode or by differentiating twice.
 
 J u is the derivative of w^T J u by w, and J^T w is linear in w: a second backward pass through the first gives it. No
-way of these works on every network: forward mode lacks fused attention and sees nothing of parameters that a model
-reaches past its modules; fused ops have second derivatives that are missing, or wrong without a sign. So each way is
+method of these works on every network: forward mode lacks fused attention and sees nothing of parameters that a model
+reaches past its modules; fused ops have second derivatives that are missing, or wrong without a sign. So each method is
 tried on a few samples, and taken where <w, J u> = <J^T w, u>. What is left is read from per-sample gradients.
 """
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from featlearn.capture.graph import backward
-from featlearn.capture.measurement import Measurement
-from featlearn.capture.probe import Probe
-from featlearn.linalg.elementary import ElementaryOps
-from featlearn.linalg.factors import as_dense
+from featlearn.contraction.factors import as_dense
+from featlearn.graph.graph import backward
+from featlearn.measurement import Measurement
+from featlearn.network.elementary_ops import ElementaryOps
+from featlearn.network.inputs import Probe
 
 Tangents = Mapping[str, Tensor]
 """Parameter name -> (m, *its shape): m vectors in parameter space."""
-Way = Callable[[Measurement, Probe, Tangents], Tensor]
+JvpMethod = Callable[[Measurement, Probe, Tangents], Tensor]
 
 
 def add_pulled_back(totals: Tangents, measurement: Measurement, probe: Probe, cotangents: Tensor) -> None:
@@ -55,28 +55,28 @@ def _all(probe: Probe) -> Tensor:
     return torch.arange(probe.samples, device="cpu")
 
 
-def chosen_way(measurement: Measurement) -> Way:
-    """The first way that the network allows and that gives what backward passes give."""
-    pilot = measurement.pilots[0]
-    indices = pilot.indices[: pilot.count]
-    x = pilot.probe.take(indices)
-    probe = replace(pilot.probe, x=x, samples=len(indices))
+def jvp_method(measurement: Measurement) -> JvpMethod:
+    """The first method that the network allows and that gives what backward passes give."""
+    example = measurement.example()
+    indices = example.indices[: example.count]
+    x = example.probe.take(indices)
+    probe = replace(example.probe, x=x, samples=len(indices))
     generator = torch.Generator("cpu").manual_seed(2)
-    cotangent = _gaussian(pilot.outputs[: pilot.count], generator)
+    cotangent = _gaussian(example.outputs[: example.count], generator)
     gradients = no_tangents(measurement, 1)
     add_pulled_back(gradients, measurement, probe, cotangent[None])
-    tangents = _tangents(gradients, pilot.precision, generator)
+    tangents = _tangents(gradients, example.precision, generator)
     wanted = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
-    for way in (_forward_mode, _twice_backward, _twice_backward_elementary):
+    for method in (_forward_mode, _twice_backward, _twice_backward_elementary):
         try:
-            pushed = way(measurement, probe, tangents)[0].double()
+            pushed = method(measurement, probe, tangents)[0].double()
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # whatever the network does, another way is exact
+        except Exception:  # whatever the network does, another method is exact
             continue
         size = float(cotangent.norm() * pushed.norm()) + abs(wanted)
-        if abs(float((cotangent.to(pushed) * pushed).sum()) - wanted) <= pilot.precision**0.5 * size:
-            return way
+        if abs(float((cotangent.to(pushed) * pushed).sum()) - wanted) <= example.precision**0.5 * size:
+            return method
     return _per_sample
 
 
@@ -169,9 +169,9 @@ def _derivatives_by_cotangent(measurement: Measurement, outputs: Tensor, tangent
 def _per_sample(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
     """(m, n, C) J u from per-sample gradients, one backward pass for each output: always exact."""
     pushed: Tensor | None = None
-    snapshot = measurement.snapshot(probe, 0, probe.samples)
     every = torch.eye(measurement.classes, dtype=torch.float64, device="cpu")
-    for name, gradients in snapshot.each_gradient(tangents, every, dense=list(tangents)):
+    chunk = measurement.chunk(probe, 0, probe.samples)
+    for name, gradients in measurement.each_gradient(chunk, list(tangents), every, dense=list(tangents)):
         entries = _entries(tangents[name]).to(measurement.dtype)
         term = torch.einsum("ncj,mj->mnc", as_dense(gradients).gradient, entries)
         pushed = term if pushed is None else pushed + term

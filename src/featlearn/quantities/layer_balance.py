@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from featlearn.capture.measurement import Measurement
-from featlearn.capture.pairs import Pair, consecutive
-from featlearn.capture.precision import checked_dtype
-from featlearn.capture.probe import Inputs, Readout
-from featlearn.capture.uses import REARRANGEMENTS
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.graph.uses import REARRANGEMENTS
+from featlearn.layers.consecutive import Pair, consecutive
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, Readout
 from featlearn.ops import Direct, Use
-from featlearn.quantities.arriving import measured_layers
+from featlearn.preparation import Preparation
 from featlearn.quantities.layer_alignment import LayerPairs
+from featlearn.quantities.neural_features import refuse_no_layers
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,16 @@ def layer_balance(
         rates: learning rates by layer (globs, the first that matches counts), or an optimiser whose groups have them;
             by default 1 for all.
     """
-    checked_dtype(dtype)
-    with sdpa_kernel(SDPBackend.MATH), measured_layers(model, [x], readout, dtype) as measurement:
-        pairs, known = consecutive(measurement.pilots[0])
+    return prepared_balance(Preparation(model, readout=readout, dtype=dtype), x, rates)
+
+
+def prepared_balance(
+    prepared: Preparation, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None
+) -> LayerPairs[LayerBalance]:
+    """The layer balance of a prepared model: see `fl.layer_balance`."""
+    with sdpa_kernel(SDPBackend.MATH), prepared.measuring([x], keep_weights=True) as measurement:
+        refuse_no_layers(measurement)
+        pairs, known = consecutive(measurement.example())
         eta = Rates(rates, measurement, list(known.found))
         balances = {names: pair_balance(pair, names, eta, measurement) for names, pair in pairs.items()}
         return LayerPairs(balances, known.left_out)
@@ -134,7 +141,7 @@ def pair_balance(pair: Pair, names: tuple[str, str], eta: Rates, measurement: Me
 
 def _broken(pair: Pair, kinds: set[str], bias: str | None, bias_rate: float, measurement: Measurement) -> str:
     """Why gradient flow does not conserve the balance of a pair; empty if it does."""
-    access = measurement.pilots[0].access
+    access = measurement.example().access
     names = [*pair.first.parameters, *pair.second.parameters, *([] if bias is None else [bias])]
     if kinds - _HOMOGENEOUS:
         return f"{', '.join(sorted(kinds - _HOMOGENEOUS))} between them"
@@ -142,7 +149,7 @@ def _broken(pair: Pair, kinds: set[str], bias: str | None, bias_rate: float, mea
         return "other layers feed the second, are fed by the first, or one is used twice"
     if not pair.first.plain or not pair.second.plain:
         return "a weight is computed from its parameters"
-    if any(len(access[name].uses.readings) != 1 for name in names):
+    if any(len(access[name].readings) != 1 for name in names):
         return "a weight or a bias is used elsewhere, too"
     if (bias is None and _adds_constant(pair.first.readings[0].use)) or bias_rate == 0.0:
         return "the first layer has a bias that is not trained"
@@ -170,8 +177,8 @@ def _constant_scale(node: Any) -> bool:
 def _bias(pair: Pair, measurement: Measurement) -> tuple[Tensor | None, str | None]:
     """What the first op adds to its product, and the parameter it is."""
     node = pair.first.readings[0].use.node
-    for name, access in measurement.pilots[0].access.items():
-        for reading in access.uses.readings:
+    for name, access in measurement.example().access.items():
+        for reading in access.readings:
             if reading.use.node is node and isinstance(reading.form, Direct):
                 bias = measurement.parameters[name].detach().double().flatten()
                 bias = bias if pair.first.units is None else bias[pair.first.units]

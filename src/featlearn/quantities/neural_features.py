@@ -3,22 +3,21 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.admission import unwrapped
-from featlearn.capture.measurement import Measurement
-from featlearn.capture.precision import checked_dtype, copied
-from featlearn.capture.probe import Inputs, Readout
-from featlearn.capture.projections import Projection, Projections, projections
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
-from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
-from featlearn.quantities.budget import byte_budget, readable_bytes
-from featlearn.quantities.directions import Directions, Probes, output_directions
+from featlearn.gradients.directions import Directions, Probes, output_directions
+from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.layers.projections import Projection, Projections, projections
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, Readout
+from featlearn.planning.chunks import samples_within
+from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.preparation import Preparation
 from featlearn.quantities.layer_features import LayerFeatures, NeuralFeatures
-from featlearn.quantities.progress import Progress
 
 
 def neural_features(
@@ -48,16 +47,25 @@ def neural_features(
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    checked_dtype(dtype)
+    prepared = Preparation(model, readout=readout, dtype=dtype, memory=memory)
+    return prepared_features(prepared, x, initial=initial, layers=layers, outputs=outputs)
+
+
+def prepared_features(
+    prepared: Preparation, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
+    layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
+) -> NeuralFeatures:  # fmt: skip
+    """The neural features of a prepared model: see `fl.neural_features`."""
     if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
         raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
     with ExitStack() as stack:
-        now = stack.enter_context(measured_layers(model, [x], readout, dtype))
+        now = stack.enter_context(prepared.measuring([x], keep_weights=True))
+        refuse_no_layers(now)
         start = None
         if initial is not None:
-            start = stack.enter_context(measured_layers(network_at(model, initial), [x], readout, dtype))
-            refuse_shared(start, model)
-        return measured_features(now, start, layers, outputs, memory)
+            start = stack.enter_context(prepared.at(initial).measuring([x], keep_weights=True))
+            refuse_shared(start, prepared.model)
+        return measured_features(now, start, layers, outputs, prepared.memory)
 
 
 def measured_features(
@@ -65,7 +73,7 @@ def measured_features(
     outputs: int | Probes | None = None, memory: str | int | None = None,
 ) -> NeuralFeatures:  # fmt: skip
     """The features of a measurement that is under way, compared with one of the network at initialisation."""
-    found = projections(now.pilots[0])
+    found = projections(now.example())
     budget = byte_budget(memory, now.device)
     chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
     _refuse_large(chosen, budget, start is not None)
@@ -76,53 +84,15 @@ def measured_features(
     return NeuralFeatures(features, found.left_out)
 
 
-class _Holder(nn.Module):
-    """A copy of a wrapped model under the names it has in its wrapper."""
-
-    def __init__(self, name: str, inner: nn.Module) -> None:
-        super().__init__()
-        self.add_module(name, inner)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives."""
-        (inner,) = self.children()
-        return inner(*args, **kwargs)
-
-
-def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the model as it was at initialisation."""
-    if not isinstance(initial, Mapping):
-        raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
-    inner = unwrapped(model)
-    now = {tensor.data_ptr() for tensor in inner.parameters()} - {0}
-    if any(isinstance(tensor, Tensor) and tensor.data_ptr() in now for tensor in initial.values()):
-        raise InputValueError(
-            "initial shares its memory with the model: it has moved along with it; expected a copy from before "
-            "training, {name: value.clone() for name, value in model.state_dict().items()}"
-        )
-    twin = copied(inner, None)
-    expected = set(inner.state_dict())
-    state = dict(initial)
-    while state and set(state) != expected:  # names from inside a wrapper: module., _orig_mod.
-        (prefix, *more) = {name.partition(".")[0] for name in state}
-        if more or prefix not in ("module", "_orig_mod"):
-            break
-        state = {name.partition(".")[2]: value for name, value in state.items()}
-    try:
-        twin.load_state_dict(state)
-    except Exception as error:
-        raise InputValueError(
-            f"initial does not fit the model: {error}; expected its state_dict(), cloned before training"
-        ) from error
-    prefix = next((name for name, part in model.named_modules() if part is inner), "")
-    for name in reversed(prefix.split(".") if prefix else []):
-        twin = _Holder(name, twin)
-    return twin
+def refuse_no_layers(measurement: Measurement) -> None:
+    """Raise if no output depends on the parameters."""
+    if measurement.example().graph is None:
+        raise InputValueError("the outputs carry no gradient, expected some that depend on trainable parameters")
 
 
 def refuse_shared(start: Measurement, model: nn.Module) -> None:
     """A copy that still reaches the trained weights (through a closure or a hook) is not what it was at the start."""
-    graph = start.pilots[0].graph
+    graph = start.example().graph
     if graph is not None and graph.variables & {id(parameter) for parameter in model.parameters()}:
         raise UnsupportedModelError(
             "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
@@ -239,14 +209,14 @@ def _stream(
 ) -> None:  # fmt: skip
     """Add up what arrives, chunk by chunk."""
     (probe,) = now.probes
-    chunk = sample_chunk(now, room if start is None else room / 2)
-    progress = Progress("neural features", -(-probe.samples // chunk))
+    chunk = samples_within(now, room if start is None else room / 2)
+    progress = ProgressLine("neural features", -(-probe.samples // chunk))
     names = list(totals)
     try:
         for begin in range(0, probe.samples, chunk):
             end = min(begin + chunk, probe.samples)
-            here = Arriving(now, probe, begin, end, like)
-            there = None if start is None else Arriving(start, start.probes[0], begin, end, like)
+            here = PreactivationGradients(now, probe, begin, end, like)
+            there = None if start is None else PreactivationGradients(start, start.probes[0], begin, end, like)
             for direction in directions.of(end - begin):
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)

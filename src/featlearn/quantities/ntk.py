@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, overload
 
@@ -10,23 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.admission import trainable_parameters, unwrapped
-from featlearn.capture.isolation import collector_paused
-from featlearn.capture.measurement import Measurement, measuring
-from featlearn.capture.precision import checked_dtype
-from featlearn.capture.probe import Inputs, Probe, Readout
-from featlearn.capture.sightings import mixed
+from featlearn.contraction.deferred_checks import DeferredChecks
+from featlearn.contraction.factors import Dense, Gathered, Gradients
+from featlearn.contraction.gram import in_memory_order
+from featlearn.contraction.hardware import LITTLE
+from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
+from featlearn.contraction.matrices import RowGrams
+from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from featlearn.errors import InputValueError, MemoryBudgetError
-from featlearn.linalg.collapse import Collapse, UnequalChunksError
-from featlearn.linalg.factors import Dense, Gathered, Gradients
-from featlearn.linalg.gram import in_memory_order
-from featlearn.quantities.blocks import Captured, Kernels, add_kernels, empty_kernels, kernel_keys
-from featlearn.quantities.budget import byte_budget, keep_released_memory, readable_bytes
-from featlearn.quantities.directions import Directions, Outputs, Probes, output_directions
+from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.measurement import Measurement
+from featlearn.network.checks import trainable_parameters, unwrapped
+from featlearn.network.inputs import Inputs, Probe, Readout
+from featlearn.network.isolation import collector_paused
+from featlearn.planning.chunks import ParameterGroup, grouped, held_bytes, largest_chunk, shares_rows
+from featlearn.planning.cost import parameter_plans
+from featlearn.planning.memory import byte_budget, keep_released_memory, readable_bytes
+from featlearn.planning.plan import Plan, PlannedKernel
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.preparation import Preparation, input_kind
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.plan import Group, Plan, grouped, held_bytes, largest_chunk, parameter_plans
-from featlearn.quantities.progress import Progress
-from featlearn.quantities.repetition import Call
 from featlearn.quantities.verification import Checks
 
 
@@ -52,6 +54,8 @@ def ntk(
 ) -> Tensor | Kernels:  # fmt: skip
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
+    A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
+
     Args:
         model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
         x: a tensor, a tuple (called as `model(*x)`) or a mapping (`model(**x)`), batch first, P samples.
@@ -63,9 +67,9 @@ def ntk(
         by: `"network"`: one tensor; `"layer"`: a dict by `named_modules()` name; `"parameter"`: a dict by
             `named_parameters()` name. The parts add up to the network.
         parameters: a glob such as `"layers.*.weight"`, or a list of them; only matching parameters count.
-        optimizer: the kernel of the update it is about to make, sum_j eta_j d_j f d_j f' (Atanasov et al., Eq. 91), for
-            SGD, Adam, AdamW, RMSprop and Adagrad: learning rates and second moments are inside; momentum and weight
-            decay are not. Adaptive ones must have made a step.
+        optimizer: the kernel of the update it is about to make, sum_j eta_j d_j f d_j f' (Atanasov et al. 2022, Eq.
+            91), for SGD, Adam, AdamW, RMSprop and Adagrad: learning rates and second moments are inside; momentum and
+            weight decay are not. Adaptive ones must have made a step.
         dtype: `torch.float64` measures a copy of the network in double. Without it the network is measured in its own
             precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
@@ -79,85 +83,9 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-
-    plain = x2 is None and optimizer is None and dtype is None and not verify
-
-    def measured() -> Kernels:
-        call = Call(model, x, outputs, readout, by, parameters, memory) if plain else None
-        kernels = call.again() if call else None
-        if kernels is not None:
-            return kernels
-        prepared = _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify)
-        with prepared as (measurement, rates):
-            kernels = measured_kernels(measurement, outputs, by, rates=rates, memory=memory, verify=verify, call=call)
-        if call:
-            call.remember()
-        return kernels
-
-    with collector_paused():  # until all that was measured with is gone: the collector would take it for lasting
-        kernels = measured()
-    return kernels[""] if by == "network" else kernels
-
-
-def measured_kernels(
-    measurement: Measurement, outputs: Outputs, by: str, *, rates: Mapping[str, Rate] | None = None,
-    memory: str | int | None = None, verify: bool = False, call: Call | None = None,
-) -> Kernels:  # fmt: skip
-    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel.
-
-    `call` is told what a call like this one can take over.
-    """
-    rates = {} if rates is None else rates
-    if memory is None:
-        keep_released_memory()
-    directions = output_directions(outputs, measurement.classes)
-    plan = _plan(measurement, directions, rates, by, memory, verify)
-    keys = kernel_keys(measurement.parameters, by)
-    kernels = empty_kernels(keys, plan.kernel_shape, directions.mode, measurement.dtype, measurement.device)
-    for kernel in kernels.values():
-        kernel.zero_()
-    checks = Checks(measurement, directions, rates, plan) if verify else None
-    progress = Progress("tangent kernel", plan.passes)
-    try:
-        for group in plan.groups:
-            for chosen in _direction_blocks(directions, group):
-
-                def capture(probe: Probe, block: slice, group: Group = group, chosen: slice = chosen) -> Captured:
-                    return _captured(measurement, probe, block, directions, chosen, rates, plan, group, progress, call)
-
-                add_kernels(kernels, keys, measurement.probes, group.block, chosen, directions.mode, plan.scratch,
-                            capture, checks.add if checks else None)  # fmt: skip
-    finally:
-        progress.close()
-    _refuse_no_gradient(any(measurement.graphs))
-    if checks is not None:
-        checks.conclude()
-    for key, kernel in kernels.items():
-        if directions.divisor != 1:
-            kernel /= directions.divisor
-        low, high = _range(kernel)
-        if max(-low, high) < torch.finfo(kernel.dtype).tiny and measurement.audit_anew is not None:
-            measurement.audit_anew()  # gradients may have become too small since
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise InputValueError(
-                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
-                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
-            )
-    return kernels
-
-
-def _refuse_no_gradient(seen: bool) -> None:
-    if not seen:
-        raise InputValueError(
-            "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; expected "
-            "outputs that depend on the trainable parameters through differentiable operations"
-        )
-
-
-def _range(kernel: Tensor) -> tuple[float, float]:
-    """Both ends: one pass, and no second tensor of the kernel's size."""
-    low, high = torch.stack(in_memory_order(kernel).aminmax()).tolist()
-    return low, high
+    _checked_by(by)
+    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return tangent_kernel(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def plan(
@@ -170,32 +98,285 @@ def plan(
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
+    _checked_by(by)
+    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return kernel_plan(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+
+
+def tangent_kernel(
+    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    optimizer: Optimizer | None = None, verify: bool = False,
+) -> Tensor | Kernels:  # fmt: skip
+    """The tangent kernel of a prepared model: see `fl.ntk`."""
+    rates = _checked(prepared, outputs, by, optimizer)
+    # Until all that was measured with is gone: the collector would take it for lasting.
+    with collector_paused(), prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
+        kernels = measured_kernels(measurement, prepared, outputs, by, rates=rates, verify=verify)
+    return kernels[""] if by == "network" else kernels
+
+
+def kernel_plan(
+    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    optimizer: Optimizer | None = None, verify: bool = False,
+) -> Plan:  # fmt: skip
+    """What `tangent_kernel` will do and cost."""
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    with _prepared(model, x, x2, outputs, readout, by, parameters, optimizer, dtype, verify) as (measurement, rates):
-        found = _plan(measurement, output_directions(outputs, measurement.classes), rates, by, memory, verify)
-        _refuse_no_gradient(any(pilot.graph is not None for pilot in measurement.pilots))
+    rates = _checked(prepared, outputs, by, optimizer)
+    with prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
+        directions = output_directions(outputs, measurement.classes)
+        found = _plan(measurement, directions, rates, by, prepared.memory, verify)
+        measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
+        measurement.refuse_no_gradient()
         return found
 
 
-@contextmanager
-def _prepared(
-    model: nn.Module, x: Inputs, x2: Inputs | None, outputs: Outputs, readout: Readout | None, by: str,
-    parameters: str | Sequence[str] | None, optimizer: Optimizer | None, dtype: torch.dtype | None, verify: bool,
-) -> Iterator[tuple[Measurement, dict[str, Rate]]]:  # fmt: skip
+def _checked(prepared: Preparation, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+    """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
+    _checked_by(by)
+    unwrapped(prepared.model)
+    if not isinstance(outputs, int | Probes):
+        output_directions(outputs, 1)  # probes would be drawn
+    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(prepared.model, prepared.globs))
+
+
+def _checked_by(by: str) -> None:
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
-    checked_dtype(dtype)
-    unwrapped(model)
-    if not isinstance(outputs, int | Probes):
-        output_directions(outputs, 1)  # complain before anything runs; probes would be drawn
-    # Before the measurement, which puts .grad aside.
-    rates = {} if optimizer is None else step_rates(optimizer, trainable_parameters(model, parameters))
-    inputs = [x] if x2 is None else [x, x2]
-    with measuring(
-        model, inputs, readout=readout, parameters=parameters, dtype=dtype, recalling=not verify
-    ) as measurement:
-        yield measurement, rates
+
+
+def measured_kernels(
+    measurement: Measurement, prepared: Preparation, outputs: Outputs, by: str, *,
+    rates: Mapping[str, Rate] | None = None, verify: bool = False,
+) -> Kernels:  # fmt: skip
+    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
+    rates, memory = {} if rates is None else rates, prepared.memory
+    if memory is None:
+        keep_released_memory()
+    directions = output_directions(outputs, measurement.classes)
+    key = _plan_key(measurement, directions, rates, by, memory, verify)
+    known = prepared.plans.get(key)
+    if known is None or not _still_fits(known.plan, memory, measurement.device):
+        known = PlannedKernel(_plan(measurement, directions, rates, by, memory, verify), None)
+    elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
+        # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
+        kernels = _deferring(measurement, known, directions, rates, by)
+        if kernels is not None:
+            return kernels
+    execution = _Execution(measurement, known.plan, directions, rates, by, None)
+    checks = Checks(measurement, directions, rates, known.plan) if verify else None
+    kernels = execution.run(checks)
+    measurement.refuse_no_gradient()
+    if checks is not None:
+        checks.conclude()
+    _refuse_not_finite(measurement, kernels, by)
+    prepared.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
+    return kernels
+
+
+def _plan_key(
+    measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], by: str, memory: str | int | None,
+    verify: bool,
+) -> object:  # fmt: skip
+    """What two kernels share that are measured in the same way."""
+    kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
+    elementwise = frozenset(name for name, rate in rates.items() if isinstance(rate, Tensor))
+    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
+    return (kinds, tuple(measurement.parameters), elementwise, asked)
+
+
+def _still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
+    """Whether there is about as much memory as when the plan was made; not asked where it needs little."""
+    if memory is not None or plan.peak < LITTLE:
+        return True
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
+        return True
+    return byte_budget(memory, device) >= 0.9 * plan.memory
+
+
+def _deferring(
+    measurement: Measurement, known: PlannedKernel, directions: Directions, rates: Mapping[str, Rate], by: str
+) -> Kernels | None:
+    """The kernels with every check deferred to the end; None if one of them fails."""
+    deferred = DeferredChecks()
+    measurement.defer(deferred)
+    try:
+        kernels = _Execution(measurement, known.plan, directions, rates, by, known.proportional).run()
+        tiny = torch.finfo(measurement.dtype).tiny
+        deferred.expect_sizes(
+            lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]
+        )
+        return kernels if deferred.hold() else None
+    finally:
+        measurement.defer(None)
+
+
+def _refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> None:
+    for key, kernel in kernels.items():
+        low, high = torch.stack(in_memory_order(kernel).aminmax()).tolist()  # one pass, no second tensor of its size
+        if max(-low, high) < torch.finfo(kernel.dtype).tiny:
+            measurement.audit_again()  # gradients may be too small for their squares
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise InputValueError(
+                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
+                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
+            )
+
+
+class _Execution:
+    """One kernel, measured by its plan."""
+
+    def __init__(
+        self, measurement: Measurement, plan: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
+        proportional: frozenset[str] | None,
+    ) -> None:  # fmt: skip
+        self._measurement, self._plan, self._directions, self._rates = measurement, plan, directions, rates
+        self._keys = kernel_keys(measurement.parameters, by)
+        self._known = proportional
+        self.found_proportional: frozenset[str] | None = None
+        """Parameters for which one output direction was found to stand for all."""
+
+    def run(self, checks: Checks | None = None) -> Kernels:
+        """The kernels of all groups of parameters."""
+        measurement, plan = self._measurement, self._plan
+        total = KernelSum(
+            self._keys, plan.kernel_shape, self._directions.mode, measurement.dtype, measurement.device,
+            symmetric=plan.symmetric, scratch=plan.scratch, deferred=measurement.deferred,
+        )  # fmt: skip
+        total.callback = checks.add if checks else None
+        progress = ProgressLine("tangent kernel", plan.passes)
+        try:
+            for group in plan.groups:
+                if plan.symmetric and group.chunk >= plan.samples[0]:
+                    self._add_at_once(total, group)
+                    progress.advance()
+                else:
+                    self._add_in_blocks(total, group, progress)
+        finally:
+            progress.close()
+        total.mirror(slice(0, self._directions.count))
+        total.divide(self._directions.divisor)
+        return total.kernels
+
+    def _direction_blocks(self, group: ParameterGroup) -> list[slice]:
+        count = self._directions.count
+        return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
+
+    def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
+        """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
+        measurement, (probe,), mode = self._measurement, self._measurement.probes, self._directions.mode
+        chunk, blocks = measurement.chunk(probe, 0, probe.samples), self._direction_blocks(group)
+        every = slice(0, probe.samples)
+        kept: dict[str, RowGrams] | None = {} if len(blocks) > 1 and mode == "each" else None
+        for chosen in blocks:
+            proportional = self._proportional(len(blocks) == 1)
+            captured = measurement.each_gradient(
+                chunk, group.names, self._directions.rows(chosen), dense=self._elementwise, proportional=proportional,
+                apart=mode == "each", last=chosen is blocks[-1],
+            )  # fmt: skip
+            total.add_diagonal(self._with_rates(captured), every, chosen, kept)
+            if proportional is not None:
+                self.found_proportional = frozenset(proportional.found)
+
+    def _proportional(self, all_directions: bool) -> ProportionalOutputs | None:
+        """Whether one output direction may stand for all; on a GPU only those that were found to, without a wait."""
+        if self._directions.mode != "sum" or not all_directions:
+            return None
+        deferred = self._measurement.deferred
+        if deferred is None:
+            return ProportionalOutputs()
+        return None if self._known is None else ProportionalOutputs(self._known, deferred)
+
+    def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
+        """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
+        probes = self._measurement.probes
+        rows, columns = (_blocks(probe, group.block) for probe in (probes[0], probes[-1]))
+        for chosen in self._direction_blocks(group):
+            for i in rows:
+                if total.symmetric and len(rows) == 1:
+                    total.add_diagonal(self._gathered(probes[0], i, chosen, group, progress), i, chosen)
+                    continue
+                left = dict(self._gathered(probes[0], i, chosen, group, progress))
+                for j in columns:
+                    if total.symmetric and j.start > i.start:
+                        break
+                    same = total.symmetric and i == j
+                    right = left if same else dict(self._gathered(probes[-1], j, chosen, group, progress))
+                    for name in (name for name in left if name in right):
+                        total.add(name, left[name], right[name], i, j, chosen)
+
+    def _gathered(
+        self, probe: Probe, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine
+    ) -> Iterator[tuple[str, Gradients]]:
+        """Gradients of a block of samples, in the form that takes less memory."""
+        measurement, directions = self._measurement, self._directions.rows(chosen)
+        early = {p.name for p in self._plan.parameters if p.form_early}
+        whole = self._plan.symmetric and block == slice(0, probe.samples)
+        # Chunks of one block agree on it; between blocks nothing could be taken back.
+        proportional = ProportionalOutputs() if whole and self._directions.mode == "sum" else None
+        gathered: dict[str, Gathered] = {}
+        begin = block.start
+        while begin < block.stop:
+            end = min(begin + group.chunk, block.stop)
+            chunk = measurement.chunk(probe, begin, end)
+            seen = set()
+            try:
+                for name, gradients in self._with_rates(
+                    measurement.each_gradient(
+                        chunk, group.names, directions, dense=early, proportional=proportional,
+                        apart=self._directions.mode == "each", last=True,
+                    )
+                ):  # fmt: skip
+                    if name not in gathered:
+                        gathered[name] = Gathered(block.stop - block.start, gradients.directions)
+                        if begin > block.start:
+                            gathered[name].add(self._nothing(name, begin - block.start, gradients.directions))
+                    if gathered[name].directions != gradients.directions:
+                        raise UnequalChunksError
+                    gathered[name].add(gradients)
+                    seen.add(name)
+            except UnequalChunksError:  # once more, with all directions
+                gathered.clear()
+                begin, proportional = block.start, None
+                continue
+            for name in gathered.keys() - seen:
+                gathered[name].add(self._nothing(name, end - begin, gathered[name].directions))
+            del chunk  # before the next one is made
+            progress.advance()
+            begin = end
+        while gathered:
+            name = next(iter(gathered))
+            yield name, gathered.pop(name).whole()
+
+    def _nothing(self, name: str, samples: int, directions: int) -> Dense:
+        """The gradient of samples that do not use a parameter others use."""
+        parameter = self._measurement.parameters[name]
+        size = parameter.numel() * (2 if parameter.is_complex() else 1)
+        return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
+
+    @property
+    def _elementwise(self) -> set[str]:
+        return {name for name, rate in self._rates.items() if isinstance(rate, Tensor)}
+
+    def _with_rates(self, captured: Iterator[tuple[str, Gradients]]) -> Iterator[tuple[str, Gradients]]:
+        """The square root of the optimizer's rate on either side of the kernel."""
+        for name, gradients in captured:
+            rate = self._rates.get(name, 1.0)
+            if isinstance(gradients, Dense) and isinstance(rate, Tensor):
+                yield name, Dense(gradients.gradient * rate.flatten().to(gradients.gradient).sqrt())
+            elif rate == 1.0:
+                yield name, gradients
+            elif isinstance(gradients, Dense):
+                yield name, Dense(gradients.gradient * rate**0.5)
+            else:
+                assert isinstance(rate, float)
+                parts = tuple(replace(part, grads=part.grads * rate**0.5) for part in gradients.parts)
+                yield name, replace(gradients, parts=parts)
+            del gradients
+
+
+def _blocks(probe: Probe, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, probe.samples)) for begin in range(0, probe.samples, size)]
 
 
 def _plan(
@@ -220,93 +401,18 @@ def _plan(
     plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
     # Activations, their gradients and what an op needs while it runs.
     graph_bytes = 3 * max(
-        (pilot.graph.output_bytes // len(pilot.indices) if pilot.graph else 0) for pilot in measurement.pilots
+        (example.graph.output_bytes // len(example.indices) if example.graph else 0) for example in measurement.examples
     )
     # The weights are held a second time, to be put back should the model change them.
     tensors = (*measurement.model.parameters(), *measurement.model.buffers())
     weights = sum(t.numel() * t.element_size() for t in tensors)
     available, symmetric = budget - needed - weights, len(sizes) == 1
+    one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
     groups = grouped(
         plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
-        largest_chunk(measurement, max(samples), count),
+        largest_chunk(measurement, max(samples), count), one_by_one,
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
-    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak)
-
-
-def _direction_blocks(directions: Directions, group: Group) -> list[slice]:
-    count = directions.count
-    return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
-
-
-def _captured(
-    measurement: Measurement, probe: Probe, block: slice, outputs: Directions, chosen: slice,
-    rates: Mapping[str, Rate], plan: Plan, group: Group, progress: Progress, call: Call | None,
-) -> Captured:  # fmt: skip
-    """Per-sample gradients of a block of samples, with the optimizer's rates inside.
-
-    Where all samples make one chunk, each parameter's are formed when they are multiplied, and dropped; otherwise they
-    are gathered chunk by chunk, in the form that takes less memory.
-    """
-    directions = outputs.rows(chosen)
-    whole = len(measurement.probes) == 1 and block == slice(0, probe.samples)
-    # Chunks of one block agree on it; between blocks nothing could be taken back.
-    collapse = Collapse() if whole and outputs.mode == "sum" else None
-    apart, last = outputs.mode == "each", not measurement.remembering
-    if whole and group.chunk >= probe.samples:
-        snapshot = measurement.snapshot(probe, block.start, block.stop, mixed(directions))
-        elementwise = {name for name, rate in rates.items() if isinstance(rate, Tensor)}
-        for name, gradients in snapshot.each_gradient(group.names, directions, elementwise, collapse, apart, last):
-            yield name, _with_rate(gradients, rates.get(name, 1.0))
-            del gradients
-        if call is not None:
-            call.made(measurement, snapshot, plan, outputs, collapse)
-        progress.advance()
-        return
-    early = {p.name for p in plan.parameters if p.form_early}
-    gathered: dict[str, Gathered] = {}
-    begin = block.start
-    while begin < block.stop:
-        end = min(begin + group.chunk, block.stop)
-        snapshot = measurement.snapshot(probe, begin, end, mixed(directions))
-        seen = set()
-        try:
-            for name, gradients in snapshot.each_gradient(group.names, directions, early, collapse, apart, last):
-                if name not in gathered:
-                    gathered[name] = Gathered(block.stop - block.start, gradients.directions)
-                    if begin > block.start:
-                        gathered[name].add(_nothing(measurement, name, begin - block.start, gradients.directions))
-                if gathered[name].directions != gradients.directions:
-                    raise UnequalChunksError
-                gathered[name].add(_with_rate(gradients, rates.get(name, 1.0)))
-                seen.add(name)
-        except UnequalChunksError:  # once more, with all directions
-            gathered.clear()
-            begin, collapse = block.start, None
-            continue
-        for name in gathered.keys() - seen:
-            gathered[name].add(_nothing(measurement, name, end - begin, gathered[name].directions))
-        del snapshot  # before the next one is made
-        progress.advance()
-        begin = end
-    while gathered:
-        name = next(iter(gathered))
-        yield name, gathered.pop(name).whole()
-
-
-def _nothing(measurement: Measurement, name: str, samples: int, directions: int) -> Dense:
-    """The gradient of samples that do not use a parameter others use."""
-    parameter = measurement.parameters[name]
-    size = parameter.numel() * (2 if parameter.is_complex() else 1)
-    return Dense(torch.zeros(samples, directions, size, dtype=measurement.dtype, device=parameter.device))
-
-
-def _with_rate(gradients: Gradients, rate: Rate) -> Gradients:
-    """The square root of the rate on either side of the kernel."""
-    if isinstance(gradients, Dense):
-        root = rate.flatten().to(gradients.gradient).sqrt() if isinstance(rate, Tensor) else rate**0.5
-        return gradients if isinstance(root, float) and root == 1.0 else Dense(gradients.gradient * root)
-    assert isinstance(rate, float)
-    if rate == 1.0:
-        return gradients
-    return replace(gradients, parts=tuple(replace(p, grads=p.grads * rate**0.5) for p in gradients.parts))
+    confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
+    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
+                checked=not measurement.builtin, confirmed=confirmed)  # fmt: skip

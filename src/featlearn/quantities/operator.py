@@ -2,29 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.admission import trainable_parameters, unwrapped
-from featlearn.capture.isolation import undisturbed
-from featlearn.capture.measurement import Measurement, measuring
-from featlearn.capture.precision import checked_dtype
-from featlearn.capture.probe import Readout
+from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.sketch import Sketch, norm
-from featlearn.linalg.squared_norms import weighted_squared_norms
-from featlearn.quantities.budget import byte_budget
+from featlearn.network.checks import trainable_parameters, unwrapped
+from featlearn.network.inputs import Readout
+from featlearn.network.isolation import undisturbed
+from featlearn.planning.memory import byte_budget
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.preparation import Preparation
 from featlearn.quantities.columns import column_sketch, squared_sum
-from featlearn.quantities.directions import Probes
-from featlearn.quantities.jacobian_products import chosen_way
+from featlearn.quantities.jacobian_products import jvp_method
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.progress import Progress
 from featlearn.quantities.stream import Stream
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import checked_finite
@@ -61,19 +59,17 @@ class NTKOperator:
         parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
         memory: str | int | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._readout, self._optimizer = model, readout, optimizer
-        self._parameters, self._dtype, self._memory = parameters, checked_dtype(dtype), memory
+        self._prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+        self._optimizer = optimizer
         devices = {p.device for p in unwrapped(model).parameters()}
         with undisturbed(unwrapped(model)):  # a loader draws random numbers
             self._stream = Stream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
-        self._audited: Measurement | None = None
         with self.session() as session:
             self.outputs = session.measurement.classes
             """C, the number of outputs."""
             self.dtype, self.device = session.measurement.dtype, session.measurement.device
             self._survey(session)
-            self._way = chosen_way(session.measurement)
-            self._audited = replace(session.measurement, pilots=(), probes=())
+            self._method = jvp_method(session.measurement)
 
     @property
     def samples(self) -> int:
@@ -98,7 +94,7 @@ class NTKOperator:
         """K v, of the shape, on the device and at least in the precision of v."""
         rows = self._rows(v)
         with self.session() as session:
-            product = session.product(rows, self._way)
+            product = session.product(rows, self._method)
         return self._like(product, v)
 
     def quadratic(self, v: Tensor) -> Tensor:
@@ -127,12 +123,13 @@ class NTKOperator:
             )
             total = torch.zeros(count, dtype=torch.float64, device=self.device)
             size = session.chunk(3.0 + 2.0 * count)
-            scratch = byte_budget(self._memory, self.device) // 8
-            progress = Progress("trace", -(-self.samples // size))
+            scratch = byte_budget(self._prepared.memory, self.device) // 8
+            progress = ProgressLine("trace", -(-self.samples // size))
             try:
                 for probe, _ in session.probes(size):
-                    snapshot = session.measurement.snapshot(probe, 0, probe.samples)
-                    for name, gradients in snapshot.each_gradient(session.measurement.parameters, every):
+                    chunk = session.measurement.chunk(probe, 0, probe.samples)
+                    captured = session.measurement.each_gradient(chunk, session.measurement.parameters, every)
+                    for name, gradients in captured:
                         squares = weighted_squared_norms(gradients, session.rates.get(name, 1.0), scratch)
                         total += squares.sum(0, dtype=torch.float64).to(total.device)
                     progress.advance()
@@ -177,7 +174,7 @@ class NTKOperator:
         with self.session() as session:
 
             def product(v: Tensor) -> Tensor:
-                image = session.product(v.T.reshape(-1, self.samples, self.outputs), self._way)
+                image = session.product(v.T.reshape(-1, self.samples, self.outputs), self._method)
                 return image.flatten(1).T.double()
 
             found = top_eigenpairs(product, start, k, bound, 24 * width)
@@ -201,35 +198,23 @@ class NTKOperator:
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
         if self._optimizer is not None:
-            rates = step_rates(self._optimizer, trainable_parameters(self._model, self._parameters))
-        with measuring(
-            self._model, [self._stream.first], readout=self._readout, parameters=self._parameters, dtype=self._dtype,
-            audited_before=self._audited,
-        ) as measurement:  # fmt: skip
-            yield Sweeps(measurement, self._stream, rates, self._memory)
+            rates = step_rates(self._optimizer, trainable_parameters(self._prepared.model, self._prepared.globs))
+        with self._prepared.measuring([self._stream.first]) as measurement:
+            yield Sweeps(measurement, self._stream, rates, self._prepared)
 
     def _random_sketch(self, session: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
         source = _source(generator)
         signs = torch.randint(2, (count, *self.shape[:1]), generator=source, device=source.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
-        image = session.product(omega.reshape(-1, self.samples, self.outputs), self._way).flatten(1).double()
+        image = session.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
         projected = omega @ image.T
         return Sketch((projected + projected.T) / 2, image @ image.T)
 
     def _survey(self, session: Sweeps) -> None:
         """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""
-        for probe, places in session.probes(session.chunk(3.0)):
-            outputs = session.measurement.snapshot(probe, 0, probe.samples).outputs
-            if outputs.shape[1] != self.outputs:
-                raise InputValueError(
-                    f"the model gives {outputs.shape[1]} outputs for samples from {int(places[0])} on and "
-                    f"{self.outputs} for the first, expected as many everywhere; pass a readout= that makes them equal"
-                )
-        if not any(session.measurement.graphs):
-            raise InputValueError(
-                "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; "
-                "expected outputs that depend on the trainable parameters through differentiable operations"
-            )
+        for probe, _ in session.probes(session.chunk(3.0)):
+            session.measurement.chunk(probe, 0, probe.samples)
+        session.measurement.refuse_no_gradient()
 
     def _rows(self, v: Any) -> Tensor:
         """A vector or a block as (m, P, C), on the device and in the precision of the kernel."""

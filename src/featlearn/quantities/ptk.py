@@ -6,13 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.measurement import Measurement
-from featlearn.capture.precision import checked_dtype
-from featlearn.capture.probe import Inputs, Probe, Readout
-from featlearn.capture.projections import Projections, projections
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
-from featlearn.quantities.arriving import Arriving, chosen_layers, measured_layers, sample_chunk
-from featlearn.quantities.budget import byte_budget, readable_bytes
+from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.layers.projections import Projections, projections
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, Probe, Readout
+from featlearn.planning.chunks import samples_within
+from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.preparation import Preparation
+from featlearn.quantities.neural_features import refuse_no_layers
 
 
 def ptk(
@@ -35,13 +37,14 @@ def ptk(
     Returns:
         (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
     """
-    checked_dtype(dtype)
+    prepared = Preparation(model, readout=readout, dtype=dtype, memory=memory)
     if not isinstance(layer, str):
         raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
         raise InputValueError(f"outputs={outputs!r}, expected 'sum', 'full' or the number of an output")
-    with measured_layers(model, [x] if x2 is None else [x, x2], readout, dtype) as measurement:
-        found = projections(measurement.pilots[0])
+    with prepared.measuring([x] if x2 is None else [x, x2], keep_weights=True) as measurement:
+        refuse_no_layers(measurement)
+        found = projections(measurement.example())
         names = chosen_layers(found, [layer])
         if len(names) != 1:
             raise InputValueError(f"layer={layer!r} is {', '.join(names)}; expected one of them")
@@ -79,10 +82,10 @@ def _rows(
 ) -> Tensor:
     """df/dh of every sample: (C, P, T, k)."""
     pieces = []
-    chunk = sample_chunk(measurement, 0.2 * budget)
+    chunk = samples_within(measurement, 0.2 * budget)
     for begin in range(0, probe.samples, chunk):
         end = min(begin + chunk, probe.samples)
-        here = Arriving(measurement, probe, begin, end, like)
+        here = PreactivationGradients(measurement, probe, begin, end, like)
         one = here.projection(name)
         needed = len(classes) * probe.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
         if needed > 0.4 * budget:

@@ -7,21 +7,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.admission import (
+from featlearn.contraction.factors import Dense
+from featlearn.contraction.kernel_sum import Captured, KernelSum
+from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
+from featlearn.graph.layout import splits
+from featlearn.network.checks import (
     matching,
     refuse_other_device,
     refuse_unmeasurable,
     unwrapped,
 )
-from featlearn.capture.isolation import undisturbed
-from featlearn.capture.precision import cast_inputs, checked_dtype, copied, needs_copy
-from featlearn.capture.probe import Inputs, Probe, batch_size, tensors_in
-from featlearn.capture.sample_axis import splits
-from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
-from featlearn.linalg.factors import Dense
+from featlearn.network.inputs import Inputs, Probe, batch_size, tensors_in
+from featlearn.network.isolation import undisturbed
+from featlearn.network.precision import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.ops import Layout
-from featlearn.quantities.blocks import Captured, add_kernels
-from featlearn.quantities.budget import byte_budget, readable_bytes
+from featlearn.planning.memory import byte_budget, readable_bytes
 
 Layouts = dict[str, list[Layout]]
 """Layer -> the sample axis of what it saw in each of its calls."""
@@ -88,7 +88,7 @@ def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[st
 def _kernels(
     probes: tuple[Probe, ...], layers: Mapping[str, nn.Module], of: str, explicit: bool, memory: str | int | None
 ) -> dict[str, Tensor]:
-    found = [_pilot(probe, layers, of, explicit) for probe in probes]
+    found = [_example(probe, layers, of, explicit) for probe in probes]
     seen = {name: values for name, values in found[0].items() if values and all(other[name] for other in found)}
     silent = [name for name in layers if name not in seen]
     if silent and (explicit or not seen):
@@ -111,18 +111,28 @@ def _kernels(
             f"expected at most {readable_bytes(budget)}; name fewer layers with layers=, or raise memory="
         )
     layouts: Layouts = {name: [layout for _, layout in values] for name, values in seen.items()}
-    kernels = {name: torch.zeros(samples, dtype=dtype, device=example.device) for name in seen}
+    keys, symmetric = {name: name for name in seen}, len(probes) == 1
+    total = KernelSum(keys, samples, "sum", dtype, example.device, symmetric=symmetric, scratch=int(0.2 * available))
+    every = slice(0, 1)
     for names, size in _packed(widths, held, int(0.5 * available) // dtype.itemsize, max(samples)):
         part = {name: layers[name] for name in names}
-        total = sum(widths[name] for name in names)
-        chunk = max(1, min(size, int(0.15 * available) // (total * dtype.itemsize)))
+        width = sum(widths[name] for name in names)
+        chunk = max(1, min(size, int(0.15 * available) // (width * dtype.itemsize)))
+        for i in _blocks(samples[0], size):
+            left = dict(_features(probes[0], i, part, of, layouts, chunk, dtype))
+            for j in _blocks(samples[1], size):
+                if symmetric and j.start > i.start:
+                    break
+                same = symmetric and i == j
+                right = left if same else dict(_features(probes[-1], j, part, of, layouts, chunk, dtype))
+                for name, features in left.items():
+                    total.add(name, features, right[name], i, j, every)
+    total.mirror(every)
+    return total.kernels
 
-        def capture(probe: Probe, block: slice, part: Mapping[str, nn.Module] = part, chunk: int = chunk) -> Captured:
-            return _features(probe, block, part, of, layouts, chunk, dtype)
 
-        keys = {name: name for name in names}
-        add_kernels(kernels, keys, probes, size, slice(0, 1), "sum", int(0.2 * available), capture)
-    return kernels
+def _blocks(samples: int, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
 
 
 def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> Iterator[tuple[list[str], int]]:
@@ -142,7 +152,7 @@ def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> It
         yield names, largest
 
 
-def _pilot(
+def _example(
     probe: Probe, layers: Mapping[str, nn.Module], of: str, explicit: bool
 ) -> dict[str, list[tuple[Tensor, Layout]]]:
     """Find the sample axis of every layer's values: the one along which another batch shows the same samples."""

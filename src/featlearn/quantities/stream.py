@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from featlearn.capture.precision import cast_inputs
-from featlearn.capture.probe import Inputs, batch_size, describe, map_tensors, tensors_in
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.inputs import Inputs, batch_size, describe, map_tensors, tensors_in
+from featlearn.network.precision import cast_inputs
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

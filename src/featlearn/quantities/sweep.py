@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from featlearn.capture.measurement import Measurement
-from featlearn.capture.probe import Inputs, Probe
-from featlearn.quantities.budget import byte_budget
-from featlearn.quantities.jacobian_products import Way, add_pulled_back, inner_products, no_tangents
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, Probe
+from featlearn.planning.memory import byte_budget
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.preparation import Preparation
+from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.progress import Progress
 from featlearn.quantities.stream import Stream
 
 
@@ -22,7 +23,7 @@ class Sweeps:
     measurement: Measurement
     stream: Stream
     rates: dict[str, Rate]
-    memory: str | int | None
+    prepared: Preparation
 
     def probes(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[Probe, Tensor]]:
         """The network on chunk after chunk, and the places of their samples."""
@@ -35,10 +36,10 @@ class Sweeps:
 
     def chunk(self, graphs: float, held: int = 0) -> int:
         """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
-        pilot = self.measurement.pilots[0]
-        graph = pilot.graph.output_bytes / len(pilot.indices) if pilot.graph else 1.0
+        example = self.measurement.example()
+        graph = example.graph.output_bytes / len(example.indices) if example.graph else 1.0
         weights = sum(p.numel() * p.element_size() for p in self.measurement.parameters.values())
-        budget = byte_budget(self.memory, self.measurement.device)
+        budget = byte_budget(self.prepared.memory, self.measurement.device)
         fitting = (budget - (held + 3) * weights) / (graphs * graph + 1)
         # On a CPU larger chunks are no faster, on a GPU small ones leave it idle.
         most = 1024 if self.measurement.device.type == "cuda" else 128
@@ -47,9 +48,9 @@ class Sweeps:
     def block(self, count: int) -> int:
         """How many of `count` vectors of parameters are held at a time: a quarter of the memory."""
         size = sum(p.numel() * max(p.element_size(), 4) for p in self.measurement.parameters.values())
-        return int(max(1, min(count, byte_budget(self.memory, self.measurement.device) // (4 * size))))
+        return int(max(1, min(count, byte_budget(self.prepared.memory, self.measurement.device) // (4 * size))))
 
-    def pulled_back(self, v: Tensor, progress: Progress | None = None) -> dict[str, Tensor]:
+    def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""
         totals = no_tangents(self.measurement, len(v))
         used = (v != 0).any(2).any(0).cpu().nonzero().flatten()
@@ -67,7 +68,7 @@ class Sweeps:
             for (name, u), rate in zip(tangents.items(), rates.values(), strict=True)
         }
 
-    def quadratic(self, v: Tensor, progress: Progress | None = None) -> Tensor:
+    def quadratic(self, v: Tensor, progress: ProgressLine | None = None) -> Tensor:
         """(m,) v^T K v = |J^T v|^2 with the rates inside, float64."""
         pulled = self.pulled_back(v, progress)
         total = torch.zeros(len(v), dtype=torch.float64, device=v.device)
@@ -75,19 +76,19 @@ class Sweeps:
             total += inner_products(u, weighted).to(total.device)
         return total
 
-    def product(self, v: Tensor, way: Way) -> Tensor:
+    def product(self, v: Tensor, method: JvpMethod) -> Tensor:
         """K v for v of shape (m, P, C)."""
         count, dtype = len(v), self.measurement.dtype
         result = torch.zeros(v.shape, dtype=dtype, device=self.measurement.device)
         step = self.block(count)
         size = self.chunk(10.0, 3 * step)
-        progress = Progress("kernel products", -(-count // step) * (-(-self.stream.samples // size)))
+        progress = ProgressLine("kernel products", -(-count // step) * (-(-self.stream.samples // size)))
         try:
             for begin in range(0, count, step):
                 block = slice(begin, begin + step)
                 tangents = self.weighted(self.pulled_back(v[block]))
                 for probe, places in self.probes(size):
-                    pushed = way(self.measurement, probe, tangents)
+                    pushed = method(self.measurement, probe, tangents)
                     result[block, places.to(result.device)] = pushed.detach().to(dtype)
                     progress.advance()
         finally:

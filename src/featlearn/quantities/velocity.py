@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.measurement import measuring
-from featlearn.capture.probe import Inputs, Readout, read_output
 from featlearn.dynamics.rate import NEEDS, rate
 from featlearn.errors import InputValueError
-from featlearn.linalg.elementary import ElementaryOps
+from featlearn.network.elementary_ops import ElementaryOps
+from featlearn.network.inputs import Inputs, Readout, read_output
+from featlearn.preparation import Preparation
 from featlearn.quantities.ntk import ntk
 from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
 
@@ -89,7 +89,7 @@ def _weight_velocity(
     if loss not in losses:
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))}")
     targets, crossed = checked_finite(y, "y"), loss == "cross-entropy"
-    with measuring(model, [x], readout=readout, parameters=parameters) as measurement:
+    with Preparation(model, readout=readout, parameters=parameters).measuring([x]) as measurement:
         (probe,) = measurement.probes
         outputs = measurement.outputs(probe)
         wanted = targets[:, None] if targets.dim() == 1 else targets

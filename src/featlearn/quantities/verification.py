@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from featlearn.capture.measurement import Measurement
 from featlearn.errors import VerificationError
-from featlearn.quantities.directions import Directions
+from featlearn.gradients.directions import Directions
+from featlearn.measurement import Measurement
+from featlearn.planning.plan import Plan
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.plan import Plan
 
 
 class Checks:
@@ -50,7 +50,7 @@ class Checks:
         size = float(self._vectors[0].norm() * self._vectors[-1].norm())
         whole = sum(square**0.5 for square in self._squares.values())
         for name, wanted in expected.items():
-            precision = max(pilot.precision_of(name) for pilot in self._measurement.pilots)
+            precision = max(example.precision_of(name) for example in self._measurement.examples)
             difference = float((self._given[name] - wanted).abs().max())
             slack = size * (min(0.05, 1e4 * precision) * self._squares[name] ** 0.5 + precision * whole)
             if not difference <= slack + 1e-300:

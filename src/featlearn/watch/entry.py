@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.admission import unwrapped
-from featlearn.capture.probe import Inputs, Readout
 from featlearn.dynamics.rate import NEEDS
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.checks import unwrapped
+from featlearn.network.inputs import Inputs, Readout
 from featlearn.watch.budget import Budget
 from featlearn.watch.description import every_entry
 from featlearn.watch.instruments import Quantities, instruments

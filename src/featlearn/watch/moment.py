@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from featlearn.capture.admission import trainable_parameters
-from featlearn.capture.measurement import Measurement, measuring
-from featlearn.capture.pairs import Pair, consecutive
-from featlearn.capture.probe import Inputs
 from featlearn.errors import MemoryBudgetError
-from featlearn.quantities.arriving import measured_layers
-from featlearn.quantities.directions import Outputs, Probes
+from featlearn.gradients.directions import Outputs, Probes
+from featlearn.layers.consecutive import Pair, consecutive
+from featlearn.layers.preactivation_gradients import measured_layers
+from featlearn.measurement import Measurement, measuring
+from featlearn.network.checks import trainable_parameters
+from featlearn.network.inputs import Inputs
 from featlearn.quantities.layer_balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.neural_features import measured_features, network_at, refuse_shared

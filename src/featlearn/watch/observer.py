@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.capture.measurement import Measurement
 from featlearn.errors import CoupledSamplesError, FeatlearnError
+from featlearn.measurement import Measurement
 from featlearn.quantities.neural_features import network_at
 from featlearn.record import Run
 from featlearn.watch.instruments import Instrument

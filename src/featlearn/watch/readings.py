@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from featlearn import metrics
-from featlearn.capture.admission import trainable_parameters
+from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.layer_alignment import pair_alignment
 from featlearn.watch.moment import MANY_OUTPUTS, Moment
 from featlearn.watch.names import Names

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.capture.admission import unwrapped
-from featlearn.capture.probe import Inputs, Readout, batch_size, map_tensors, tensors_in
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.checks import unwrapped
+from featlearn.network.inputs import Inputs, Readout, batch_size, map_tensors, tensors_in
 from featlearn.shapes import checked_tensor
 
 

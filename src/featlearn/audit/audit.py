@@ -1,0 +1,135 @@
+"""What a few samples show of a network's graph, once for many batches: sample axes, and rules that disagree.
+
+Only what follows from the code of a forward pass is kept. What may change with the weights or with the samples is
+checked on every batch: `featlearn.audit.independence`, `featlearn.audit.attribution`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.audit.gradient_check import (
+    WeightedGradient,
+    disagreement,
+    failing_parameters,
+    largest_entry,
+    weighted_gradient,
+)
+from featlearn.audit.independence import last_digit_changed
+from featlearn.errors import CoupledSamplesError, InputValueError
+from featlearn.gradients.chunk import Chunk
+from featlearn.graph.graph import Graph, Node, backward_to
+from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
+
+AUDITED = 7
+"""Samples in an audit: enough to tell samples from positions, few enough to cost little."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is known of every graph with these nodes."""
+
+    nodes: tuple[str, ...]
+    """Names of all nodes in order."""
+    axes: Mapping[int, tuple[int, int] | None]
+    """Number of a node -> (before, after) of its sample axis, None where it has none."""
+    several_outputs: frozenset[int]
+    """Numbers of nodes of which another output than the first is used."""
+    refused: Mapping[str, str]
+    """Parameters whose readings do not agree with autograd, with the reason."""
+    unseen: frozenset[str]
+    """Parameters whose gradients were zero, so that nothing was seen of their readings."""
+
+    def axes_in(self, graph: Graph, samples: int) -> tuple[Axes, frozenset[Node]] | None:
+        """The sample axes of a graph with the same nodes; None where they do not fit its shapes."""
+        found: dict[Node, Layout | None] = {}
+        for number, sizes in self.axes.items():
+            node = graph.order[number]
+            layout = None if sizes is None else Layout(sizes[0], samples, sizes[1])
+            if layout is not None:
+                shape = graph.output_shape((node, 0))
+                fits = layout.before * samples * layout.after == shape.numel()
+                if not fits or sample_dimension(shape, layout) is None:
+                    return None
+            found[node] = layout
+        return found, frozenset(graph.order[number] for number in self.several_outputs)
+
+
+def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
+    """Read a chunk, and check its readings against autograd. Two backward passes."""
+    graph = chunk.graph
+    assert graph is not None
+    probed = probed_graph(chunk.outputs, graph, chunk.parameters, generator)
+    chunk.read(probed.axes, probed.several_outputs)
+    expected = WeightedGradient(probed.direction, probed.weights, probed.parameters)
+    grads = {value: [gradient] for value, gradient in probed.plain.items()}
+    refused = failing_parameters(chunk, list(graph.leaves), expected, grads)
+    chunk.refuse(refused)
+    largest = largest_entry(probed.parameters)
+    _refuse_underflow(max(largest.values(), default=0.0), chunk.accumulate)
+    number = {node: k for k, node in enumerate(graph.order)}
+    axes = {
+        number[node]: None if layout is None else (layout.before, layout.after) for node, layout in probed.axes.items()
+    }
+    several = frozenset(number[node] for node in probed.several_outputs)
+    unseen = frozenset(name for name, size in largest.items() if size == 0.0)
+    if len(chunk.indices) <= AUDITED:
+        _refuse_coupled_gradients(chunk, probed, generator)
+    return Audit(graph.ordered_names, axes, several, refused, unseen)
+
+
+def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
+    """Gradients whose squares are not numbers of this precision any more would give a kernel of zeros."""
+    if 0.0 < largest < torch.finfo(dtype).tiny ** 0.5:
+        raise InputValueError(
+            f"the largest gradient is {largest:.1e}, whose square {str(dtype).removeprefix('torch.')} cannot hold; "
+            "measure with dtype=torch.float64, or scale the outputs with readout="
+        )
+
+
+def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:
+    """Some of the samples alone must have the gradients that they have beside the others."""
+    places = torch.arange(chunk.count, device="cpu")[: max(1, chunk.count // 2)]
+    places = torch.cat([places, places[:1].expand(3 - len(places))]) if len(places) < 2 else places
+
+    def differing() -> str | None:
+        part = Chunk(chunk.probe, chunk.indices[places % len(chunk.indices)], chunk.parameters)
+        if part.graph is None or part.outputs.shape[1] != chunk.outputs.shape[1]:
+            return None  # its outputs will be refused
+        drawn = weighted_gradient(part, (), generator)
+        expected = _gradient_along(part, chunk, probed.direction, drawn.weights)
+        grads = {value: [gradient] for value, gradient in probed.plain.items()}
+        return disagreement(chunk, grads, places, expected)
+
+    name = differing()
+    if name is None or _is_rounding(chunk, probed, name):
+        return
+    doubt = "" if chunk.precision < 1e-12 else ". If they do not, rounding is amplified: try dtype=torch.float64"
+    raise CoupledSamplesError(
+        f"the gradient of {name} for a sample depends on the other samples of its batch, though the outputs do "
+        f"not; expected samples that do not influence each other, in a backward pass as in a forward pass{doubt}"
+    )
+
+
+def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tensor) -> WeightedGradient:
+    """Autograd's gradient of some samples alone."""
+    named = {name: part.parameters[name] for name in chunk.access}
+    cotangent = weights[:, None] * direction.to(part.outputs)
+    return WeightedGradient(direction, weights, backward_to(part.outputs, [], named, cotangent)[1])
+
+
+def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
+    """Whether weights that differ in their last digit change the gradient as much: units that are zero but for rounding
+    are on in one batch and off in the next."""
+    if chunk.precision < 1e-12:
+        return False
+    with last_digit_changed(chunk.parameters):
+        moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
+        found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]
+    before = probed.parameters[name]
+    if found is None or before is None:
+        return False
+    return float((found - before).norm()) > chunk.precision**0.5 * float(before.norm()) / 30

@@ -1,0 +1,196 @@
+"""Per-sample gradients, weighted and summed, against autograd's own gradient.
+
+A use that was missed and a rule that is wrong both show in the sum. The weights differ from sample to sample, so that
+gradients that are complete but belong to other samples do not cancel.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from featlearn.contraction.factors import Dense, Factor, Gradients, as_dense
+from featlearn.contraction.windows import Windows
+from featlearn.errors import CoupledSamplesError
+from featlearn.gradients.chunk import Chunk, UseGradients
+from featlearn.graph.graph import backward_to, numbers
+
+
+@dataclass(frozen=True)
+class WeightedGradient:
+    """Autograd's gradient of sum_p weights_p direction . f_p."""
+
+    direction: Tensor
+    """(1, C)"""
+    weights: Tensor
+    """(rows of the outputs,)"""
+    gradients: Mapping[str, Tensor | None]
+    """Parameter -> gradient."""
+
+
+def weighted_gradient(chunk: Chunk, names: Collection[str], generator: torch.Generator) -> WeightedGradient:
+    """A random direction and random weights, by one backward pass."""
+    outputs = chunk.outputs
+    direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    weights = torch.randn(len(outputs), generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    named = {name: chunk.parameters[name] for name in names}
+    return WeightedGradient(direction, weights, backward_to(outputs, [], named, weights[:, None] * direction)[1])
+
+
+def balanced_weights(chunk: Chunk, names: Collection[str], generator: torch.Generator) -> WeightedGradient:
+    """The same with weights that make the gradients of all samples about equally large, so that small ones count."""
+    drawn = weighted_gradient(chunk, (), generator)
+    layouts = chunk.use_layouts(chunk.readable(names)[0])
+    at_uses, _ = backward_to(
+        chunk.outputs, [(node, 0) for node in layouts], {}, drawn.direction.expand_as(chunk.outputs)
+    )
+    squares = torch.zeros_like(drawn.weights, dtype=torch.float64)
+    for node, layout in layouts.items():
+        gradient = at_uses[node, 0]
+        if gradient is not None:
+            squares += layout.split(gradient.detach()).double().square().sum((0, 2))
+    sizes = squares.sqrt().to(drawn.weights)
+    weights = drawn.weights / torch.where(sizes > 0, sizes, 1.0)
+    named = {name: chunk.parameters[name] for name in names}
+    _, gradients = backward_to(chunk.outputs, [], named, weights[:, None] * drawn.direction)
+    return WeightedGradient(drawn.direction, weights, gradients)
+
+
+def failing_parameters(
+    chunk: Chunk, names: Collection[str], expected: WeightedGradient, grads: UseGradients | None = None
+) -> dict[str, str]:
+    """Parameters whose rules fail or disagree with autograd, with the reason; `grads` at the ops if they are known."""
+    readable, _ = chunk.readable(names)
+    if grads is None:
+        grads = chunk.backpropagate(readable, expected.direction).grads
+    failed: dict[str, str] = {}
+    checks: list[Check] = []
+    for name in readable:
+        try:  # a rule may be the user's
+            checks += _compared(chunk, [name], grads, expected)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failed[name] = f"the rules for {_nodes(chunk, name)} fail: {type(error).__name__}: {error}"
+    for name in _differing(checks, chunk):
+        failed[name] = f"the rules for {_nodes(chunk, name)} disagree with autograd"
+    return failed
+
+
+def disagreement(chunk: Chunk, grads: UseGradients, places: Tensor, expected: WeightedGradient) -> str | None:
+    """A parameter whose gradient in another batch, of the samples at `places`, is not the sum of those in the chunk.
+
+    `expected` is of the other batch.
+    """
+    readable, _ = chunk.readable(expected.gradients)
+    counted = expected.weights.new_zeros(chunk.count).index_add(
+        0, places.to(expected.weights.device) % chunk.count, expected.weights
+    )
+    checks = _compared(chunk, readable, grads, replace(expected, weights=counted))
+    # Another batch takes other code paths, whose rounding shows where the terms of a gradient cancel.
+    return next(_differing(checks, chunk, cancelling=64.0), None)
+
+
+def largest_entry(gradients: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Parameter -> the largest entry of its gradient, 0 where it has none."""
+    some = {name: g.detach().abs().max() for name, g in gradients.items() if g is not None and g.numel()}
+    return {**dict.fromkeys(gradients, 0.0), **dict(zip(some, numbers(list(some.values())), strict=True))}
+
+
+Check = tuple[str, Tensor, Tensor, Tensor]
+"""A parameter, by how much its sum differs from autograd's, how large its terms are, and how large autograd's is."""
+
+
+def _compared(chunk: Chunk, names: Sequence[str], grads: UseGradients, expected: WeightedGradient) -> list[Check]:
+    weights = expected.weights
+    if len(weights) > chunk.count:  # the copy of a single sample
+        weights = weights.sum(0, keepdim=True)
+    found = chunk.formed(names, dict(grads))
+    return [(name, *_difference(gradients, weights, expected.gradients[name])) for name, gradients in found]
+
+
+def _difference(gradients: Gradients, weights: Tensor, expected: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    total, size = _weighted_sum(gradients, weights)
+    reference = _flat(expected, total)
+    difference, length = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in (total - reference, reference))
+    return difference, size, length
+
+
+def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -> Iterator[str]:
+    """Parameters that do not agree.
+
+    `cancelling`: units of rounding, of the whole gradient, that may be left where the terms of one parameter cancel.
+    """
+    values = numbers([value for _, *three in checks for value in three])
+    rows = [(name, *values[3 * k : 3 * k + 3]) for k, (name, *_) in enumerate(checks)]
+    # Gradients that are not finite give a kernel that is not, which is refused for that.
+    rows = [row for row in rows if math.isfinite(row[3])]
+    whole = sum(size + length for _, _, size, length in rows if math.isfinite(size))
+    for name, difference, size, length in rows:
+        # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may
+        # disagree in all digits.
+        precision = chunk.precision_of(name)
+        slack = min(0.05, precision**0.5) * (size + length) + min(0.02, cancelling * precision) * whole
+        if not difference <= slack:
+            yield name
+
+
+def _nodes(chunk: Chunk, name: str) -> str:
+    return ", ".join(sorted(set(chunk.access[name].nodes)))
+
+
+def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_i w_i g_i, and a bound of its size before anything cancels."""
+    if isinstance(gradients, Dense):
+        terms = weights.to(gradients.gradient)[:, None] * gradients.gradient[:, 0]
+        return terms.sum(0), torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64).sum()
+    size = torch.zeros((), dtype=torch.float64, device=gradients.parts[0].grads.device)
+    for part in gradients.parts:
+        lengths = torch.linalg.vector_norm(part.grads[0], dim=-1, dtype=torch.float64)
+        if isinstance(part.held, Windows):
+            lengths = lengths * part.held.lengths()
+        elif not part.indexed:
+            lengths = lengths * torch.linalg.vector_norm(part.rows, dim=-1, dtype=torch.float64)
+        size = size + (lengths.sum((1, 2)) * weights.abs().to(lengths)).sum()
+    weighted = replace(gradients, parts=tuple(_weighted(part, weights) for part in gradients.parts))
+    return as_dense(weighted).gradient[:, 0].sum(0), size
+
+
+def _weighted(part: Factor, weights: Tensor) -> Factor:
+    """The samples times their weights; rows that are written out become positions of one sample: their sum."""
+    grads = part.grads * weights.to(part.grads)[:, None, None, None]
+    if isinstance(part.held, Windows):
+        return replace(part, grads=grads)
+    return replace(part, held=part.rows.flatten(0, 1)[None], grads=grads.flatten(1, 2)[:, None])
+
+
+def _flat(gradient: Tensor | None, like: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(like)
+    real = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+    return real.detach().flatten().to(like)
+
+
+def refuse_unequal_sums(
+    chunk: Chunk, found: Mapping[str, Dense], directions: Tensor, generator: torch.Generator
+) -> None:
+    """Raise if gradients of single samples do not add up to that of the batch: its samples are then coupled."""
+    outputs = chunk.outputs
+    drawn = torch.randn(chunk.count, len(directions), generator=generator, dtype=torch.float64, device="cpu")
+    cotangent = (drawn @ directions.double().cpu()).to(outputs)
+    rows = cotangent if len(outputs) == chunk.count else torch.cat([cotangent, torch.zeros_like(cotangent)])
+    _, expected = backward_to(outputs, [], {name: chunk.parameters[name] for name in chunk.access}, rows)
+    # A gradient may be nothing but rounding: that of all parameters says how large rounding is.
+    whole = math.hypot(*numbers([g.detach().abs().double().norm() for g in expected.values() if g is not None]), 0.0)
+    for name, gradients in found.items():
+        terms = gradients.gradient * drawn.to(gradients.gradient)[..., None]
+        total, reference = terms.sum((0, 1)), _flat(expected[name], gradients.gradient[0, 0])
+        size = max(*numbers([terms.norm(), reference.norm()]), whole)
+        if not float((total - reference).norm()) <= chunk.precision**0.5 * size and math.isfinite(size):
+            raise CoupledSamplesError(
+                f"the gradients of {name} for single samples do not add up to that of the batch: a sample's gradient "
+                "depends on the other samples; expected samples that do not influence each other, in a backward pass "
+                "as in a forward pass"
+            )

@@ -1,0 +1,217 @@
+"""Samples must not influence each other: the kernel of a batch would otherwise not be a kernel of pairs.
+
+Every sample of a batch is run again among other samples, in another order, and must have the same outputs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.contraction.deferred_checks import DeferredChecks
+from featlearn.errors import CoupledSamplesError
+from featlearn.gradients.chunk import Chunk
+from featlearn.network.inputs import Probe, map_tensors, tensors_in
+
+SMALL = 4
+"""Samples in a small part: a decision taken for a whole batch shows there. Fewer round differently."""
+
+
+class Part(NamedTuple):
+    """Some samples of a batch, run without the others."""
+
+    places: Tensor
+    """Where they stand in the batch."""
+    outputs: Tensor
+
+
+def part_sizes(samples: int) -> list[int]:
+    """How many samples each part has: a few small ones, and the rest in two halves."""
+    small = [SMALL] * min(SMALL, samples // 24)
+    rest = samples - sum(small)
+    halves = [(rest + 1) // 2, rest // 2]
+    # At least two, and never as many as the batch: what depends on the number of samples must show as well.
+    sizes = [size for size in (*small, *halves) if size]
+    return [_distinct(size, samples) for size in sizes]
+
+
+def _distinct(size: int, samples: int) -> int:
+    while size in (1, max(2, samples)):
+        size += 1
+    return size
+
+
+def run_parts(probe: Probe, begin: int, end: int, generator: torch.Generator) -> list[Part]:
+    """Outputs of samples [begin, end), each in a smaller batch.
+
+    Gradients are on: without them some layers take another path.
+    """
+    parts = _parts(probe, begin, end, generator)
+    return [Part(places, probe.outputs(places + begin).detach()) for places in parts]
+
+
+def _parts(probe: Probe, begin: int, end: int, generator: torch.Generator) -> list[Tensor]:
+    """Places of samples in the batch: small parts at random, halves that separate similar samples, order reversed.
+
+    Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay
+    together; in a half the order is that of the batch reversed, so that precedence shows.
+    """
+    samples = end - begin
+    sizes = part_sizes(samples)
+    order = torch.randperm(samples, generator=generator, device="cpu")
+    small = sizes[: -2 if len(sizes) > 1 else -1]
+    parts = list(order[: sum(small)].split(SMALL)) if small else []
+    projected = _projections(probe, begin, end, generator)
+    rest = order[sum(small) :].to(projected.device, non_blocking=True)
+    similar = rest[projected[rest].argsort()]
+    parts += [half.sort(descending=True).values for half in (similar[::2], similar[1::2]) if len(half)]
+    return [torch.cat([part, part[:1].expand(_distinct(len(part), samples) - len(part))]) for part in parts]
+
+
+def _projections(probe: Probe, begin: int, end: int, generator: torch.Generator) -> Tensor:
+    """(samples,) a random projection of each sample's inputs, where the inputs are: nothing is waited for."""
+    total: Tensor | None = None
+    for tensor in tensors_in(probe.x):
+        if tensor.dim() and tensor.shape[0] == probe.samples and tensor.numel() and not tensor.is_complex():
+            # Equal samples have equal beginnings.
+            rows = tensor.detach()[begin:end].reshape(end - begin, -1)[:, :4096].float()
+            weights = torch.randn(rows.shape[1], generator=generator, dtype=torch.float32, device="cpu")
+            term = (rows @ weights.to(rows.device, non_blocking=True)).nan_to_num()
+            total = term if total is None else total + term.to(total.device)
+    return torch.zeros(end - begin, device="cpu") if total is None else total
+
+
+def expect_independent(deferred: DeferredChecks, chunk: Chunk, parts: list[Part]) -> None:
+    """Require that outputs are finite, and those of every part what they are in the batch, to half of the digits."""
+    whole = chunk.outputs.detach()
+    slack, count = chunk.precision**0.5, whole.shape[1]
+
+    def test(*sizes: float) -> bool:
+        differences, largest = sizes[:count], sizes[count:]
+        return all(map(math.isfinite, largest)) and all(
+            difference <= slack * size for difference, size in zip(differences, largest, strict=True)
+        )
+
+    for part in parts:
+        if part.outputs.shape[1] != count:
+            deferred.fail()
+            return
+    gaps = torch.stack([_largest(_gap(whole, part)) for part in parts]) if parts else whole.new_zeros(1, count)
+    deferred.expect(test, gaps.amax(0), _largest(whole))
+
+
+def refuse_coupled(chunk: Chunk, parts: list[Part], parameters: Mapping[str, Tensor]) -> None:
+    """Raise if the outputs of a sample depend on the other samples of its batch."""
+    deferred = DeferredChecks()
+    expect_independent(deferred, chunk, parts)
+    if deferred.hold():
+        return
+    whole = chunk.outputs.detach()
+    largest, precision = _largest(whole), chunk.precision
+    rounding: Tensor | None = None
+    for part in parts:
+        if part.outputs.shape[1] != whole.shape[1]:
+            _refuse(chunk, part, f"{part.outputs.shape[1]} outputs in one batch, {whole.shape[1]} in another")
+        gap = _largest(_gap(whole, part))
+        if bool((gap <= precision**0.5 * largest).all()):
+            continue
+        # Outputs whose terms cancel have fewer digits: how many, a change of the weights in their last digit tells.
+        rounding = _rounding(chunk, parameters) if rounding is None else rounding
+        excess = gap - torch.maximum(precision**0.5 * largest, 30 * rounding)
+        if not bool((excess <= 0).all()):
+            worst = int(excess.argmax())
+            change = float(gap[worst] / largest[worst].clamp_min(1e-300))
+            _refuse(chunk, part, f"output {worst} by {change:.1e} of its largest value")
+
+
+def _gap(whole: Tensor, part: Part) -> Tensor:
+    return part.outputs - whole[part.places.to(whole.device) % len(whole)]
+
+
+def _largest(outputs: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.vector_norm(outputs, math.inf, 0)
+    return largest
+
+
+def _rounding(chunk: Chunk, parameters: Mapping[str, Tensor]) -> Tensor:
+    """(C,) by how much outputs change when every weight moves by its last digit."""
+    with last_digit_changed(parameters):
+        moved = chunk.probe.outputs(chunk.indices).detach()
+    change = (moved - chunk.outputs.detach()) if moved.shape == chunk.outputs.shape else torch.zeros_like(moved)
+    return _largest(change)
+
+
+@contextmanager
+def last_digit_changed(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Every weight moved up or down by one unit of its last digit, and put back."""
+    generator = torch.Generator("cpu").manual_seed(3)
+    kept = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        for parameter in parameters.values():
+            real = torch.view_as_real(parameter.data) if parameter.is_complex() else parameter.data
+            if real.is_floating_point():
+                signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real.device) - 1
+                real.mul_(1 + torch.finfo(real.dtype).eps * signs)
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data.copy_(kept[name])
+
+
+def _refuse(chunk: Chunk, part: Part, difference: str) -> None:
+    raise CoupledSamplesError(
+        f"the outputs of a sample depend on the other samples of its batch ({difference})"
+        f"{_first_difference(chunk.probe, chunk.indices[: chunk.count], part.places)}, or the model draws random "
+        "numbers in eval mode; expected f(x)[i] = f(x[i]). Use running statistics, check batch_first, and let a "
+        "readout take what belongs to samples from x rather than from outside"
+    )
+
+
+def _first_difference(probe: Probe, indices: Tensor, places: Tensor) -> str:
+    """Where it happens: the first module to finish whose output for a sample changes with the batch."""
+    with _recorded(probe.model) as whole:
+        probe.outputs(indices)
+    with _recorded(probe.model) as part:
+        probe.outputs(indices[places])
+    for (name, kind, a), (_, _, b) in zip(whole, part, strict=False):
+        if len(a) == len(b) and not all(_same(s, t, len(indices), places) for s, t in zip(a, b, strict=True)):
+            return f", first seen in {name or 'the model itself'} ({kind})"
+    return ""
+
+
+def _same(whole: Tensor, part: Tensor, samples: int, drawn: Tensor) -> bool:
+    """Whether `part` holds the drawn samples of `whole` along one of the axes where they can lie."""
+    if whole.is_nested or part.is_nested or not whole.is_floating_point():
+        return True
+    axes = [i for i, size in enumerate(whole.shape) if size == samples and part.shape[i : i + 1] == (len(drawn),)]
+    if not axes:
+        return True  # no sample axis to compare along: says nothing
+    slack = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    return any(
+        bool((whole.index_select(i, drawn.to(whole.device)) - part).abs().max() <= slack)
+        for i in axes
+        if whole.index_select(i, drawn.to(whole.device)).shape == part.shape
+    )
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[list[tuple[str, str, list[Tensor]]]]:
+    """The output tensors of every module, in the order in which the modules finish."""
+    calls: list[tuple[str, str, list[Tensor]]] = []
+    handles = []
+    for name, part in model.named_modules():
+
+        def keep(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+            found: list[Tensor] = []
+            map_tensors(output, lambda tensor: found.append(tensor.detach().clone()))
+            calls.append((name, type(module).__name__, found))
+
+        handles.append(part.register_forward_hook(keep))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,1 @@
+"""Per-sample gradients of any parameter, for any output directions, of one batch of samples."""

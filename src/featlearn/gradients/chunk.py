@@ -1,0 +1,306 @@
+"""One batch of samples: its outputs, its graph, and per-sample gradients of any parameters for any output directions.
+
+Quantities see only `Factors` and `Dense` of `featlearn.contraction.factors`; how an op produced them stays in here.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from featlearn.contraction.factors import Dense, Factor, Factors, Gradients, as_dense, merged
+from featlearn.contraction.hardware import LITTLE
+from featlearn.contraction.proportional_outputs import ProportionalOutputs
+from featlearn.contraction.windows import Windows
+from featlearn.errors import UnsupportedModelError
+from featlearn.gradients.pullback import Access, Coordinates, coordinates, pulled_back
+from featlearn.gradients.stacks import Stack, stacked, used_positions
+from featlearn.graph.graph import Graph, Node, Value, backward, backward_to, build_graph
+from featlearn.graph.layout import Layout
+from featlearn.graph.sample_axis import Axes
+from featlearn.graph.uses import find_uses
+from featlearn.network.inputs import Probe
+from featlearn.ops import Direct, Outer, is_built_in
+from featlearn.ops.reading import Reading, read_use
+
+UseGradients = dict[Value, Sequence[Tensor | None]]
+"""Op that uses a parameter -> gradients at its output, one for each direction; None where it has none."""
+
+
+@dataclass(frozen=True)
+class Backpropagated:
+    """What backward passes from the outputs have given."""
+
+    grads: UseGradients
+    coded: Mapping[Value, Tensor | None]
+    """Gradients of sum_k weights[p, k] direction_k . f_p at the ops that were asked for."""
+    weights: Tensor | None
+    """(samples, directions), None where nothing was asked for."""
+
+
+class Chunk:
+    """The outputs of one batch of samples with their graph."""
+
+    def __init__(self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor]) -> None:
+        self.probe, self.parameters = probe, parameters
+        self.count = len(range(probe.samples)[indices]) if isinstance(indices, slice) else len(indices)
+        self._asked_for = indices
+        if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
+            self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
+        outputs = probe.outputs(self._asked_for)
+        # A parameter returned as it is has no node of its own.
+        self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
+        self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
+        if self.graph is not None:
+            _refuse_hidden(self.graph)
+        self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
+        self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+        self.axes: Axes = {}
+        self.several_outputs: frozenset[Node] = frozenset()
+        self.access: dict[str, Access] = {}
+        self._refused: dict[str, str] = {}
+        self.unproved: frozenset[Node] = frozenset()
+        """Ops whose sample axis is still to be confirmed by a backward pass."""
+
+    @property
+    def indices(self) -> Tensor:
+        """The samples of the probe that were run."""
+        chosen = self._asked_for
+        return torch.arange(self.probe.samples, device="cpu")[chosen] if isinstance(chosen, slice) else chosen
+
+    def read(self, axes: Axes, several_outputs: frozenset[Node] = frozenset()) -> None:
+        """Find every use of every parameter, and read it by the rule of its op."""
+        graph = self.graph
+        assert graph is not None
+        self.axes, self.several_outputs = axes, several_outputs
+        found = find_uses(graph, axes)
+        readings: dict[str, list[Reading]] = defaultdict(list)
+        refusals, nodes = dict(found.mixed), defaultdict(list)
+        for edge, names in found.edges:
+            reading = read_use(graph, edge, axes.get(edge.consumer), edge.consumer in several_outputs)
+            for name in names:
+                nodes[name].append(edge.consumer.name())
+                if isinstance(reading, str):
+                    refusals.setdefault(name, reading)
+                else:
+                    readings[name].append(reading)
+        self.access = {}
+        for name in graph.leaves:
+            own = tuple(readings[name])
+            where = coordinates(graph, name, own) if own and name not in refusals else None
+            self.access[name] = Access(own, refusals.get(name), tuple(nodes[name]), where)
+        self.refuse(self._refused)
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Send parameters to the fallback."""
+        self._refused = {**self._refused, **reasons}
+        for name, reason in reasons.items():
+            if name in self.access:
+                self.access[name] = Access((), reason, self.access[name].nodes, None)
+
+    def precision_of(self, name: str) -> float:
+        """Machine epsilon of the coarsest type between a parameter and the outputs."""
+        return self.precision if self.graph is None else self.graph.precisions.get(name, self.precision)
+
+    def readable(self, names: Collection[str]) -> tuple[list[str], list[str]]:
+        """Those that can be read, and those that go to the fallback."""
+        here = [name for name in names if name in self.access]
+        return (
+            [name for name in here if self.access[name].refusal is None],
+            [name for name in here if self.access[name].refusal is not None],
+        )
+
+    def use_layouts(self, names: Collection[str]) -> dict[Node, Layout]:
+        """The ops that use some parameters, with their sample axes."""
+        read = (reading for name in names for reading in self.access[name].readings)
+        return {reading.use.node: reading.use.layout for reading in read}
+
+    def is_fetched(self, names: Collection[str]) -> bool:
+        """Whether all that these parameters are read from is held by their readings: built-in rules fetch it at once.
+
+        The ops that a parameter passes before its use are on no path from the outputs to a use, and keep what they
+        have.
+        """
+        readings = (reading for name in names for reading in self.access[name].readings)
+        return all(is_built_in(reading.use.node.name()) for reading in readings)
+
+    def backpropagate(
+        self, names: Collection[str], directions: Tensor, *, apart: bool = False, last: bool = False,
+        coded: Collection[Node] = (), generator: torch.Generator | None = None,
+    ) -> Backpropagated:  # fmt: skip
+        """Gradients at every op that uses one of these parameters, one backward pass for each direction (K, C).
+
+        One pass more gives the ops in `coded` a random mixture with weights of its own for every sample. `apart`:
+        directions will be multiplied one by one, and lie in memory that way. `last`: activations are dropped when they
+        have served.
+        """
+        values: list[Value] = [(node, 0) for node in self.use_layouts(names)]
+        if not values:
+            return Backpropagated({}, {}, None)
+        if not coded:
+            return Backpropagated(self._use_gradients(values, directions, apart, last), {}, None)
+        weights = torch.randn(
+            len(self.outputs), len(directions), generator=generator, dtype=torch.float64, device="cpu"
+        )
+        cotangent = (weights @ directions.double().cpu()).to(self.outputs)
+        found, _ = backward_to(self.outputs, [(node, 0) for node in coded], {}, cotangent)
+        return Backpropagated(self._use_gradients(values, directions, apart, last), found, weights.to(self.outputs))
+
+    def formed(
+        self, names: Sequence[str], grads: UseGradients, dense: Collection[str] = (),
+        proportional: ProportionalOutputs | None = None,
+    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+        """Per-sample gradients of parameters that can be read, one by one; `grads` is emptied on the way.
+
+        Those in `dense` are formed. With `proportional`, one direction may stand for all: Gram matrices are only right
+        when summed over directions.
+        """
+        operands: dict[int, Tensor] = {}
+        # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
+        ordered = sorted(names, key=lambda name: self.access[name].coordinates is not None)
+        waiting = Counter(reading.use.node for name in ordered for reading in self.access[name].readings)
+        for name in ordered:
+            access = self.access[name]
+            waiting.subtract(reading.use.node for reading in access.readings)
+            spent = {reading.use.node for reading in access.readings if not waiting[reading.use.node]}
+            arrived = {value: grads.pop(value) if value[0] in spent else grads[value]
+                       for value in {(reading.use.node, 0) for reading in access.readings}}  # fmt: skip
+            found: Gradients
+            if access.coordinates is not None:
+                factors = self._factors(access.readings, access.coordinates, arrived)
+                if proportional is not None:
+                    factors = proportional.apply(name, factors)
+                found = as_dense(factors) if name in dense else factors
+                del factors
+            else:
+                found = self._pulled_back(name, access.readings, arrived, operands)
+            del arrived
+            yield name, found.take(slice(0, self.count))
+            del found
+
+    def preactivation_gradients(self, readings: Sequence[Reading], direction: Tensor) -> list[Tensor]:
+        """Gradients of direction . f at the outputs of outer uses: (samples, positions, units) for each of them.
+
+        `direction` is (C,), or (samples, C) for a direction of its own in every sample.
+        """
+        values: list[Value] = list(dict.fromkeys((reading.use.node, 0) for reading in readings))
+        if direction.dim() == 2 and len(self.outputs) > self.count:
+            direction = direction.repeat(2, 1)  # a single sample stands beside its copy
+        found, _ = backward_to(self.outputs, values, {}, direction.to(self.outputs).expand_as(self.outputs))
+        units = []
+        for reading in readings:
+            form, grad = reading.form, found[reading.use.node, 0]
+            assert isinstance(form, Outer)
+            units.append(form.grads(self._arrived(reading, grad)).detach()[: self.count].flatten(2).to(self.accumulate))
+        return units
+
+    def _use_gradients(self, values: list[Value], directions: Tensor, apart: bool, last: bool) -> UseGradients:
+        """Gradients at node outputs, direction by direction."""
+        if _worth_batching(self, directions) and (batched := self._batched_gradients(values, directions)) is not None:
+            return batched
+        found: dict[Value, list[Tensor | None]] = defaultdict(list)
+        stacks: dict[Value, Tensor] = {}
+        for k, direction in enumerate(directions):
+            cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
+            final = last and k == len(directions) - 1
+            at_values, _ = backward_to(self.outputs, values, {}, cotangent, last=final)
+            for value, gradient in at_values.items():
+                if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
+                    # Side by side at once: then no direction's is held twice. What is the same for all samples is held
+                    # for one of them.
+                    rows = gradient[:1] if gradient.stride(0) == 0 else gradient
+                    if value not in stacks:
+                        sizes = (len(directions), len(rows)) if apart else (len(rows), len(directions))
+                        whole = gradient.new_empty(*sizes, *gradient.shape[1:])
+                        stacks[value] = whole if apart else whole.transpose(0, 1)
+                    if stacks[value].shape[1] >= len(rows):
+                        gradient = stacks[value][k].copy_(rows).expand_as(gradient)
+                found[value].append(gradient)
+        return dict(found)
+
+    def _batched_gradients(self, values: list[Value], directions: Tensor) -> UseGradients | None:
+        """All directions in one pass; None where an op on the path cannot be vectorised."""
+        cotangents = directions.to(self.outputs, non_blocking=True)[:, None].expand(-1, *self.outputs.shape)
+        edges = [GradientEdge(*value) for value in values]
+        try:
+            found = backward([self.outputs], edges, [cotangents], batched=True)
+        except (UnsupportedModelError, torch.OutOfMemoryError):
+            return None
+        nothing: list[Tensor | None] = [None] * len(directions)
+        return {v: nothing if whole is None else Stack(whole) for v, whole in zip(values, found, strict=True)}
+
+    def _factors(self, readings: Sequence[Reading], where: Coordinates, grads: UseGradients) -> Factors:
+        parts = []
+        for reading in readings:
+            assert isinstance(reading.form, Outer)
+            part = self._factor(reading, reading.form, grads)
+            parts.append(replace(part, rows_first=part.rows_first != where.flipped[reading.value]))
+        return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
+
+    def _factor(self, reading: Reading, form: Outer, grads: UseGradients) -> Factor:
+        arrived = grads[reading.use.node, 0]
+        rows = form.rows()
+        held: Tensor | Windows = rows
+        if isinstance(rows, Windows):
+            held = replace(rows, image=rows.image.detach().to(self.accumulate))
+        elif rows.is_floating_point():
+            held = rows.detach().to(self.accumulate)
+        if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
+            return Factor(held, whole.detach().to(self.accumulate), form.rows_first, form.row_size)
+        found = [form.grads(self._arrived(reading, grad)).detach() for grad in arrived]
+        if not isinstance(held, Windows) and (used := used_positions(found)) is not None:
+            held, found = held[:, used], [grad[:, used] for grad in found]
+        return Factor(held, stacked(found, self.accumulate), form.rows_first, form.row_size)
+
+    def _arrived(self, reading: Reading, grad: Tensor | None) -> Tensor:
+        """What arrives at a use: zeros where the outputs do not depend on it."""
+        return self.outputs.new_zeros(reading.use.output) if grad is None else grad
+
+    def _pulled_back(
+        self, name: str, readings: tuple[Reading, ...], grads: UseGradients, formed: dict[int, Tensor]
+    ) -> Dense:
+        """Form the gradient of every operand and pull it back to the parameter."""
+        graph = self.graph
+        assert graph is not None
+        operands: dict[Value, Tensor] = {}
+        for reading in readings:
+            if id(reading) not in formed:
+                formed[id(reading)] = self._operand_gradient(reading, grads)
+            term = formed[id(reading)]
+            operands[reading.value] = operands[reading.value] + term if reading.value in operands else term
+        return Dense(pulled_back(graph.leaves[name], self.parameters[name], operands).to(self.accumulate))
+
+    def _operand_gradient(self, reading: Reading, grads: UseGradients) -> Tensor:
+        """(samples, directions, *operand shape)"""
+        use, form, graph = reading.use, reading.form, self.graph
+        assert graph is not None
+        dtype = graph.output_dtype(reading.value)
+        if isinstance(form, Direct):
+            terms = [form.gradient(self._arrived(reading, grad)) for grad in grads[use.node, 0]]
+            return torch.stack(terms, 1).detach().to(dtype)
+        factor = self._factor(reading, form, grads)
+        first, second = form.row_size, form.grad_size
+        if not form.rows_first:
+            first, second = second, first
+        whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
+        return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
+
+
+def _worth_batching(chunk: Chunk, directions: Tensor) -> bool:
+    """On a GPU small passes leave it idle, and all directions go together if their gradients fit; a CPU loops."""
+    outputs, graph = chunk.outputs, chunk.graph
+    if not outputs.is_cuda or len(directions) == 1 or graph is None:
+        return False
+    needed = graph.output_bytes * len(directions)
+    return needed < LITTLE or needed < torch.cuda.mem_get_info(outputs.device)[0] // 4
+
+
+def _refuse_hidden(graph: Graph) -> None:
+    if "CheckpointFunctionBackward" in graph.node_names:
+        raise UnsupportedModelError(
+            "the model uses reentrant checkpointing, which hides its parameters from the graph; "
+            "pass use_reentrant=False to torch.utils.checkpoint"
+        )

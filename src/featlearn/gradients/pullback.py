@@ -1,0 +1,164 @@
+"""From the operand that met the samples back to the parameter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from featlearn.errors import UnsupportedModelError
+from featlearn.graph.graph import Graph, Node, Value, backward
+from featlearn.graph.uses import REARRANGEMENTS
+from featlearn.ops import Outer
+from featlearn.ops.reading import Reading
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A common view (blocks, first, second) of one parameter, in which all of its uses are outer products."""
+
+    blocks: int
+    first: int
+    second: int
+    flipped: Mapping[Value, bool]
+    """Operands that are the transpose of that view."""
+    view: tuple[Any, ...] = ()
+    """How the parameter was rearranged into this view; () if its entries keep their order."""
+    order: Tensor | None = None
+    """Where each entry of the parameter stands in the view, where that is not its own place."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the per-sample gradients of one parameter are had."""
+
+    readings: tuple[Reading, ...]
+    """All uses; empty where they cannot be read."""
+    refusal: str | None
+    """Why the parameter goes to the fallback, None if it does not."""
+    nodes: tuple[str, ...]
+    """Names of the nodes that use the parameter, for the plan."""
+    coordinates: Coordinates | None
+    """Set where every use is an outer product in the same coordinates: nothing needs to be formed."""
+
+
+def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coordinates | None:
+    """Coordinates in which every use is an outer product and nothing but a rearrangement of the parameter."""
+    leaf = graph.leaves[name]
+    views: set[tuple[Any, ...]] = set()
+    flipped: dict[Value, bool] = {}
+    for reading in readings:
+        form = reading.form
+        chain = _rearrangements(reading.value[0], leaf)
+        if not isinstance(form, Outer) or chain is None:
+            return None
+        transposed = _transposed(graph, chain, leaf)
+        sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
+        if transposed:
+            sizes = sizes[::-1]
+        flipped[reading.value] = bool(transposed)
+        signature = () if transposed is not None else tuple(_signature(graph, node) for node in chain)
+        views.add((form.blocks, *sizes, signature))
+    if len(views) != 1:
+        return None
+    (blocks, first, second, signature) = views.pop()
+    order = _entry_order(graph, leaf, readings[0].value) if signature else None
+    return Coordinates(blocks, first, second, flipped, signature, order)
+
+
+def _entry_order(graph: Graph, leaf: Node, value: Value) -> Tensor:
+    """Where each entry of the parameter stands when rearranged: the numbers of the places, sent back through it."""
+    size, shape = graph.output_shape(value).numel(), graph.output_shape(value)
+    places = torch.arange(size, device=leaf.variable.device)
+    order, base = torch.zeros_like(places), 2**7  # digits that every floating type holds exactly
+    weight = 1
+    while weight < size:
+        digits = (places // weight % base).reshape(shape).to(graph.output_dtype(value))
+        (found,) = backward([GradientEdge(*value)], [leaf.variable], [digits])
+        assert found is not None
+        order += weight * found.detach().flatten().long()
+        weight *= base
+    return order
+
+
+def _rearrangements(node: Node, leaf: Node) -> list[Node] | None:
+    """The nodes from an operand down to the parameter if all of them only rearrange their one input."""
+    chain = []
+    while node is not leaf:
+        if node.name() not in REARRANGEMENTS:
+            return None
+        chain.append(node)
+        node = node.next_functions[0][0]
+    return chain
+
+
+_ORDER_KEEPING = ("Alias", "Clone", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
+
+
+def _transposed(graph: Graph, chain: list[Node], leaf: Node) -> bool | None:
+    """Whether a chain leaves the order of the elements (False) or transposes a matrix (True); None for all else."""
+    shape, turns = graph.output_shape((leaf, 0)), 0
+    for node in reversed(chain):
+        output = graph.output_shape((node, 0))
+        if not node.name().startswith(_ORDER_KEEPING):
+            if len(shape) != 2 or output != shape[::-1]:
+                return None
+            # On a matrix a permutation is either a transpose or nothing; for a square one its arguments decide.
+            turns += _swaps(node)
+        elif turns % 2 and output != shape:
+            return None
+        shape = output
+    return turns % 2 == 1
+
+
+def _swaps(node: Node) -> int:
+    name = node.name()
+    if name.startswith("Permute"):
+        return int([d % 2 for d in node._saved_dims] == [1, 0])
+    if name.startswith(("Transpose", "Swapaxes")):
+        return int(node._saved_dim0 % 2 != node._saved_dim1 % 2)
+    return 1
+
+
+def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
+    """Equal for nodes that rearrange in the same way. Views and squeezes keep the order: their shape says it all."""
+    arguments = [getattr(node, f"_saved_{key}", None) for key in ("dims", "dim0", "dim1")]
+    return (node.name(), *(tuple(a) if isinstance(a, list | tuple) else a for a in arguments),
+            graph.output_shape((node, 0)))  # fmt: skip
+
+
+def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor]) -> Tensor:
+    """Gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
+    samples, directions = next(iter(operands.values())).shape[:2]
+    total = parameter.new_zeros(samples * directions, *parameter.shape)
+    starts, cotangents = [], []
+    for (node, number), gradient in operands.items():
+        flat = gradient.flatten(0, 1)
+        if node is leaf:
+            total += flat.reshape(total.shape)
+        else:
+            starts.append(GradientEdge(node, number))
+            cotangents.append(flat)
+    if starts:
+        total += _batched(starts, parameter, cotangents)
+    if parameter.is_complex():
+        total = torch.view_as_real(total)
+    return total.reshape(samples, directions, -1)
+
+
+def _batched(starts: list[GradientEdge], parameter: Tensor, cotangents: list[Tensor]) -> Tensor:
+    """One vector-Jacobian product for every row of the cotangents."""
+    try:
+        (found,) = backward(starts, [parameter], cotangents, batched=True)
+        assert found is not None
+        return found
+    except UnsupportedModelError:
+        # An op (or a custom backward pass) that cannot be vectorised: one row at a time.
+        rows = []
+        for row in zip(*cotangents, strict=True):
+            (found,) = backward(starts, [parameter], row)
+            assert found is not None
+            rows.append(found)
+        return torch.stack(rows)

@@ -1,0 +1,1 @@
+"""The autograd graph of a forward pass, and where in it parameters meet samples."""

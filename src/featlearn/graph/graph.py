@@ -1,0 +1,226 @@
+"""The autograd graph between a network's outputs and its parameters."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from featlearn.errors import UnsupportedModelError
+
+Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
+Value = tuple[Node, int]
+"""One output of one node."""
+Description = tuple[torch.Size, torch.dtype, torch.device]
+"""Of one output of a node."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`consumer` takes `value` as its input number `operand`."""
+
+    value: Value
+    consumer: Node
+    operand: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The part of the graph that lies between the outputs and the given parameters."""
+
+    root: Value
+    leaves: dict[str, Node]
+    """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
+    consumers: dict[Node, list[Edge]]
+    names_below: dict[Node, frozenset[str]]
+    """Node -> the parameters it depends on."""
+    node_names: frozenset[str] = field(default_factory=frozenset)
+    """Names of all nodes walked, whether or not they lead to a parameter."""
+    variables: frozenset[int] = frozenset()
+    """Identities of all leaf tensors walked to, whether or not they were asked for."""
+    precision: float = 0.0
+    """Machine epsilon of the coarsest floating type that any node's output has."""
+    precisions: Mapping[str, float] = field(default_factory=dict)
+    """The same for each parameter, of the nodes between it and the outputs alone."""
+    dtypes: frozenset[torch.dtype] = frozenset()
+    """Floating types of all node outputs."""
+    output_bytes: int = 0
+    """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
+    order: tuple[Node, ...] = ()
+    """All nodes walked, in an order that two passes of the same code share."""
+    described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
+    """Shape, type and device of every output of every node; asking a node makes them anew each time."""
+
+    @cached_property
+    def ordered_names(self) -> tuple[str, ...]:
+        """Names of all nodes in order: two passes of the same code have the same."""
+        return tuple([node.name() for node in self.order])
+
+    def output_shape(self, value: Value) -> torch.Size:
+        """The shape of a node's output."""
+        node, number = value
+        return self.described[node][number][0]
+
+    def output_dtype(self, value: Value) -> torch.dtype:
+        """The dtype of a node's output."""
+        node, number = value
+        return self.described[node][number][1]
+
+
+def _described(node: Node) -> tuple[Description, ...]:
+    return tuple([(_shape(m.shape), m.dtype, m.device) for m in node._input_metadata or ()])
+
+
+def _shape(given: Sequence[Any]) -> torch.Size:
+    """The shape of a value; ragged ones (nested tensors) count as empty, so that no axis of them is ever read."""
+    if all(type(size) is int for size in given):
+        return torch.Size(given)
+    return torch.Size((0,))
+
+
+def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
+    """Walk from `outputs` to every parameter."""
+    order = _children_first(outputs.grad_fn)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    below: dict[Node, frozenset[str]] = {}
+    leaves: dict[str, Node] = {}
+    consumers: dict[Node, list[Edge]] = defaultdict(list)
+    held = 0
+    variables: set[int] = set()
+    dtypes: set[torch.dtype] = set()
+    described: dict[Node, tuple[Description, ...]] = {}
+    for node in order:
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            variables.add(id(variable))
+        found = frozenset[str]()
+        if variable is not None and id(variable) in names:
+            leaves[names[id(variable)]] = node
+            found = frozenset([names[id(variable)]])
+        for operand, (child, number) in enumerate(node.next_functions):
+            if child is not None and below[child]:
+                consumers[child].append(Edge((child, number), node, operand))
+                found |= below[child]
+        below[node] = _shared(found, below, node)
+        described[node] = _described(node)
+        owning = variable is None and _kind(node.name()) not in _VIEWS
+        for shape, dtype, _ in described[node]:
+            if owning:
+                held += shape.numel() * dtype.itemsize
+            dtypes.add(dtype)
+    dtypes = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
+    return Graph(
+        (outputs.grad_fn, outputs.output_nr),
+        leaves,
+        dict(consumers),
+        {node: found for node, found in below.items() if found},
+        frozenset(node.name() for node in order),
+        frozenset(variables),
+        max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
+        _precisions_above(order, leaves, described),
+        frozenset(dtypes),
+        held,
+        tuple(order),
+        described,
+    )
+
+
+# Their outputs lie in the memory of their inputs.
+_VIEWS = frozenset(
+    ("Alias", "AsStrided", "Diagonal", "Expand", "Narrow", "Permute", "ReshapeAlias", "Select", "Slice", "Split",
+     "SplitWithSizes", "Squeeze", "Swapaxes", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView",
+     "Unsqueeze", "View")
+)  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    """`Add` of `AddBackward0`."""
+    return name.partition("Backward")[0]
+
+
+def _precisions_above(
+    order: Sequence[Node], leaves: Mapping[str, Node], described: Mapping[Node, tuple[Description, ...]]
+) -> dict[str, float]:
+    """The coarsest precision on any way from each leaf to the root."""
+    coarsest: dict[Node, float] = defaultdict(float)
+    for node in reversed(order):
+        kinds = [dtype for _, dtype, _ in described[node] if dtype.is_floating_point or dtype.is_complex]
+        coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
+        for child, _ in node.next_functions:
+            if child is not None:
+                coarsest[child] = max(coarsest[child], coarsest[node])
+    return {name: coarsest[leaf] for name, leaf in leaves.items()}
+
+
+def _shared(found: frozenset[str], below: Mapping[Node, frozenset[str]], node: Node) -> frozenset[str]:
+    """Reuse a child's set where it is equal: deep networks would otherwise hold depth x parameters names."""
+    for child, _ in node.next_functions:
+        if child is not None and len(below[child]) == len(found):
+            return below[child]
+    return found
+
+
+def _children_first(root: Node) -> list[Node]:
+    """Every node under `root`, each after all of its inputs; no recursion, graphs are deep."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            stack += [(child, False) for child, _ in node.next_functions if child is not None and child not in done]
+    return order
+
+
+def backward(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, batched: bool = False,
+    last: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents).
+
+    The `last` one lets go of what the forward pass has kept for it on the way.
+    """
+    try:
+        found = torch.autograd.grad(
+            outputs, inputs, cotangents, retain_graph=not last, allow_unused=True, is_grads_batched=batched
+        )
+        return tuple(_strided(g) for g in found)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"a backward pass through the model failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _strided(gradient: Tensor | None) -> Tensor | None:
+    sparse = gradient is not None and gradient.layout != torch.strided and not gradient.is_nested
+    return gradient.to_dense() if sparse and gradient is not None else gradient
+
+
+def backward_to(
+    outputs: Tensor, values: Sequence[Value], parameters: Mapping[str, Tensor], cotangent: Tensor, *, last: bool = False
+) -> tuple[dict[Value, Tensor | None], dict[str, Tensor | None]]:
+    """Gradients at node outputs and at parameters, by one backward pass."""
+    edges = [GradientEdge(node, number) for node, number in values]
+    if not edges and not parameters:
+        return {}, {}
+    found = backward([outputs], [*edges, *parameters.values()], [cotangent], last=last)
+    at_values, at_parameters = found[: len(edges)], found[len(edges) :]
+    return dict(zip(values, at_values, strict=True)), dict(zip(parameters, at_parameters, strict=True))
+
+
+def numbers(found: Sequence[Tensor]) -> list[float]:
+    """Scalars, fetched together: on a GPU each would be waited for."""
+    if not found:
+        return []
+    values: list[float] = torch.stack([one.detach().double().to(found[0].device) for one in found]).tolist()
+    return values

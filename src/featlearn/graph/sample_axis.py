@@ -1,0 +1,113 @@
+"""Where the samples lie in every node's output, asked of the network itself.
+
+Backward passes are linear in their cotangent. Scale the cotangent of sample p by a factor of its own: every element of
+a gradient that belongs to sample p alone is scaled by that factor; an element that several samples share is not. The
+split (before, samples, after) under which each slice shows its own factor is the sample axis. Where no split does, the
+value does not belong to samples one by one (a weight, a table, rows picked by routing).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.graph.graph import Graph, Node, Value, backward_to, numbers
+from featlearn.graph.layout import Layout, splits
+
+Axes = Mapping[Node, Layout | None]
+"""Node -> the sample axis of its output, None where it has none."""
+
+
+@dataclass(frozen=True)
+class ProbedGraph:
+    """A graph with the gradients that showed its sample axes."""
+
+    axes: Axes
+    several_outputs: frozenset[Node]
+    """Nodes of which another output than the first is used."""
+    direction: Tensor
+    """(1, C) the output direction of both passes."""
+    weights: Tensor
+    """(samples,) the factors of the second pass."""
+    plain: Mapping[Value, Tensor | None]
+    """Gradients of the first pass at every node, without factors."""
+    parameters: Mapping[str, Tensor | None]
+    """Autograd's gradients of the parameters, with factors."""
+
+
+def probed_graph(
+    outputs: Tensor, graph: Graph, parameters: Mapping[str, Tensor], generator: torch.Generator
+) -> ProbedGraph:
+    """Find the sample axis of every node by two backward passes; the second goes on to the parameters."""
+    leaves = set(graph.leaves.values())
+    nodes = [node for node in graph.order if node in graph.names_below and node not in leaves]
+    values = [(node, number) for node in nodes for number in range(len(graph.described[node]))]
+    direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    weights = sample_factors(len(outputs), generator).to(outputs)
+    plain, _ = backward_to(outputs, values, {}, direction.expand_as(outputs))
+    named = {name: parameters[name] for name in graph.leaves}
+    coded, gradients = backward_to(outputs, values, named, weights[:, None] * direction)
+    axes: dict[Node, Layout | None] = dict.fromkeys(leaves)
+    several = set()
+    candidates: list[tuple[Node, Value, list[Layout], list[Tensor]]] = []
+    for node in nodes:
+        used = [n for n in range(len(graph.described[node])) if plain[node, n] is not None]
+        if used not in ([], [0]):
+            several.add(node)
+        value = (node, used[0] if used else 0)
+        options = list(splits(graph.output_shape(value), len(outputs)))
+        if not used:
+            axes[node] = next(iter(options), None)
+            continue
+        errors = [attribution_error(plain[value], weights, coded[value], layout) for layout in options]
+        candidates.append((node, value, options, errors))
+    found = iter(numbers([error for *_, errors in candidates for error in errors]))
+    slack = graph.precision**0.5
+    for node, _, options, errors in candidates:
+        fitting = [
+            layout for layout, error in zip(options, [next(found) for _ in errors], strict=True) if error < slack
+        ]
+        axes[node] = fitting[0] if fitting else None
+    # The gradient of the root is the cotangent itself: samples first.
+    axes[graph.root[0]] = Layout(1, len(outputs), outputs.shape[1])
+    return ProbedGraph(axes, frozenset(several), direction, weights, plain, gradients)
+
+
+def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
+    """(samples,) powers of two with a sign, all different while there are few samples.
+
+    They scale gradients without rounding, also those that are nothing but rounding.
+    """
+    if samples <= 8:
+        powers = torch.randperm(samples, generator=generator, device="cpu") - samples // 2
+    else:
+        powers = torch.randint(-4, 5, (samples,), generator=generator, device="cpu")
+    signs = 2.0 * torch.randint(2, (samples,), generator=generator, device="cpu").double() - 1.0
+    return signs * torch.exp2(powers.double())
+
+
+def attribution_error(plain: Tensor | None, weights: Tensor, coded: Tensor | None, layout: Layout) -> Tensor:
+    """The largest |coded - weight_p plain| of any sample, relative to the largest entry of that sample; a scalar."""
+    if plain is None or coded is None:
+        whole = coded if plain is None else plain
+        assert whole is not None
+        return whole.detach().abs().amax().double().sign()
+    expected = layout.split(plain.detach()) * weights.to(plain)[:, None]
+    return sample_error(expected, layout.split(coded.detach()))
+
+
+def sample_error(expected: Tensor, found: Tensor) -> Tensor:
+    """The largest difference of any sample relative to its largest entry; both (before, samples, after); a scalar.
+
+    Entries that are not finite count as equal: the kernel is then not finite either, and refused for that.
+    """
+    size = torch.maximum(_largest(expected), _largest(found))
+    gap = _largest(found - expected) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    return gap.nan_to_num(nan=0.0).amax().double()
+
+
+def _largest(split: Tensor) -> Tensor:
+    """(samples,)"""
+    largest: Tensor = torch.linalg.vector_norm(split, torch.inf, (0, 2))
+    return largest

@@ -1,0 +1,253 @@
+"""A measurement under way: a network in isolation, its samples captured chunk by chunk, every chunk checked."""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.audit.attribution import corrected_axes, expect_confirmed, parameters_at
+from featlearn.audit.audit import AUDITED, Audit, audited
+from featlearn.audit.gradient_check import balanced_weights, failing_parameters, refuse_unequal_sums
+from featlearn.audit.independence import expect_independent, refuse_coupled, run_parts
+from featlearn.contraction.deferred_checks import DeferredChecks
+from featlearn.contraction.factors import Gradients
+from featlearn.contraction.proportional_outputs import ProportionalOutputs
+from featlearn.errors import InputValueError
+from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.fallback import sample_gradients
+from featlearn.graph.graph import Node, backward_to
+from featlearn.graph.layout import Layout
+from featlearn.graph.sample_flow import proved_layouts
+from featlearn.graph.uses import first_axis_is_samples
+from featlearn.network.inputs import Probe
+from featlearn.ops import is_built_in
+
+
+def fixed_generator() -> torch.Generator:
+    """Random numbers that are the same in every measurement."""
+    return torch.Generator("cpu").manual_seed(0)
+
+
+@dataclass
+class Measurement:
+    """A network and its probes, ready to be captured."""
+
+    model: nn.Module
+    parameters: Mapping[str, Tensor]
+    originals: Mapping[str, Tensor]
+    """The user's own parameters under the same names: `parameters` may be copies in another precision."""
+    probes: tuple[Probe, ...]
+    audits: dict[tuple[str, ...], Audit]
+    """Audits of earlier graphs by the names of their nodes; new ones are added."""
+    classes: int
+    """How many outputs the network has."""
+    dtype: torch.dtype
+    """The precision in which kernels are accumulated."""
+    device: torch.device
+    """Where the outputs, and so the kernels, live."""
+    builtin: bool = False
+    """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
+    reuse: bool = False
+    """Keep the last chunk, for several quantities of the same samples."""
+    deferred: DeferredChecks | None = None
+    """Where checks go that wait for a device; None evaluates them at once, and acts on what fails."""
+    has_gradient: bool = False
+    """Whether any chunk's outputs carried a gradient."""
+    _examples: dict[int, Chunk] = field(default_factory=dict)
+    _last: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
+    _generator: torch.Generator = field(default_factory=fixed_generator)
+
+    def example(self, number: int = 0) -> Chunk:
+        """A few samples of a probe, captured and read: what they show of uses and sizes holds for all."""
+        if number not in self._examples:
+            self._examples[number] = self._audited_example(self.probes[number])
+        return self._examples[number]
+
+    @property
+    def examples(self) -> list[Chunk]:
+        """One for every probe."""
+        return [self.example(number) for number in range(len(self.probes))]
+
+    def _audited_example(self, probe: Probe) -> Chunk:
+        chunk = Chunk(probe, torch.arange(probe.samples, device="cpu")[spread(probe.samples)], self.parameters)
+        if chunk.graph is not None:
+            audit = audited(chunk, fixed_generator())
+            known = self.audits.get(audit.nodes)
+            if known is None or known.unseen or not audit.unseen:
+                self.audits[audit.nodes] = audit
+            chunk.unproved = _unproved(chunk)
+        return chunk
+
+    def defer(self, checks: DeferredChecks | None) -> None:
+        """Collect checks instead of waiting for their answers; None: evaluate them at once again."""
+        self.deferred = checks
+        self.probes = tuple(replace(probe, waiting=checks is None) for probe in self.probes)
+        self._last.clear()
+
+    def audit_again(self) -> None:
+        """Audit a few samples of every probe anew; raises what only an audit can tell."""
+        for probe in self.probes:
+            self._audited_example(probe)
+
+    def of_pair(self, first: Probe, second: Probe) -> "Measurement":
+        """The same network on two other batches of the same kind."""
+        example = self.example()
+        return replace(self, probes=(first, second), _examples={0: example, 1: example}, _last={})
+
+    def chunk(self, probe: Probe, begin: int, end: int) -> Chunk:
+        """Samples [begin, end) of a probe: captured, checked for influence on each other, and read."""
+        key = (id(probe), begin, end)
+        if key in self._last:
+            return self._last[key]
+        self._last.clear()
+        if self.has_gradient and not gc.isenabled():
+            gc.collect(1)  # what earlier chunks have left
+        whole = end - begin == probe.samples
+        indices = slice(begin, end) if whole else torch.arange(begin, end, device="cpu")
+        # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
+        parts = [] if self.builtin else run_parts(probe, begin, end, self._generator)
+        chunk = Chunk(probe, indices, self.parameters)
+        if chunk.outputs.shape[1] != self.classes:
+            raise InputValueError(
+                f"the model gives {chunk.outputs.shape[1]} outputs for samples from {begin} on and {self.classes} for "
+                "others, expected as many everywhere; pass a readout= that makes them equal"
+            )
+        if self.deferred is not None:
+            expect_independent(self.deferred, chunk, parts)
+        else:
+            refuse_coupled(chunk, parts, self.parameters)
+        if chunk.graph is not None:
+            self.has_gradient = True
+            self._read(chunk)
+        if self.reuse:
+            self._last[key] = chunk
+        return chunk
+
+    def _read(self, chunk: Chunk) -> None:
+        """Read the uses of all parameters, with the sample axes of an audit, or of one made now."""
+        graph = chunk.graph
+        assert graph is not None
+        if self.builtin:
+            chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
+            return
+        audit = self.audits.get(graph.ordered_names)
+        axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
+        if audit is None or axes is None:
+            audit = audited(chunk, fixed_generator())
+            self.audits.setdefault(audit.nodes, audit)
+        else:
+            chunk.read(*axes)
+            chunk.refuse(audit.refused)
+            if doubted := _unchecked(chunk, audit):
+                expected = balanced_weights(chunk, doubted, fixed_generator())
+                chunk.refuse(failing_parameters(chunk, doubted, expected))
+        chunk.unproved = _unproved(chunk)
+
+    def each_gradient(
+        self, chunk: Chunk, names: Collection[str], directions: Tensor, *, dense: Collection[str] = (),
+        proportional: ProportionalOutputs | None = None, apart: bool = False, last: bool = False,
+    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+        """Per-sample gradients of direction . f for every row of `directions` (K, C), parameter by parameter.
+
+        What is made of one parameter can be dropped before the next. `dense`, `proportional`, `apart`: see
+        `Chunk.formed` and `Chunk.backpropagate`. `last`: nothing else will be asked of this chunk.
+        """
+        readable, lost = chunk.readable(names)
+        doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
+        at_once = bool(doubtful) and self.deferred is None
+        final = last and not lost and not at_once and not self.reuse and chunk.is_fetched(readable)
+        found = chunk.backpropagate(
+            readable, directions, apart=apart, last=final, coded=doubtful, generator=self._generator
+        )
+        if doubtful and self.deferred is not None:
+            expect_confirmed(self.deferred, chunk, found)
+        elif doubtful and (wrong := corrected_axes(chunk, found)):
+            _correct(chunk, wrong)
+            readable, lost = chunk.readable(names)
+        used = chunk.use_layouts(readable)
+        grads = {value: found.grads.pop(value) for value in list(found.grads) if value[0] in used}
+        del found
+        yield from chunk.formed(readable, grads, dense, proportional)
+        if lost:
+            gradients = sample_gradients(chunk, lost, directions)
+            refuse_unequal_sums(chunk, gradients, directions, fixed_generator())
+            yield from gradients.items()
+
+    def confirm(self, chunk: Chunk) -> None:
+        """Confirm all sample axes of a chunk that are in doubt, by two backward passes; refuse what cannot be read."""
+        readable, _ = chunk.readable(chunk.access)
+        doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
+        if doubtful:
+            direction = torch.randn(1, self.classes, generator=self._generator, dtype=torch.float64, device="cpu")
+            found = chunk.backpropagate(readable, direction, coded=doubtful, generator=self._generator)
+            _correct(chunk, corrected_axes(chunk, found))
+            chunk.unproved = frozenset()
+
+    def outputs(self, probe: Probe, chunk: int = 256) -> Tensor:
+        """(P, C) outputs of all samples, without a graph."""
+        return torch.cat([probe.outputs(indices).detach() for indices in _pieces(probe, chunk)])
+
+    def pulled_back(self, probe: Probe, cotangent: Tensor, chunk: int = 256) -> dict[str, Tensor]:
+        """J^T v for v of shape (P, C): the gradient of sum_i v_i . f_i, by plain backward passes over chunks."""
+        totals = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+        for indices in _pieces(probe, chunk):
+            outputs = probe.outputs(indices)
+            if outputs.requires_grad:
+                chosen = cotangent[indices.to(cotangent.device)].to(outputs)
+                _, found = backward_to(outputs, [], self.parameters, chosen)
+                for name, gradient in found.items():
+                    if gradient is not None:
+                        totals[name] += gradient.detach()
+        return totals
+
+    def refuse_no_gradient(self) -> None:
+        """Raise if no output depends on the parameters."""
+        if not self.has_gradient:
+            raise InputValueError(
+                "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; "
+                "expected outputs that depend on the trainable parameters through differentiable operations"
+            )
+
+    def close(self) -> None:
+        """Drop what leads back here: its memory would wait for the garbage collector."""
+        self._last.clear()
+        self._examples.clear()
+
+
+def spread(samples: int) -> slice:
+    """A few samples from everywhere, at equal distances: data may be sorted."""
+    count = min(AUDITED, samples)
+    step = max(1, (samples - 1) // max(count - 1, 1))
+    return slice(0, step * (count - 1) + 1, step)
+
+
+def _pieces(probe: Probe, size: int) -> tuple[Tensor, ...]:
+    pieces: tuple[Tensor, ...] = torch.arange(probe.samples, device="cpu").split(size)
+    return pieces
+
+
+def _correct(chunk: Chunk, wrong: Mapping[Node, Layout | None]) -> None:
+    """Read a chunk again with other sample axes; parameters at ops that have none go to the fallback."""
+    right = {node: layout for node, layout in wrong.items() if layout is not None}
+    chunk.refuse(parameters_at(chunk, wrong.keys() - right.keys()))
+    if right:
+        chunk.read({**chunk.axes, **right}, chunk.several_outputs)
+
+
+def _unproved(chunk: Chunk) -> frozenset[Node]:
+    """Ops whose sample axis does not follow from what is known of the ops above them."""
+    assert chunk.graph is not None
+    used = chunk.use_layouts(chunk.readable(chunk.access)[0])
+    proved = proved_layouts(chunk.graph, len(chunk.outputs), used)
+    return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
+
+
+def _unchecked(chunk: Chunk, audit: Audit) -> list[str]:
+    """Parameters that the audit saw no gradient of, and those read by rules that are not built in."""
+    return [
+        name
+        for name, access in chunk.access.items()
+        if access.refusal is None and (name in audit.unseen or not all(map(is_built_in, access.nodes)))
+    ]

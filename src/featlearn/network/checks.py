@@ -1,0 +1,127 @@
+"""What can be measured at all, said before anything runs."""
+
+import fnmatch
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
+
+
+def admitted(
+    model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, parameters: str | Sequence[str] | None
+) -> tuple[dict[str, nn.Parameter], list[int]]:
+    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs."""
+    inside = unwrapped(model)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
+    if readout is not None and not callable(readout):
+        raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
+    sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
+    refuse_unmeasurable(inside)
+    chosen = trainable_parameters(model, parameters)
+    for x, name in zip(inputs, ("x", "x2"), strict=False):
+        refuse_other_device(inside, x, name)
+    return chosen, sizes
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module inside torch.compile, DataParallel and DistributedDataParallel."""
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model is {describe(model)}, expected a torch.nn.Module; wrap a function in a module")
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            if type(model) not in (nn.DataParallel, nn.parallel.DistributedDataParallel) or _hooked(model):
+                raise UnsupportedModelError(
+                    f"the wrapper {type(model).__name__} changes what its module computes (hooks, or a forward of its "
+                    "own), expected a plain one; measure model.module"
+                )
+            inner = model.module
+        elif _compiled(model) and not _hooked(model):
+            inner = model._orig_mod
+        else:
+            return model
+        assert isinstance(inner, nn.Module)
+        model = inner
+
+
+def _hooked(model: nn.Module) -> bool:
+    return bool(model._forward_hooks or model._forward_pre_hooks)
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether this is what torch.compile returns; asked without importing the compiler, which takes seconds."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and isinstance(model, eval_frame.OptimizedModule)
+
+
+def refuse_unmeasurable(model: nn.Module) -> None:
+    """Modules that rewrite themselves in a forward pass, or have no weights yet."""
+    for name, part in model.named_modules():
+        where = f"{name or 'the model'} ({type(part).__name__})"
+        tensors = (*part._parameters.values(), *part._buffers.values())
+        if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
+            raise UnsupportedModelError(f"{where} is not initialised yet; run the model once on a batch first")
+        sharded = any(hasattr(tensor, "placements") for tensor in tensors)
+        if sharded or type(part).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedModelError(
+                f"{where} is sharded over ranks, expected whole weights on one; gather them into a plain model first"
+            )
+        if any(tensor is not None and tensor.device.type == "meta" for tensor in tensors):
+            raise UnsupportedModelError(f"{where} is on the meta device and has no weights; load them first")
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            if part.max_norm is not None:
+                raise UnsupportedModelError(
+                    f"{where} has max_norm={part.max_norm}: a forward pass rewrites its weights; expected max_norm=None"
+                )
+            if part.scale_grad_by_freq:
+                raise UnsupportedModelError(
+                    f"{where} has scale_grad_by_freq=True: its gradients depend on the batch; expected False"
+                )
+
+
+def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None = None) -> dict[str, nn.Parameter]:
+    """Trainable parameters by their first `named_parameters()` name, those that match any of the globs."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise InputValueError(
+            "the model has no trainable parameters, expected at least one with requires_grad=True; "
+            "a tangent kernel of frozen parameters is zero"
+        )
+    if patterns is None:
+        return trainable
+    # A tied parameter answers to each of its names.
+    first = {id(p): name for name, p in trainable.items()}
+    aliases = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if id(p) in first}
+    matched = {aliases[name] for name in matching(list(aliases), patterns, "parameters", "trainable parameter")}
+    return {name: p for name, p in trainable.items() if name in matched}
+
+
+def matching(names: list[str], patterns: str | Sequence[str] | None, argument: str, kind: str) -> list[str]:
+    """The names that match any of the globs; None matches all."""
+    if patterns is None:
+        return names
+    globs = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(globs, list | tuple | set | frozenset) or not globs or not all(isinstance(g, str) for g in globs):
+        raise InputTypeError(f"{argument} is {patterns!r}, expected a glob such as 'layers.*' or a list of globs")
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+            named = [name for name in names if name]
+            some = ", ".join(named[:8]) + (f" and {len(named) - 8} more" if named[8:] else "")
+            raise InputValueError(f"{argument}={glob!r} matches no {kind}, expected some of {some}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def refuse_other_device(model: nn.Module, x: Inputs, name: str) -> None:
+    """Inputs on another device than a model that lives on one device alone."""
+    homes = {p.device for p in model.parameters()}
+    strangers = {tensor.device for tensor in tensors_in(x)} - homes
+    if len(homes) == 1 and strangers:
+        (home,) = homes
+        raise InputValueError(
+            f"{name} is on {', '.join(map(str, strangers))}, expected {home}, where the model is; "
+            f"move it: {name}.to({str(home)!r})"
+        )

@@ -1,0 +1,41 @@
+"""A use of a parameter, read by the rule of its op."""
+
+from dataclasses import dataclass
+
+from featlearn.graph.graph import Edge, Graph, Value
+from featlearn.graph.layout import Layout
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Direct, Form, Outer
+from featlearn.ops.registry import rule_for
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One use, as its rule reads it."""
+
+    value: Value
+    """The operand: an output of a node without samples, or the parameter's own leaf."""
+    use: Use
+    form: Form
+
+
+def read_use(graph: Graph, edge: Edge, layout: Layout | None, several_outputs: bool) -> Reading | str:
+    """Read one use, or say why it cannot be read."""
+    node, name = edge.consumer, edge.consumer.name()
+    rule = rule_for(name)
+    if rule is None:
+        return f"no rule for {name}"
+    if several_outputs or layout is None:
+        return f"{name} has several outputs" if several_outputs else f"{name} has no sample axis"
+    if graph.output_dtype((node, 0)).is_complex or graph.output_dtype(edge.value).is_complex:
+        return f"{name} is complex"
+    use = Use(node, edge.operand, graph.output_shape(edge.value), graph.output_shape((node, 0)), layout)
+    try:
+        form: Form | None = rule(use)
+    except Exception as error:  # a rule may be the user's
+        return f"the rule for {name} fails: {type(error).__name__}: {error}"
+    if form is None:
+        return f"the rule for {name} does not cover this case"
+    if isinstance(form, Outer | Direct):
+        return Reading(edge.value, use, form)
+    return f"the rule for {name} gives {type(form).__name__}, expected Outer, Direct or None"  # type: ignore[unreachable]

@@ -1,0 +1,129 @@
+"""How every parameter will be read, and what that costs: from a few samples, before anything is paid."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from featlearn.contraction.gram import Extent, Mode, Route, costs, window_cost
+from featlearn.contraction.hardware import elementwise_cost
+from featlearn.gradients.chunk import Chunk
+from featlearn.measurement import Measurement
+from featlearn.ops import Outer
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter will be read and contracted."""
+
+    name: str
+    shape: tuple[int, ...]
+    uses: tuple[str, ...]
+    """Autograd nodes that use it, one entry per use."""
+    route: str
+    """`pairs`, `gradients` (formed slice by slice), `direct`, `pulled back`, `fallback` or `unused`."""
+    reason: str
+    """Why this route; for a fallback, what could not be read."""
+    operations: float
+    """Multiply-adds of the contraction."""
+    kept: int
+    """Bytes kept per sample."""
+    passing: int
+    """Bytes per sample while a chunk is captured."""
+    form_early: bool
+    """Whether per-sample gradients are formed as soon as they are captured, because they are smaller that way."""
+
+
+def parameter_plans(
+    measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
+) -> tuple[ParameterPlan, ...]:
+    """A plan for every parameter, from a few samples of every probe."""
+    item, weight = measurement.dtype.itemsize, elementwise_cost(measurement.device)
+    plans, captured = [], measurement.examples
+    for name, parameter in measurement.parameters.items():
+        shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
+        examples = [example for example in captured if name in example.access]
+        if not examples:
+            # Others than these samples may use it, so it is captured all the same.
+            kept, reason = directions * size * item, "no gradient reaches it from the few samples that were run"
+            plans.append(ParameterPlan(name, shape, (), "unused", reason, 0, kept, 3 * kept, True))
+            continue
+        uses = examples[0].access[name].nodes
+        route, reason = _route(name, examples, name in elementwise)
+        dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
+        if route != "factors":
+            kept = directions * size * item
+            operands = max(_operand_numbers(example, name) for example in examples) * directions * item
+            plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * (kept + operands), True))
+            continue
+        extents = [
+            _extent(example, name, count, directions, weight) for example, count in zip(examples, samples, strict=False)
+        ]
+        cost = costs(extents[0], extents[-1], mode, weight)
+        best = min(cost, key=cost.__getitem__)
+        factors = max(_factor_numbers(example, name, directions) for example in examples) * item
+        early = best is Route.GRADIENTS and directions * size * item < factors
+        positions = max(sum(t for t, _, _ in extent.parts) for extent in extents)
+        reason = f"{positions} position{'' if positions == 1 else 's'}"
+        kept = directions * size * item if early else factors
+        # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
+        passing = (4 * factors + kept) if early else 3 * factors
+        plans.append(ParameterPlan(name, shape, uses, best.value, reason, cost[best], kept, passing, early))
+    return tuple(plans)
+
+
+def _route(name: str, examples: Sequence[Chunk], elementwise: bool) -> tuple[str, str]:
+    for example in examples:
+        access = example.access[name]
+        if access.refusal is not None:
+            return "fallback", access.refusal
+    for example in examples:
+        access = example.access[name]
+        if access.coordinates is None:
+            whole = all(reading.value[0] is example.graph.leaves[name] for reading in access.readings)  # type: ignore[union-attr]
+            return ("direct", "small operand") if whole else ("pulled back", "made by other ops")
+    return ("direct", "a rate for every entry") if elementwise else ("factors", "")
+
+
+def _operand_numbers(example: Chunk, name: str) -> int:
+    """Numbers per sample while the gradients of a parameter's operands are formed, to be pulled back to it."""
+    readings = example.access[name].readings
+    factors = [r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
+               for r in readings if isinstance(r.form, Outer) and not r.form.indexed]  # fmt: skip
+    # Every direction's gradient at every use is held until the operands' gradients are formed.
+    held = sum(reading.use.output.numel() // reading.use.layout.samples for reading in readings)
+    return sum(reading.use.shape.numel() for reading in readings) + sum(factors) + held
+
+
+def _extent(example: Chunk, name: str, samples: int, directions: int, elementwise: float) -> Extent:
+    access = example.access[name]
+    where = access.coordinates
+    assert where is not None
+    sides: dict[tuple[bool, bool], tuple[int, int, int]] = {}
+    for reading in access.readings:
+        form = reading.form
+        assert isinstance(form, Outer)
+        key = (form.rows_first != where.flipped[reading.value], form.indexed)
+        before = sides.get(key, (0, 0, 0))[0]
+        sides[key] = (before + form.positions, _row_cost(form, elementwise), form.grad_size)
+    return Extent(samples, directions, where.blocks, where.first, where.second, tuple(sides.values()))
+
+
+def _row_cost(form: Outer, elementwise: float) -> int:
+    """Multiply-adds for the inner product of two rows."""
+    if form.pixels:
+        return window_cost(form.window, form.row_size, form.pixels, form.positions, elementwise)
+    return 1 if form.indexed else form.row_size
+
+
+def _factor_numbers(example: Chunk, name: str, directions: int) -> int:
+    """Numbers kept per sample as factors: images, where the rows are their windows."""
+    kept = written = 0
+    for reading in example.access[name].readings:
+        form = reading.form
+        assert isinstance(form, Outer)
+        rows = form.positions if form.indexed else form.blocks * form.positions * form.row_size
+        image = form.pixels * form.blocks * form.row_size // form.window
+        grads = form.blocks * form.positions * directions * form.grad_size
+        kept, written = kept + (image or rows) + grads, written + rows + grads
+    # Several uses on one side are written out and joined.
+    single = len(example.access[name].readings) == 1
+    return kept if single else written

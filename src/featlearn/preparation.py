@@ -1,0 +1,182 @@
+"""A model, how it is to be measured, and what earlier measurements have found out about its graphs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.audit.audit import Audit
+from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
+from featlearn.gradients.chunk import Chunk
+from featlearn.graph.graph import build_graph
+from featlearn.measurement import Measurement
+from featlearn.network.builtin_sequential import is_builtin_sequential
+from featlearn.network.checks import admitted, unwrapped
+from featlearn.network.initial_network import network_at
+from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors, tensors_in
+from featlearn.network.isolation import Isolation, undisturbed
+from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
+from featlearn.planning.plan import PlannedKernel
+
+
+class OutputFacts(NamedTuple):
+    """What a model gives for inputs of one kind."""
+
+    classes: int
+    dtype: torch.dtype
+    """The precision in which kernels are accumulated."""
+    device: torch.device
+
+
+class Preparation:
+    """The arguments that all measurements of a model share, and what they have found out.
+
+    Audits and plans are kept by what they depend on. Everything that may change with the weights or the samples is
+    checked in each measurement.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, readout: Readout | None = None, parameters: str | Sequence[str] | None = None,
+        dtype: torch.dtype | None = None, memory: str | int | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.readout, self.globs = model, readout, parameters
+        self.dtype, self.memory = checked_dtype(dtype), memory
+        self.audits: dict[tuple[str, ...], Audit] = {}
+        self.plans: dict[object, PlannedKernel] = {}
+        self._facts: dict[object, OutputFacts] = {}
+
+    @contextmanager
+    def measuring(
+        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False
+    ) -> Iterator[Measurement]:
+        """Isolate the model; everything measured inside leaves no trace on it.
+
+        `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
+        inputs that need gradients; where the model does not bear them it is measured without.
+        """
+        with ExitStack() as stack:
+            if keep_weights:
+                try:
+                    needing = [needing_gradients(x) for x in inputs]
+                    measurement = stack.enter_context(self._measuring(needing, reuse))
+                except FeatlearnError:
+                    measurement = stack.enter_context(self._measuring(inputs, reuse))
+            else:
+                measurement = stack.enter_context(self._measuring(inputs, reuse))
+            yield measurement
+
+    @contextmanager
+    def _measuring(self, inputs: Sequence[Inputs], reuse: bool) -> Iterator[Measurement]:
+        originals, sizes = admitted(self.model, inputs, self.readout, self.globs)
+        model = unwrapped(self.model)
+        with ExitStack() as stack:
+            trusted = len(inputs) == 1 and not needs_copy(model, self.dtype)
+            isolation = stack.enter_context(
+                undisturbed(model, lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout))
+            )
+            twin = copied(model, self.dtype) if needs_copy(model, self.dtype) else model
+            parameters: Mapping[str, Tensor] = originals
+            if twin is not model:
+                isolation = stack.enter_context(undisturbed(twin))
+                parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
+            probes = tuple(
+                Probe(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
+                      copying=not isolation.builtin)
+                for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
+            )  # fmt: skip
+            measurement = Measurement(
+                twin, parameters, originals, probes, self.audits, 0, torch.float32, torch.device("cpu"),
+                builtin=isolation.builtin, reuse=reuse,
+            )  # fmt: skip
+            stack.callback(measurement.close)
+            self._establish(measurement, model, isolation)
+            yield measurement
+
+    def _establish(self, measurement: Measurement, original: nn.Module, isolation: Isolation) -> None:
+        """Number of outputs, precision and device; a few samples are run where they are not known."""
+        facts = []
+        for number, probe in enumerate(measurement.probes):
+            kind = (input_kind(probe.x), tuple(measurement.parameters), self.dtype)
+            if kind not in self._facts:
+                self._facts[kind] = _first_look(measurement, number, original, isolation)
+            facts.append(self._facts[kind])
+        if len({one.classes for one in facts}) > 1:
+            raise InputValueError(
+                f"the model gives {facts[0].classes} outputs on x and {facts[1].classes} on x2, expected the same "
+                "number; pass a readout= that makes them equal"
+            )
+        measurement.classes, measurement.dtype, measurement.device = facts[0]
+
+    def at(self, initial: Mapping[str, Any]) -> "Preparation":
+        """The same for a copy of the model with another state dict."""
+        twin = Preparation(network_at(self.model, initial), readout=self.readout, dtype=self.dtype, memory=self.memory)
+        twin.audits = self.audits
+        return twin
+
+
+def input_kind(x: Inputs) -> tuple[object, ...]:
+    """What two batches share that the same code treats alike, the number of samples aside."""
+    return tuple((tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors_in(x))
+
+
+def needing_gradients(x: Inputs) -> Inputs:
+    """Inputs that need gradients, as copies."""
+
+    def change(tensor: Tensor) -> Tensor:
+        # No leaf: a model may write to its input.
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        return tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
+
+    with torch.inference_mode(False), torch.enable_grad():
+        return map_tensors(x, change)
+
+
+def _first_look(measurement: Measurement, number: int, original: nn.Module, isolation: Isolation) -> OutputFacts:
+    """Run a few samples, and refuse what cannot be measured."""
+    before = dict(measurement.model.named_parameters())
+    example = measurement.example(number)
+    _refuse_rewriting(measurement.model, before, isolation)
+    if measurement.model is not original:
+        _refuse_followers(original, measurement.originals, example)
+    measurement.has_gradient = example.graph is not None
+    return OutputFacts(example.outputs.shape[1], example.accumulate, example.outputs.device)
+
+
+def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """The parameters of a copy that stand where these stand in the original."""
+    places = {id(p): name for name, p in original.named_parameters()}
+    found = dict(twin.named_parameters())
+    return [found[places[id(p)]] for p in parameters.values()]
+
+
+def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
+    """A forward pass that sets weights (max_norm, initialisation from data) or makes new ones."""
+    after = dict(model.named_parameters())
+    rewritten = isolation.state.rewritten()
+    changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
+    changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
+    if changed:
+        raise UnsupportedModelError(
+            f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
+            "weights; run it once on a batch of your own if it initialises itself from data"
+        )
+
+
+def _refuse_followers(original: nn.Module, originals: Mapping[str, Tensor], example: Chunk) -> None:
+    """A copy that does not follow its own weights: through results computed once and kept, or through a closure."""
+    for kept in kept_results(original):
+        reached = build_graph(kept, originals).leaves
+        lost = [name for name in reached if name not in example.access]
+        if lost:
+            raise UnsupportedModelError(
+                f"{', '.join(lost[:5])} act through a tensor that the model computed once and keeps, which a copy in "
+                "another precision cannot follow; convert the model itself, model.double(), and measure that"
+            )
+    own = {id(p) for p in example.parameters.values()}
+    if example.graph is not None and example.graph.variables & ({id(p) for p in originals.values()} - own):
+        raise UnsupportedModelError(
+            "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
+            "be measured in another precision; convert the model itself, model.double(), and measure that"
+        )

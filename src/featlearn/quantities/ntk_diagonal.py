@@ -1,0 +1,82 @@
+"""The diagonal of the tangent kernel: squared norms of per-sample gradients, in time linear in the samples."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.contraction.kernel_sum import kernel_keys
+from featlearn.contraction.squared_norms import squared_norms
+from featlearn.errors import InputValueError
+from featlearn.gradients.directions import Outputs, output_directions
+from featlearn.network.inputs import Inputs, Readout
+from featlearn.planning.chunks import samples_within
+from featlearn.planning.memory import byte_budget
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.preparation import Preparation
+
+
+@overload
+def ntk_diagonal(
+    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None,
+    by: Literal["network"] = "network", parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def ntk_diagonal(
+    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None,
+    by: Literal["layer", "parameter"], parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> dict[str, Tensor]: ...  # fmt: skip
+def ntk_diagonal(
+    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None, by: str = "network",
+    parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+) -> Tensor | dict[str, Tensor]:  # fmt: skip
+    """K(x_i, x_i) for every sample: the diagonal of `fl.ntk` without the rest, in time and memory linear in P.
+
+    Args:
+        model, x, readout, parameters, dtype, memory, by: as for `fl.ntk`.
+        outputs: `"mean"`, `"sum"`, an int, `fl.Probes(k)`: (P,); `"each"`: (C, P).
+
+    Returns:
+        (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
+    """
+    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return prepared_diagonal(prepared, x, outputs=outputs, by=by)
+
+
+def prepared_diagonal(
+    prepared: Preparation, x: Inputs, *, outputs: Outputs = "mean", by: str = "network"
+) -> Tensor | dict[str, Tensor]:
+    """The diagonal of a prepared model's kernel: see `fl.ntk_diagonal`."""
+    if by not in ("network", "layer", "parameter"):
+        raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
+    if outputs == "full":
+        raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Probes(k)")
+    with prepared.measuring([x]) as measurement:
+        (probe,) = measurement.probes
+        directions = output_directions(outputs, measurement.classes)
+        keys = kernel_keys(measurement.parameters, by)
+        every = directions.rows(slice(0, directions.count))
+        shape = (probe.samples, directions.count)
+        totals = {
+            key: torch.zeros(shape, dtype=measurement.dtype, device=measurement.device)
+            for key in dict.fromkeys(keys.values())
+        }
+        budget = byte_budget(prepared.memory, measurement.device)
+        size = samples_within(measurement, 0.5 * budget, directions.count)
+        progress = ProgressLine("kernel diagonal", -(-probe.samples // size))
+        try:
+            for begin in range(0, probe.samples, size):
+                end = min(begin + size, probe.samples)
+                chunk = measurement.chunk(probe, begin, end)
+                for name, gradients in measurement.each_gradient(chunk, measurement.parameters, every, last=True):
+                    totals[keys[name]][begin:end] += squared_norms(gradients, budget // 8)
+                progress.advance()
+        finally:
+            progress.close()
+        measurement.refuse_no_gradient()
+    each = directions.mode == "each"
+    found = {key: t.T.contiguous() if each else t.sum(1) / directions.divisor for key, t in totals.items()}
+    return found[""] if by == "network" else found

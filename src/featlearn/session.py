@@ -1,0 +1,130 @@
+"""One model, measured again and again: audited once, and checked on every batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.contraction.kernel_sum import Kernels
+from featlearn.gradients.directions import Outputs, Probes
+from featlearn.network.inputs import Inputs, Readout, batch_size
+from featlearn.planning.plan import Plan
+from featlearn.preparation import Preparation
+from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, prepared_alignment
+from featlearn.quantities.layer_balance import LayerBalance, prepared_balance
+from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.neural_features import prepared_features
+from featlearn.quantities.ntk import kernel_plan, tangent_kernel
+from featlearn.quantities.ntk_diagonal import prepared_diagonal
+from featlearn.quantities.representation import representation_kernels
+from featlearn.quantities.velocity import Loss, feature_speed, ntk_velocity
+
+
+class Session:
+    """Many measurements of one model: results are those of the functions of the same name.
+
+    The first measurement audits the model on a few samples: where the samples lie in its graph, and which rules agree
+    with autograd. Later ones reuse the audit while the graph stays the same, and their plan of memory and chunks. What
+    may change with the weights or the samples is checked in every call, on the whole batch. Weights, data, train and
+    eval modes may change between calls; a graph that changed is audited anew. A Session holds no weights and no
+    activations, and it is the only thing in this package that remembers a model between calls.
+
+    Args:
+        model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
+        x: the inputs of measurements that name none.
+        readout, parameters, dtype, memory: as for `fl.ntk`, for all measurements.
+
+    >>> session = fl.Session(model, x)
+    >>> for batch in loader:
+    ...     train_step(model, batch)
+    ...     kernels.append(session.ntk())
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Inputs, *, readout: Readout | None = None,
+        parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
+        memory: str | int | None = None,
+    ) -> None:  # fmt: skip
+        batch_size(x)
+        self.x = x
+        self._prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is measured."""
+        return self._prepared.model
+
+    def __repr__(self) -> str:
+        audits = len(self._prepared.audits)
+        return f"Session({type(self.model).__name__}, {batch_size(self.x)} samples, {audits} audited graphs)"
+
+    def ntk(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
+        optimizer: Optimizer | None = None, verify: bool = False,
+    ) -> Tensor | Kernels:  # fmt: skip
+        """The tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
+        return tangent_kernel(
+            self._prepared, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+        )
+
+    def plan(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
+        optimizer: Optimizer | None = None, verify: bool = False,
+    ) -> Plan:  # fmt: skip
+        """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
+        return kernel_plan(
+            self._prepared, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+        )
+
+    def ntk_diagonal(
+        self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
+    ) -> Tensor | dict[str, Tensor]:
+        """The kernel's diagonal: see `fl.ntk_diagonal`."""
+        return prepared_diagonal(self._prepared, self._given(x), outputs=outputs, by=by)
+
+    def neural_features(
+        self, *, x: Inputs | None = None, initial: Mapping[str, Tensor] | None = None,
+        layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
+    ) -> NeuralFeatures:  # fmt: skip
+        """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
+        return prepared_features(self._prepared, self._given(x), initial=initial, layers=layers, outputs=outputs)
+
+    def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
+        """Alignment of weights that follow each other: see `fl.layer_alignment`."""
+        return prepared_alignment(self._prepared, self._given(x), norm=norm)
+
+    def layer_balance(
+        self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
+    ) -> LayerPairs[LayerBalance]:
+        """What gradient flow conserves between consecutive layers: see `fl.layer_balance`."""
+        return prepared_balance(self._prepared, self._given(x), rates)
+
+    def ntk_velocity(
+        self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
+    ) -> Tensor:
+        """dK/dt under gradient flow: see `fl.ntk_velocity`."""
+        return ntk_velocity(self.model, self._given(x), y, loss=loss, outputs=outputs, **self._arguments)
+
+    def feature_speed(self, y: Tensor, *, x: Inputs | None = None) -> float:
+        """How much faster features move than the error: see `fl.feature_speed`."""
+        return feature_speed(self.model, self._given(x), y, **self._arguments)
+
+    def representation_kernels(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, of: Literal["input", "output"] = "input",
+        layers: str | Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Gram matrices of what each layer takes in or gives out: see `fl.representation_kernels`."""
+        prepared = self._prepared
+        return representation_kernels(
+            self.model, self._given(x), x2, of=of, layers=layers, dtype=prepared.dtype, memory=prepared.memory
+        )
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        prepared = self._prepared
+        return {"readout": prepared.readout, "parameters": prepared.globs, "memory": prepared.memory}
+
+    def _given(self, x: Inputs | None) -> Inputs:
+        return self.x if x is None else x
