@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..references.jacobian import dense_ntk, eval_mode, outputs_of
+from ..references.jacobian import dense_jacobian, dense_ntk, eval_mode, outputs_of
 from .awkward import CASES, REFUSED
 from .case import Case
 from .families import CASES as FAMILIES
+from .odd_orders import COUPLED_ORDERS, DRAWN, ODD_ORDERS
 
+INDEPENDENT = CASES + FAMILIES + ODD_ORDERS
+EVERY = INDEPENDENT + REFUSED + COUPLED_ORDERS
 COUPLED = [case for case in REFUSED if "coupled" in case.flags]
 
 
@@ -72,15 +75,16 @@ def names(cases: list[Case]) -> list[str]:
 def test_there_are_enough_cases_with_names_of_their_own() -> None:
     assert len(CASES) >= 60
     assert len(FAMILIES) >= 20
-    repeated = [name for name, count in Counter(names(CASES + FAMILIES + REFUSED)).items() if count > 1]
+    assert len(ODD_ORDERS) >= 36
+    repeated = [name for name, count in Counter(names(EVERY)).items() if count > 1]
     assert repeated == []
 
 
 def test_every_case_says_why_it_is_here() -> None:
-    assert [case.name for case in CASES + FAMILIES + REFUSED if not case.why] == []
+    assert [case.name for case in EVERY if not case.why] == []
 
 
-@pytest.mark.parametrize("case", CASES + FAMILIES + REFUSED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_builds_are_deterministic(case: Case) -> None:
     before = torch.get_rng_state()
     first, second = build(case), build(case)
@@ -90,7 +94,7 @@ def test_builds_are_deterministic(case: Case) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES + FAMILIES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", INDEPENDENT, ids=lambda case: case.name)
 def test_samples_are_independent_and_the_output_is_a_real_matrix(case: Case) -> None:
     f, resampled = resampled_twice(case)
     assert f.ndim == 2
@@ -98,7 +102,7 @@ def test_samples_are_independent_and_the_output_is_a_real_matrix(case: Case) -> 
     assert (resampled - f).abs().max() <= case.tolerance * f.abs().max()
 
 
-@pytest.mark.parametrize("case", CASES + FAMILIES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", INDEPENDENT, ids=lambda case: case.name)
 def test_kernels_are_finite_and_not_zero(case: Case) -> None:
     model, x, x2, readout = build(case)
     kernel = dense_ntk(model, x, x2, readout=readout)
@@ -112,6 +116,50 @@ def test_kernels_are_finite_and_not_zero(case: Case) -> None:
 def test_coupled_samples_are_coupled(case: Case) -> None:
     f, resampled = resampled_twice(case)
     assert f.shape != resampled.shape or (f - resampled).abs().max() > 1e-6 * f.abs().max()
+
+
+def largest_differences(model: nn.Module, x: Any, readout: Any, indices: list[Tensor]) -> tuple[float, float]:
+    """How much outputs and Jacobians of some samples differ between the whole batch and batches of these alone."""
+
+    def measured(inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        with eval_mode(model), torch.no_grad():
+            return outputs_of(model, inputs, readout), dense_jacobian(model, inputs, readout)
+
+    f, whole = measured(x)
+    scale = max(float(jacobian.abs().max()) for jacobian in whole.values())
+    outputs = jacobians = 0.0
+    for index in indices:
+        alone, own = measured(take(x, index))
+        outputs = max(outputs, float((f[index] - alone).abs().max() / f.abs().max()))
+        jacobians = max(jacobians, *(float((whole[name][index] - own[name]).abs().max()) / scale for name in whole))
+    return outputs, jacobians
+
+
+@pytest.mark.parametrize("case", ODD_ORDERS, ids=lambda case: case.name)
+def test_odd_orders_leave_samples_independent(case: Case) -> None:
+    """Shuffled, halved, with repetitions and alone: the same outputs and the same Jacobians."""
+    model, x, _, readout = build(case)
+    samples, generator = len(tensors_in(x)[0]), torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(samples, generator=generator)
+    repeated = torch.randint(samples, (samples,), generator=generator)
+    indices = [shuffled, shuffled[: samples // 2], repeated, *torch.arange(samples)[::5, None]]
+    assert max(largest_differences(model, x, readout, indices)) <= case.tolerance
+
+
+@pytest.mark.parametrize("case", COUPLED_ORDERS, ids=lambda case: case.name)
+def test_coupled_orders_are_coupled_at_every_seed(case: Case) -> None:
+    """Outputs differ between the batch and samples alone; or only Jacobians, where the flag says so."""
+    for seed in range(10):
+        model, x, _, readout = DRAWN[case.name](seed)
+        if "gradient" in case.flags:
+            outputs, jacobians = largest_differences(model, x, readout, [*torch.arange(len(x))[:, None]])
+            assert outputs <= case.tolerance
+            assert jacobians > 1e-3
+        else:
+            with eval_mode(model), torch.no_grad():
+                f = outputs_of(model, x, readout)
+                alone = torch.cat([outputs_of(model, x[i : i + 1], readout) for i in range(len(x))])
+            assert (f - alone).abs().max() > 1e-3 * f.abs().max()
 
 
 def test_the_reference_takes_less_than_a_minute_on_all_awkward_cases() -> None:
