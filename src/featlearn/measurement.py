@@ -24,6 +24,10 @@ from featlearn.graph.uses import first_axis_is_samples
 from featlearn.network.inputs import Probe
 from featlearn.ops import is_built_in
 
+PIECES = 8
+PIECE_BYTES = 2**27
+"""Bytes of activations that make a piece worth its launches on a GPU."""
+
 
 def fixed_generator() -> torch.Generator:
     """Random numbers that are the same in every measurement."""
@@ -49,6 +53,8 @@ class Measurement:
     """Where the outputs, and so the kernels, live."""
     builtin: bool = False
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
+    sample_bytes: int = 0
+    """Bytes of one sample's activations."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
@@ -91,6 +97,15 @@ class Measurement:
         for probe in self.probes:
             self._audited_example(probe)
 
+    def pieces(self, samples: int) -> int:
+        """In how many pieces so many samples are run again, to see that they do not influence each other.
+
+        More show more. A GPU runs small batches in fewer, because each has its price in launches.
+        """
+        if self.device.type == "cpu":
+            return PIECES
+        return max(2, min(PIECES, samples * self.sample_bytes // PIECE_BYTES))
+
     def of_pair(self, first: Probe, second: Probe) -> "Measurement":
         """The same network on two other batches of the same kind."""
         example = self.example()
@@ -107,7 +122,7 @@ class Measurement:
         whole = end - begin == probe.samples
         indices = slice(begin, end) if whole else torch.arange(begin, end, device="cpu")
         # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
-        parts = [] if self.builtin else run_parts(probe, begin, end, self._generator)
+        parts = [] if self.builtin else run_parts(probe, begin, end, self.pieces(end - begin), self._generator)
         chunk = Chunk(probe, indices, self.parameters)
         if chunk.outputs.shape[1] != self.classes:
             raise InputValueError(

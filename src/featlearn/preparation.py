@@ -28,6 +28,8 @@ class OutputFacts(NamedTuple):
     dtype: torch.dtype
     """The precision in which kernels are accumulated."""
     device: torch.device
+    sample_bytes: int
+    """Bytes of one sample's activations."""
 
 
 class Preparation:
@@ -107,7 +109,8 @@ class Preparation:
                 f"the model gives {facts[0].classes} outputs on x and {facts[1].classes} on x2, expected the same "
                 "number; pass a readout= that makes them equal"
             )
-        measurement.classes, measurement.dtype, measurement.device = facts[0]
+        measurement.classes, measurement.dtype, measurement.device, _ = facts[0]
+        measurement.sample_bytes = max(one.sample_bytes for one in facts)
 
     def at(self, initial: Mapping[str, Any]) -> "Preparation":
         """The same for a copy of the model with another state dict."""
@@ -141,7 +144,8 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     if measurement.model is not original:
         _refuse_followers(original, measurement.originals, example)
     measurement.has_gradient = example.graph is not None
-    return OutputFacts(example.outputs.shape[1], example.accumulate, example.outputs.device)
+    activations = 0 if example.graph is None else example.graph.output_bytes // len(example.indices)
+    return OutputFacts(example.outputs.shape[1], example.accumulate, example.outputs.device, activations)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture.probe import map_tensors
+from featlearn.network.inputs import map_tensors
 from tests.references.jacobian import contract, dense_jacobian, dense_ntk
 from tests.zoo.case import Case, Net, default_dtype
 from tests.zoo.odd_orders import COUPLED_ORDERS, DRAWN, ODD_ORDERS

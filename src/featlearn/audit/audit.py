@@ -91,18 +91,22 @@ def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
 
 
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:
-    """Some of the samples alone must have the gradients that they have beside the others."""
-    places = torch.arange(chunk.count, device="cpu")[: max(1, chunk.count // 2)]
-    places = torch.cat([places, places[:1].expand(3 - len(places))]) if len(places) < 2 else places
+    """Samples in smaller batches must have the gradients that they have beside the others."""
+    order = torch.arange(chunk.count, device="cpu").flip(0)
+    halves = [half for half in order.tensor_split(2) if len(half)]
+    grads = {value: [gradient] for value, gradient in probed.plain.items()}
 
     def differing() -> str | None:
-        part = Chunk(chunk.probe, chunk.indices[places % len(chunk.indices)], chunk.parameters)
-        if part.graph is None or part.outputs.shape[1] != chunk.outputs.shape[1]:
-            return None  # its outputs will be refused
-        drawn = weighted_gradient(part, (), generator)
-        expected = _gradient_along(part, chunk, probed.direction, drawn.weights)
-        grads = {value: [gradient] for value, gradient in probed.plain.items()}
-        return disagreement(chunk, grads, places, expected)
+        for half in halves:
+            places = torch.cat([half, half[:1].expand(max(0, 3 - len(half)))])
+            part = Chunk(chunk.probe, chunk.indices[places], chunk.parameters)
+            if part.graph is None or part.outputs.shape[1] != chunk.outputs.shape[1]:
+                return None  # its outputs will be refused
+            weights = weighted_gradient(part, (), generator).weights
+            expected = _gradient_along(part, chunk, probed.direction, weights)
+            if name := disagreement(chunk, grads, places, expected):
+                return name
+        return None
 
     name = differing()
     if name is None or _is_rounding(chunk, probed, name):

@@ -17,7 +17,9 @@ from featlearn.gradients.chunk import Chunk
 from featlearn.network.inputs import Probe, map_tensors, tensors_in
 
 SMALL = 4
-"""Samples in a small part: a decision taken for a whole batch shows there. Fewer round differently."""
+"""Samples in a small part: a decision taken for a whole batch shows there."""
+MANY = 96
+"""Batches of so many samples have small parts beside the others."""
 
 
 class Part(NamedTuple):
@@ -28,46 +30,54 @@ class Part(NamedTuple):
     outputs: Tensor
 
 
-def part_sizes(samples: int) -> list[int]:
-    """How many samples each part has: a few small ones, and the rest in two halves."""
-    small = [SMALL] * min(SMALL, samples // 24)
-    rest = samples - sum(small)
-    halves = [(rest + 1) // 2, rest // 2]
-    # At least two, and never as many as the batch: what depends on the number of samples must show as well.
-    sizes = [size for size in (*small, *halves) if size]
-    return [_distinct(size, samples) for size in sizes]
+def part_sizes(samples: int, pieces: int) -> list[int]:
+    """How many samples each part has: a few small ones if there are many samples, the rest in about equal pieces."""
+    small, cuts = _division(samples, pieces)
+    rest = samples - small * SMALL
+    lengths = [SMALL] * small
+    for half in (rest - rest // 2, rest // 2):  # each is cut into so many parts
+        lengths += [half // cuts + (k < half % cuts) for k in range(cuts)]
+    return [_distinct(length, samples) for length in lengths if length]
+
+
+def _division(samples: int, pieces: int) -> tuple[int, int]:
+    """How many small parts there are, and into how many parts each half of the rest is cut."""
+    small = min(SMALL, pieces // 2) if samples >= MANY else 0
+    return small, max(1, min(pieces, (samples - small * SMALL) // 3) // 2)
 
 
 def _distinct(size: int, samples: int) -> int:
+    """At least two, and never as many as the batch: what depends on the number of samples must show as well."""
     while size in (1, max(2, samples)):
         size += 1
     return size
 
 
-def run_parts(probe: Probe, begin: int, end: int, generator: torch.Generator) -> list[Part]:
+def run_parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Part]:
     """Outputs of samples [begin, end), each in a smaller batch.
 
     Gradients are on: without them some layers take another path.
     """
-    parts = _parts(probe, begin, end, generator)
+    parts = _parts(probe, begin, end, pieces, generator)
     return [Part(places, probe.outputs(places + begin).detach()) for places in parts]
 
 
-def _parts(probe: Probe, begin: int, end: int, generator: torch.Generator) -> list[Tensor]:
-    """Places of samples in the batch: small parts at random, halves that separate similar samples, order reversed.
+def _parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
+    """Places of samples in the batch: small parts at random, the others by similarity, in reversed order.
 
-    Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay
-    together; in a half the order is that of the batch reversed, so that precedence shows.
+    Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay together.
+    Each half is cut along the projection, so that the parts differ from the batch in their statistics. In a part the
+    order is that of the batch reversed, so that precedence shows.
     """
     samples = end - begin
-    sizes = part_sizes(samples)
     order = torch.randperm(samples, generator=generator, device="cpu")
-    small = sizes[: -2 if len(sizes) > 1 else -1]
-    parts = list(order[: sum(small)].split(SMALL)) if small else []
+    small, cuts = _division(samples, pieces)
+    parts = list(order[: small * SMALL].split(SMALL)) if small else []
     projected = _projections(probe, begin, end, generator)
-    rest = order[sum(small) :].to(projected.device, non_blocking=True)
+    rest = order[small * SMALL :].to(projected.device, non_blocking=True)
     similar = rest[projected[rest].argsort()]
-    parts += [half.sort(descending=True).values for half in (similar[::2], similar[1::2]) if len(half)]
+    for half in (similar[::2], similar[1::2]):
+        parts += [part.sort(descending=True).values for part in half.tensor_split(cuts) if len(part)]
     return [torch.cat([part, part[:1].expand(_distinct(len(part), samples) - len(part))]) for part in parts]
 
 

@@ -30,9 +30,9 @@ class Plan:
     """Bytes for temporaries of a contraction."""
     peak: int
     """About how many bytes will be held at most: the kernel, the weights once more, and what it is made from."""
-    checked: bool = True
-    """Whether every chunk is run again in parts, to see that samples do not influence each other; sequences of torch's
-    own layers are not."""
+    pieces: int = 0
+    """In about how many parts every chunk is run again, to see that samples do not influence each other; 0 for
+    sequences of torch's own layers, which are not."""
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
@@ -55,9 +55,11 @@ class Plan:
     @property
     def check_passes(self) -> int:
         """Forward passes over parts of chunks, each chunk once in all its parts together."""
-        if not self.checked:
+        if not self.pieces:
             return 0
-        return sum(count * self._blocks(group) * len(part_sizes(group.chunk)) for count, group in self._swept())
+        return sum(
+            count * self._blocks(group) * len(part_sizes(group.chunk, self.pieces)) for count, group in self._swept()
+        )
 
     @property
     def backward_passes(self) -> int:
@@ -123,7 +125,7 @@ class Plan:
     __repr__ = __str__
 
     def _checks(self) -> str:
-        if not self.checked:
+        if not self.pieces:
             return "no checks (a sequence of torch's own layers)"
         return f"checked by {_plural(self.check_passes, 'forward pass', 'es')} over parts"
 

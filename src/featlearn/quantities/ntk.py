@@ -414,5 +414,6 @@ def _plan(
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
-    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
-                checked=not measurement.builtin, confirmed=confirmed)  # fmt: skip
+    pieces = 0 if measurement.builtin else measurement.pieces(max((group.chunk for group in groups), default=1))
+    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak, pieces,
+                confirmed)  # fmt: skip

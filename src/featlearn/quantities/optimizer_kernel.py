@@ -9,6 +9,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 
+SUPPORTED = (SGD, Adam, AdamW, RMSprop, Adagrad)
 Rate = float | Tensor
 """One rate for a whole parameter, or one for each of its entries."""
 
@@ -23,6 +24,12 @@ def step_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[s
     """
     if not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {optimizer!r}, expected a torch.optim.Optimizer")
+    if type(optimizer) not in SUPPORTED:  # a subclass may make another update
+        kinds = ", ".join(kind.__name__ for kind in SUPPORTED)
+        raise InputTypeError(
+            f"optimizer is {type(optimizer).__name__}, expected exactly one of {kinds}; the step "
+            "of another class, or of a subclass, may be another"
+        )
     held = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in held for p in parameters.values()):
         raise InputValueError(
@@ -38,7 +45,7 @@ def _rate(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, name: 
     lr = float(group["lr"])
     if lr < 0:
         raise InputValueError(f"a group of the optimizer has lr={lr}, expected a learning rate >= 0")
-    if isinstance(optimizer, SGD):
+    if type(optimizer) is SGD:
         return lr
     if parameter.is_complex():
         raise UnsupportedModelError(f"{name} is complex; only SGD has a kernel for complex parameters")
@@ -49,11 +56,6 @@ def _rate(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, name: 
     decoupled = isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay", False)
     if gradient is not None and group.get("weight_decay") and not decoupled:
         gradient = gradient + group["weight_decay"] * parameter.detach()  # it enters the second moment
-    if not isinstance(optimizer, Adam | AdamW | RMSprop | Adagrad):
-        raise InputTypeError(
-            f"optimizer is {type(optimizer).__name__}, expected SGD, Adam, AdamW, RMSprop or Adagrad: "
-            "others are not supported"
-        )
     if not state or (isinstance(optimizer, Adagrad) and not float(state["step"]) and gradient is None):
         raise InputValueError(
             f"the optimizer has no state for {name} yet; take one step with it first, then measure its kernel"
