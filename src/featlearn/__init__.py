@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.linalg.estimate import Estimate as Estimate
+    from featlearn.monitoring.entry import watch as watch
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
     from featlearn.quantities.directions import Probes as Probes
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from featlearn.record.reader import open_run as open_run
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
-    from featlearn.watch.entry import watch as watch
 
 __version__ = "0.1.0.dev0"
 
@@ -70,7 +70,7 @@ _HOME = {
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "representation_kernels": "featlearn.quantities.representation",
-    "watch": "featlearn.watch.entry",
+    "watch": "featlearn.monitoring.entry",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "report", "steer", "theory",

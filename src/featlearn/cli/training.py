@@ -18,7 +18,7 @@ from featlearn.cli.progress import Progress
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
 from featlearn.cli.subject import Subject, placed, scaled
-from featlearn.watch.entry import watch
+from featlearn.monitoring.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam,

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import Watch, watch
-from featlearn.watch.seen import trains
+from featlearn.monitoring import Watch
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.probe_data import trains
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

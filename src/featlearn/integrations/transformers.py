@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import Watch, watch
-from featlearn.watch.seen import trains
+from featlearn.monitoring import Watch
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.probe_data import trains
 
 
 def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any) -> Any:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from featlearn.monitoring.ranks import Ranks
 from featlearn.record import open_run
-from featlearn.watch.ranks import Ranks
 
 from .children import Child, children, wait_for_end
 

@@ -13,13 +13,13 @@ from featlearn.capture.admission import unwrapped
 from featlearn.capture.probe import Inputs, Readout
 from featlearn.dynamics.rate import NEEDS
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.watch.budget import Budget
-from featlearn.watch.description import every_entry
-from featlearn.watch.instruments import Quantities, instruments
-from featlearn.watch.schedule import Every, Schedule
-from featlearn.watch.seen import Seen, sight, trains
-from featlearn.watch.session import Watch
-from featlearn.watch.sinks import checked_sinks
+from featlearn.monitoring.budget import Budget
+from featlearn.monitoring.description import every_entry
+from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
+from featlearn.monitoring.schedule import Every, Schedule
+from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
+from featlearn.monitoring.sinks import checked_sinks
+from featlearn.monitoring.watch import Watch
 
 LOSSES = (*NEEDS, "cross-entropy")
 
@@ -55,7 +55,7 @@ def watch(
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
         quantities: names out of kernel, features, layers, weights, test, optimizer; by default all but the last. A
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
-            the `Moment` is a quantity of your own; it returns a number or a mapping of numbers.
+            a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
         loss: what is trained on, if it is to be compared with theory: `"mean"`, `"mean-half"`, `"sum-half"`,
             `"mean-over-outputs"` (`nn.MSELoss()`; see `fl.dynamics.rate`) or `"cross-entropy"`.
@@ -79,11 +79,11 @@ def watch(
             f"optimizer ({type(optimizer).__name__}) has no parameter of the model ({type(network).__name__}), "
             "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
         )
-    seen = Seen(network, sight(probe, "probe", network), None if test is None else sight(test, "test", network),
-                optimizer, readout)  # fmt: skip
-    chosen = instruments(quantities, test=test is not None, optimizer=optimizer is not None)
+    tested = None if test is None else probe_data(test, "test", network)
+    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout)
+    chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     entries["quantities"] = [one.name for one in chosen]
-    return Watch(seen, Path(out), Schedule(every), Budget(budget), chosen, entries, sinks, resume)
+    return Watch(watched, Path(out), Schedule(every), Budget(budget), chosen, entries, sinks, resume)
 
 
 def _plain_settings(settings: Any) -> dict[str, Any]:

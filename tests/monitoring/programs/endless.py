@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from featlearn.watch import watch
+from featlearn.monitoring.entry import watch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))

@@ -14,6 +14,7 @@ from featlearn.capture.measurement import Measurement, measuring
 from featlearn.capture.pairs import Pair, consecutive
 from featlearn.capture.probe import Inputs
 from featlearn.errors import MemoryBudgetError
+from featlearn.monitoring.probe_data import WatchedNetwork, as_targets
 from featlearn.quantities.arriving import measured_layers
 from featlearn.quantities.directions import Outputs, Probes
 from featlearn.quantities.layer_balance import Rates, pair_balance
@@ -21,7 +22,6 @@ from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.neural_features import measured_features, network_at, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.watch.seen import Seen, as_targets
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Up to so many outputs each has its kernel; beyond, a few random directions, always the same, stand for all."""
@@ -30,7 +30,7 @@ LARGEST_FULL = 2048
 
 
 @dataclass
-class Origin:
+class Baseline:
     """What is kept of the first measurement, for later ones to be compared with."""
 
     kernel: Tensor | None = None
@@ -45,27 +45,29 @@ class Origin:
     """Learning rates when training began."""
 
 
-class Moment:
+class StepView:
     """One step of a run: what is asked of it is measured, once. Tensors are on the CPU.
 
-    Quantities of your own take it: `quantities={"mine": lambda moment: float(moment.kernel.trace())}`.
+    Quantities of your own take it: `quantities={"mine": lambda view: float(view.kernel.trace())}`.
     """
 
-    def __init__(self, seen: Seen, step: int, origin: Origin | None, now: Measurement, stack: ExitStack) -> None:
-        self.seen, self.step = seen, step
-        self.origin = origin
-        """What is kept of the first moment of the run; None if this is it."""
+    def __init__(
+        self, watched: WatchedNetwork, step: int, baseline: Baseline | None, now: Measurement, stack: ExitStack
+    ) -> None:
+        self.watched, self.step = watched, step
+        self.baseline = baseline
+        """What is kept of the first measurement of the run; None if this is it."""
         self._now, self._stack = now, stack
 
     @property
     def model(self) -> nn.Module:
         """The network as it is now; only read it."""
-        return self.seen.model
+        return self.watched.model
 
     @property
     def x(self) -> Inputs:
         """The probe."""
-        return self.seen.probe.x
+        return self.watched.probe.x
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -75,7 +77,7 @@ class Moment:
     @cached_property
     def targets(self) -> Tensor | None:
         """(P, C) targets in double; class labels become one-hot rows less 1 / C."""
-        return None if self.seen.probe.y is None else as_targets(self.seen.probe.y, self.outputs)
+        return None if self.watched.probe.y is None else as_targets(self.watched.probe.y, self.outputs)
 
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:
@@ -102,7 +104,7 @@ class Moment:
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
-        start = None if self.origin is None or not self.seen.initial else self._start
+        start = None if self.baseline is None or not self.watched.initial else self._start
         return measured_features(self._now, start, None, outputs)
 
     @cached_property
@@ -119,9 +121,9 @@ class Moment:
     @cached_property
     def rates(self) -> Rates:
         """Learning rates of layers when training began; 1 where no optimiser is known, or it begins at 0."""
-        if self.origin is not None and self.origin.rates is not None:
-            return self.origin.rates
-        optimizer = self.seen.optimizer
+        if self.baseline is not None and self.baseline.rates is not None:
+            return self.baseline.rates
+        optimizer = self.watched.optimizer
         known = optimizer is not None and all(float(group["lr"]) > 0 for group in optimizer.param_groups)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
         complete = all(id(p) in held for p in self._now.originals.values())
@@ -143,7 +145,7 @@ class Moment:
     def optimizer_cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
         """(P', P) kernel of the optimiser's update between the test probe and the probe, and (P', P, C, C)."""
         rates = self._step_rates
-        return None if rates is None or self.seen.test is None else self._cross(rates)
+        return None if rates is None or self.watched.test is None else self._cross(rates)
 
     @cached_property
     def test_outputs(self) -> Tensor | None:
@@ -153,7 +155,7 @@ class Moment:
     @cached_property
     def test_targets(self) -> Tensor | None:
         """(P', C) targets of the test probe."""
-        test, outputs = self.seen.test, self.test_outputs
+        test, outputs = self.watched.test, self.test_outputs
         return None if test is None or test.y is None or outputs is None else as_targets(test.y, outputs)
 
     @cached_property
@@ -164,31 +166,31 @@ class Moment:
     @cached_property
     def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
         """Kernels of the test probe with the probe: (P', P), the mean over outputs, and (P', P, C, C) between all."""
-        return None if self.seen.test is None else self._cross({})
+        return None if self.watched.test is None else self._cross({})
 
-    def as_origin(self, *, kernel: bool, layers: bool) -> Origin:
+    def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
         """What later moments are compared with, as far as it is asked for."""
-        origin = Origin(self.kernel if kernel else None, self.outputs, rates=self.rates)
+        baseline = Baseline(self.kernel if kernel else None, self.outputs, rates=self.rates)
         if layers:
-            origin.balances = self.balances
+            baseline.balances = self.balances
             for names, pair in self.pairs.items():
                 rate = self.rates.of(names[0], pair.first.parameters[0])
-                origin.weights[names] = float(pair.before.square().sum()) / rate
-        return origin
+                baseline.weights[names] = float(pair.before.square().sum()) / rate
+        return baseline
 
     @cached_property
     def _start(self) -> Measurement:
-        twin = network_at(self.seen.model, self.seen.initial)
+        twin = network_at(self.watched.model, self.watched.initial)
         start = self._measured_layers(twin)
-        refuse_shared(start, self.seen.model)
+        refuse_shared(start, self.watched.model)
         return start
 
     @cached_property
     def _test(self) -> Measurement | None:
-        if self.seen.test is None:
+        if self.watched.test is None:
             return None
         return self._stack.enter_context(
-            measuring(self.seen.model, [self.seen.test.x], readout=self.seen.readout, audited_before=self._now,
+            measuring(self.watched.model, [self.watched.test.x], readout=self.watched.readout, audited_before=self._now,
                       remembering=True)
         )  # fmt: skip
 
@@ -199,22 +201,22 @@ class Moment:
             return pairs, self._now
         # Fused attention has no second derivative, by which channels are followed; its parts have.
         with sdpa_kernel(SDPBackend.MATH):
-            again = self._measured_layers(self.seen.model)
+            again = self._measured_layers(self.watched.model)
             return consecutive(again.pilots[0])[0], again
 
     @property
     def _step_rates(self) -> dict[str, Rate] | None:
         """As they stand after the step that was made: the measurement has put its gradients aside."""
-        optimizer = self.seen.optimizer
+        optimizer = self.watched.optimizer
         if optimizer is None or (not optimizer.state and not isinstance(optimizer, torch.optim.SGD)):
             return None
-        return step_rates(optimizer, trainable_parameters(self.seen.model))
+        return step_rates(optimizer, trainable_parameters(self.watched.model))
 
     def _cross(self, rates: Mapping[str, Rate]) -> tuple[Tensor, Tensor | None]:
-        assert self.seen.test is not None
-        inputs = [self.seen.test.x, self.seen.probe.x]
+        assert self.watched.test is not None
+        inputs = [self.watched.test.x, self.watched.probe.x]
         with measuring(
-            self.seen.model, inputs, readout=self.seen.readout, audited_before=self._now
+            self.watched.model, inputs, readout=self.watched.readout, audited_before=self._now
         ) as measurement:  # fmt: skip
             full = self._full(measurement, rates)
             mean = _mean(measurement, rates) if full is None else full.diagonal(dim1=2, dim2=3).mean(2)
@@ -222,7 +224,7 @@ class Moment:
 
     def _full(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor | None:
         """(P, P2, C, C) between all outputs, where it is wanted and the memory is there."""
-        samples = max(self.seen.probe.samples, 0 if self.seen.test is None else self.seen.test.samples)
+        samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
         if measurement.classes < 2 or samples * measurement.classes > LARGEST_FULL:
             return None
         try:
@@ -232,7 +234,7 @@ class Moment:
 
     def _measured_layers(self, model: nn.Module) -> Measurement:
         return self._stack.enter_context(
-            measured_layers(model, [self.seen.probe.x], self.seen.readout, None, audited_before=self._now,
+            measured_layers(model, [self.watched.probe.x], self.watched.readout, None, audited_before=self._now,
                             remembering=True)
         )  # fmt: skip
 
@@ -252,15 +254,19 @@ def _mean(measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
 
 
 @contextmanager
-def moment(seen: Seen, step: int, origin: Origin | None, audited: Measurement | None) -> Iterator[Moment]:
+def step_view(
+    watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: Measurement | None
+) -> Iterator[StepView]:
     """The network at this step, while it can be measured."""
     with ExitStack() as stack:
         now = stack.enter_context(
-            measured_layers(seen.model, [seen.probe.x], seen.readout, None, audited_before=audited, remembering=True)
+            measured_layers(
+                watched.model, [watched.probe.x], watched.readout, None, audited_before=audited, remembering=True
+            )
         )
-        yield Moment(seen, step, origin, now, stack)
+        yield StepView(watched, step, baseline, now, stack)
 
 
-def audit_of(now: Moment) -> Measurement:
+def audit_of(now: StepView) -> Measurement:
     """What the next measurement need not check again, without what this one holds."""
     return replace(now._now, probes=(), pilots=(), last={}, graphs=[])

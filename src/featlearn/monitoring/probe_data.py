@@ -16,7 +16,7 @@ from featlearn.shapes import checked_tensor
 
 
 @dataclass(frozen=True)
-class Sight:
+class ProbeData:
     """Inputs with their targets."""
 
     x: Inputs
@@ -38,17 +38,17 @@ class Sight:
             found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
 
-    def every(self, stride: int) -> "Sight":
+    def every(self, stride: int) -> "ProbeData":
         """Every so many-th of its samples: data may be sorted."""
         samples = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
             return tensor[::stride].clone() if tensor.dim() and len(tensor) == samples else tensor
 
-        return Sight(map_tensors(self.x, rows), None if self.y is None else rows(self.y))
+        return ProbeData(map_tensors(self.x, rows), None if self.y is None else rows(self.y))
 
 
-def sight(given: Any, name: str, model: nn.Module) -> Sight:
+def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
     """A pair (x, y), copied to where the model is."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputTypeError(
@@ -74,7 +74,7 @@ def sight(given: Any, name: str, model: nn.Module) -> Sight:
         with torch.inference_mode(False):
             return tensor.detach().to(homes[0] if len(homes) == 1 else tensor.device, copy=True)
 
-    return Sight(map_tensors(x, own), None if y is None else own(y))
+    return ProbeData(map_tensors(x, own), None if y is None else own(y))
 
 
 def _refuse_not_finite(tensor: Tensor, name: str) -> None:
@@ -90,12 +90,12 @@ def _refuse_not_finite(tensor: Tensor, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedNetwork:
     """What stays the same from one measurement to the next."""
 
     model: nn.Module
-    probe: Sight
-    test: Sight | None = None
+    probe: ProbeData
+    test: ProbeData | None = None
     optimizer: Optimizer | None = None
     readout: Readout | None = None
     initial: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Seen:
     stride: int = 1
     """Every so many-th sample of the probes that were given."""
 
-    def thinned(self, stride: int) -> "Seen":
+    def thinned(self, stride: int) -> "WatchedNetwork":
         """The same through every so many-th sample."""
         test = None if self.test is None or self.test.samples < 2 * stride else self.test.every(stride)
         return replace(

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.watch.moment import Moment
-from featlearn.watch.names import safe_path
-from featlearn.watch.readings import BUILT_IN, Place, Read, Reading
-from featlearn.watch.reserved import ALWAYS, refuse_reserved
-from featlearn.watch.schedule import Schedule
+from featlearn.monitoring.names import safe_path
+from featlearn.monitoring.records import BUILT_IN, Read, Record, RecordContext
+from featlearn.monitoring.reserved import ALWAYS, refuse_reserved
+from featlearn.monitoring.schedule import Schedule
+from featlearn.monitoring.step_view import StepView
 
 Quantities = Any
 """Names or functions in a list, or a mapping: see `fl.watch`."""
@@ -22,7 +22,7 @@ BY_DEFAULT = ("kernel", "features", "layers", "weights")
 
 
 @dataclass(eq=False)
-class Instrument:
+class ScheduledQuantity:
     """One quantity with its schedule."""
 
     name: str
@@ -41,7 +41,7 @@ class Instrument:
     """Of a quantity of the user's own: what it records, known from the first measurement on."""
 
 
-def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[Instrument]:
+def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool) -> list[ScheduledQuantity]:
     """What is to be read."""
     defaults: dict[str, Any] = dict.fromkeys(BY_DEFAULT, True)
     if test:
@@ -55,7 +55,7 @@ def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[
         asked = set(chosen)
     else:
         raise InputTypeError(
-            f"quantities={quantities!r}, expected a list of {', '.join(BUILT_IN)} and of functions of the moment, or a "
+            f"quantities={quantities!r}, expected a list of {', '.join(BUILT_IN)} and of functions of a StepView, or a "
             "mapping from such names to True, False, a schedule or a function"
         )
     for name, given in (("test", test), ("optimizer", optimizer)):
@@ -63,7 +63,7 @@ def instruments(quantities: Quantities, *, test: bool, optimizer: bool) -> list[
             raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
     chosen = {name: value for name, value in chosen.items() if value is not False}
     taken = {*ALWAYS, *chosen, "loss", "axes"} | ({"rate"} if optimizer else set())
-    found = [_instrument(name, value, name in asked, taken) for name, value in chosen.items()]
+    found = [_scheduled_quantity(name, value, name in asked, taken) for name, value in chosen.items()]
     order = list(BUILT_IN)
     return sorted(found, key=lambda one: order.index(one.name) if one.name in BUILT_IN else len(order))
 
@@ -73,34 +73,34 @@ def _entry(one: Any) -> tuple[str, Any]:
         return one, True
     if callable(one):
         return getattr(one, "__name__", type(one).__name__), one
-    raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of the moment")
+    raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of a StepView")
 
 
-def _instrument(name: str, value: Any, asked: bool, taken: Collection[str]) -> Instrument:
+def _scheduled_quantity(name: str, value: Any, asked: bool, taken: Collection[str]) -> ScheduledQuantity:
     if name in BUILT_IN:
-        return Instrument(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
+        return ScheduledQuantity(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
     function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not callable(function):
         close = get_close_matches(str(name), BUILT_IN, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputValueError(
-            f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of the moment "
+            f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of a StepView "
             f"for a quantity of your own{hint}"
         )
     own: set[str] = set()
     read = _own(str(name), function, taken, own)
-    return Instrument(str(name), read, None if when is None else Schedule(when), asked, own=own)
+    return ScheduledQuantity(str(name), read, None if when is None else Schedule(when), asked, own=own)
 
 
-def _own(name: str, function: Callable[[Moment], Any], taken: Collection[str], own: set[str]) -> Read:
-    def read(moment: Moment, place: Place) -> Reading:
-        found = function(moment)
+def _own(name: str, function: Callable[[StepView], Any], taken: Collection[str], own: set[str]) -> Read:
+    def read(view: StepView, context: RecordContext) -> Record:
+        found = function(view)
         numbers = found if isinstance(found, Mapping) else {name: found}
-        reading = Reading({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
-        refuse_reserved(reading.scalars, taken)
+        record = Record({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
+        refuse_reserved(record.scalars, taken)
         if not own:  # later ones would stop training
-            own.update(reading.scalars)
-        return reading
+            own.update(record.scalars)
+        return record
 
     return read
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError
+from featlearn.monitoring import StepView
+from featlearn.monitoring import step_view as step_view_module
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.means import Means
+from featlearn.monitoring.reserved import is_measured
+from featlearn.monitoring.watch import Watch
 from featlearn.record import RunWriter, open_run
-from featlearn.watch import Moment, watch
-from featlearn.watch import moment as moment_module
-from featlearn.watch.means import Means
-from featlearn.watch.reserved import is_measured
-from featlearn.watch.session import Watch
 
 
 def network(outputs: int = 3) -> nn.Module:
@@ -174,7 +175,7 @@ def test_kernels_between_outputs_are_kept_where_they_are_small_and_say_something
     outputs: int, every: int, found: set[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of 9 samples 2 outputs at most; the last step is measured once whether or not it was due."""
-    monkeypatch.setattr(moment_module, "LARGEST_FULL", 18 if found else 27)
+    monkeypatch.setattr(step_view_module, "LARGEST_FULL", 18 if found else 27)
     x, y = data(outputs=outputs)
     model = network(outputs)
     with watch(model, probe=(x, y if outputs > 1 else x[:, 0]), out=tmp_path / "run", every=every, budget=None,
@@ -261,10 +262,10 @@ def test_each_quantity_may_have_its_own_schedule(tmp_path: Path):
 
 
 def test_own_quantities_see_the_moment(tmp_path: Path):
-    def sizes(moment: Moment) -> dict[str, float]:
-        return {"own/trace": moment.kernel.trace(), "own/outputs": float(moment.outputs.abs().max())}
+    def sizes(view: StepView) -> dict[str, float]:
+        return {"own/trace": view.kernel.trace(), "own/outputs": float(view.outputs.abs().max())}
 
-    quantities = {"sizes": sizes, "depth": (lambda moment: moment.step, 2)}
+    quantities = {"sizes": sizes, "depth": (lambda view: view.step, 2)}
     run = watched(tmp_path / "run", quantities=quantities).run
     assert run.scalar("own/trace")[1] == pytest.approx(run.scalar("ntk/trace")[1])
     assert [part.tolist() for part in run.scalar("depth")] == [[0, 2, 4, 5], [0, 2, 4, 5]]
@@ -524,8 +525,8 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
 
 
 def test_an_impatient_interrupt_during_the_last_measurement_goes_on(tmp_path: Path):
-    def slow(moment: Moment) -> float:
-        if moment.step:
+    def slow(view: StepView) -> float:
+        if view.step:
             raise KeyboardInterrupt
         return 0.0
 
@@ -585,7 +586,7 @@ def test_steps_that_are_no_steps_are_refused_before_anything_is_written(step: An
         ({"quantities": "kernel"}, InputTypeError, "expected a list"),
         ({"quantities": ["optimizer"]}, InputValueError, "no optimizer= was given"),
         ({"quantities": {"test": True}}, InputValueError, "no test= was given"),
-        ({"quantities": {"mine": 3}}, InputValueError, "a function of the moment"),
+        ({"quantities": {"mine": 3}}, InputValueError, "a function of a StepView"),
         ({"loss": "mse"}, InputValueError, "loss='mse'"),
         ({"optimizer": 0.1}, InputTypeError, "optimizer is float"),
         ({"optimizer": torch.optim.SGD(network().parameters(), 0.1)}, InputValueError, "no parameter of the model"),
@@ -686,11 +687,11 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_measured_ones(tmp_path: Pa
 @pytest.mark.parametrize("name", ["ntk/alignment", "ntk/velocity", "probe/loss", "loss", "lr"])
 def test_quantities_of_ones_own_do_not_take_the_names_of_measured_ones(name: str, tmp_path: Path):
     with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own"):
-        watched(tmp_path / "run", quantities={"mine": lambda moment: {name: 3.0}})
+        watched(tmp_path / "run", quantities={"mine": lambda view: {name: 3.0}})
 
 
 def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp_path: Path):
-    own = {"mine": lambda moment: 3.0, "several": lambda moment: {"a": 1.0, "b c": 2.0}}
+    own = {"mine": lambda view: 3.0, "several": lambda view: {"a": 1.0, "b c": 2.0}}
     with watch(network(), probe=data(), out=tmp_path / "run", budget=None, quantities=own) as seen:
         for name, quantity in (("mine", "mine"), ("a", "several"), ("b c", "several")):
             for act in (seen.step, seen.log):
@@ -707,7 +708,7 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
-    silent = {"mine": lambda moment: {}, "kernel": False, "features": False, "layers": False, "weights": False}
+    silent = {"mine": lambda view: {}, "kernel": False, "features": False, "layers": False, "weights": False}
     with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
         for step in range(1, 5):
             seen.step(**({"loss": 1.0} if step == 2 else {}))
@@ -739,8 +740,8 @@ def test_lines_that_a_finished_run_has_lost_are_noticed(tmp_path: Path):
 def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):
     """Events say from when on a run was lost; one that recovered was not."""
 
-    def moody(moment: Moment) -> float:
-        if moment.step in (2, 3, 6, 7, 8):
+    def moody(view: StepView) -> float:
+        if view.step in (2, 3, 6, 7, 8):
             raise ZeroDivisionError
         return 1.0
 
@@ -752,12 +753,13 @@ def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):
     assert [e["count"] for e in run.events if e["kind"] == "repeated"] == [3]
 
 
-def test_the_package_can_be_called(tmp_path: Path):
-    """`import featlearn.watch.anything` puts the package in the place of the function `fl.watch`."""
-    import featlearn.watch as package
+def test_importing_the_package_leaves_the_function_in_its_place(tmp_path: Path):
+    """No package is named like the function, or Python would put it in the place of `fl.watch`."""
+    import featlearn as fl
 
-    with package(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+    with fl.watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
         seen.step()
+    assert fl.watch is watch
     assert seen.path == tmp_path / "run"
 
 

@@ -16,8 +16,8 @@ import numpy
 import torch
 from torch import nn
 
+from featlearn.monitoring.entry import watch
 from featlearn.record import open_run
-from featlearn.watch import watch
 
 SAMPLES = 8
 

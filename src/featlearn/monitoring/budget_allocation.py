@@ -3,64 +3,64 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from featlearn.watch.budget import Budget
-from featlearn.watch.instruments import Instrument
+from featlearn.monitoring.budget import Budget
+from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 
 EXPENSIVE = 0.2
 """Relative to the most expensive quantity; what costs less comes with the others, whenever it is due."""
 
 
-class Ration:
+class BudgetAllocation:
     """The budget, divided among the quantities of a run."""
 
-    def __init__(self, budget: Budget, instruments: Sequence[Instrument]) -> None:
-        self.budget, self._instruments = budget, instruments
+    def __init__(self, budget: Budget, quantities: Sequence[ScheduledQuantity]) -> None:
+        self.budget, self._quantities = budget, quantities
         self._common = 0.0
         """Seconds that every measurement takes, whatever is read."""
 
     def note(self, costs: Mapping[str, float], common: float, *, counted: bool) -> None:
         """What the parts of a measurement have cost."""
         self._common = common
-        for one in self._instruments:
+        for one in self._quantities:
             if one.name in costs:
                 one.cost = costs[one.name]
                 one.spent += costs[one.name] if counted else 0.0
 
-    def affordable(self, steps: int) -> list[Instrument]:
+    def affordable(self, steps: int) -> list[ScheduledQuantity]:
         """What is due and fits into the budget now."""
-        pending = [one for one in self._instruments if one.pending]
-        earned, rivals = self.budget.earned(steps), self._rivals()
+        pending = [one for one in self._quantities if one.pending]
+        earned, expensive = self.budget.earned(steps), self._expensive()
         if math.isinf(earned):
             return pending
-        chosen: list[Instrument] = []
-        left, aside = earned - self.budget.counted - self._common, self._aside(rivals)
+        chosen: list[ScheduledQuantity] = []
+        left, other_cost = earned - self.budget.counted - self._common, self._other_cost(expensive)
         for one in sorted(pending, key=lambda one: one.spent):
-            own = one not in rivals or aside + (one.spent + one.cost) * len(rivals) <= earned
+            own = one not in expensive or other_cost + (one.spent + one.cost) * len(expensive) <= earned
             if own and one.cost <= left:
                 chosen.append(one)
                 left -= one.cost
         # What costs little waits for the others, and is then measured at the same step.
-        alone = any(one in rivals for one in pending) and not any(one in rivals for one in chosen)
+        alone = any(one in expensive for one in pending) and not any(one in expensive for one in chosen)
         return [] if alone else chosen
 
     def missing(self, steps: int, fewer: int = 1) -> float:
         """Seconds still to be earned for anything that is due to fit, with so many times fewer samples."""
-        rivals = self._rivals()
-        aside = self._aside(rivals)
+        expensive = self._expensive()
+        other_cost = self._other_cost(expensive)
         needs = [
             max(
-                aside + (one.spent + one.cost / fewer) * len(rivals),
+                other_cost + (one.spent + one.cost / fewer) * len(expensive),
                 self.budget.counted + (self._common + one.cost) / fewer,
             )
-            for one in self._instruments
-            if one.pending and (one in rivals or not any(other.pending for other in rivals))
+            for one in self._quantities
+            if one.pending and (one in expensive or not any(other.pending for other in expensive))
         ]
         return min(needs, default=0.0) - self.budget.earned(steps)
 
-    def _aside(self, rivals: Sequence[Instrument]) -> float:
+    def _other_cost(self, expensive: Sequence[ScheduledQuantity]) -> float:
         """Seconds that went to what is not shared out: cheap quantities, lines of numbers, steps."""
-        return self.budget.counted - sum(one.spent for one in rivals)
+        return self.budget.counted - sum(one.spent for one in expensive)
 
-    def _rivals(self) -> list[Instrument]:
-        largest = max((one.cost for one in self._instruments), default=0.0)
-        return [one for one in self._instruments if one.cost >= EXPENSIVE * largest]
+    def _expensive(self) -> list[ScheduledQuantity]:
+        largest = max((one.cost for one in self._quantities), default=0.0)
+        return [one for one in self._quantities if one.cost >= EXPENSIVE * largest]

@@ -11,18 +11,19 @@ import torch
 from torch import nn
 
 import featlearn as fl
+from featlearn.monitoring import StepView
+from featlearn.monitoring import budget as budget_module
+from featlearn.monitoring import observer as observer_module
+from featlearn.monitoring import records as records_module
+from featlearn.monitoring import watch as watch_module
+from featlearn.monitoring.budget import SAVED_UP, Budget, Cost
+from featlearn.monitoring.budget_allocation import BudgetAllocation
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.names import Names, safe
+from featlearn.monitoring.records import Record
+from featlearn.monitoring.schedule import Schedule
+from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.record.layout import checked_scalar_name
-from featlearn.watch import Moment, watch
-from featlearn.watch import budget as budget_module
-from featlearn.watch import observer as observer_module
-from featlearn.watch import readings as readings_module
-from featlearn.watch import session as session_module
-from featlearn.watch.budget import SAVED_UP, Budget, Cost
-from featlearn.watch.instruments import Instrument
-from featlearn.watch.names import Names, safe
-from featlearn.watch.ration import Ration
-from featlearn.watch.readings import Reading
-from featlearn.watch.schedule import Schedule
 
 
 class Clock:
@@ -99,8 +100,8 @@ def test_the_cost_in_words(cost: Cost, share: float | None, words: str):
     assert cost.account(share) == words
 
 
-def instrument(name: str, cost: float) -> Instrument:
-    return Instrument(name, lambda moment, place: Reading(), None, False, True, cost)
+def instrument(name: str, cost: float) -> ScheduledQuantity:
+    return ScheduledQuantity(name, lambda view, context: Record(), None, False, True, cost)
 
 
 def test_expensive_quantities_share_the_budget_and_cheap_ones_come_along():
@@ -108,7 +109,7 @@ def test_expensive_quantities_share_the_budget_and_cheap_ones_come_along():
     budget = Budget(0.1, clock)
     budget.begin()
     kernel, features, weights = instrument("kernel", 1.0), instrument("features", 4.0), instrument("weights", 0.1)
-    ration, made = Ration(budget, [kernel, features, weights]), {"kernel": 0, "features": 0, "weights": 0}
+    ration, made = BudgetAllocation(budget, [kernel, features, weights]), {"kernel": 0, "features": 0, "weights": 0}
     for steps in range(1, 2001):
         clock.now += 0.5
         for one in (kernel, features, weights):
@@ -130,7 +131,7 @@ def test_expensive_quantities_share_the_budget_and_cheap_ones_come_along():
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The only clock that the watch sees: what a busy machine does is not in it."""
     found = Clock()
-    for part in (budget_module, observer_module, readings_module, session_module):
+    for part in (budget_module, observer_module, records_module, watch_module):
         monkeypatch.setattr(part, "time", SimpleNamespace(perf_counter=found))
     return found
 
@@ -139,7 +140,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_budget_is_kept(share: float, clock: Clock, tmp_path: Path):
     """Measurements of 30 ms, steps of 2 ms: what is counted stays below the share of what has been saved up."""
 
-    def slow(moment: Moment) -> float:
+    def slow(view: StepView) -> float:
         clock.now += 0.03
         return 0.0
 
@@ -167,9 +168,9 @@ def test_the_budget_is_kept(share: float, clock: Clock, tmp_path: Path):
 def test_the_probe_is_thinned_where_a_second_measurement_never_fits(clock: Clock, tmp_path: Path):
     """Of 0.2 s, 93 ms are handed out by step 100: 74 ms for 32 samples fit, 147 ms for 64 do not."""
 
-    def slow(moment: Moment) -> float:
-        clock.now += 0.0023 * len(moment.outputs)
-        return len(moment.outputs)
+    def slow(view: StepView) -> float:
+        clock.now += 0.0023 * len(view.outputs)
+        return len(view.outputs)
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

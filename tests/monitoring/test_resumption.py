@@ -12,9 +12,9 @@ from torch import nn
 
 from featlearn.errors import RunError
 from featlearn.metrics import kernel_distance
+from featlearn.monitoring import resumption as resumption_module
+from featlearn.monitoring.entry import watch
 from featlearn.record import open_run
-from featlearn.watch import resumption as resumption_module
-from featlearn.watch import watch
 
 from .children import Child, children, wait_for, wait_for_end
 

@@ -11,17 +11,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from featlearn.watch.seen import Seen, Sight, as_targets, has_labels, is_classification
+from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, as_targets, has_labels, is_classification
 
 
-def description(seen: Seen, outputs: Tensor, **settings: Any) -> dict[str, Any]:
+def description(watched: WatchedNetwork, outputs: Tensor, **settings: Any) -> dict[str, Any]:
     """Everything that was given, with versions, seed and device."""
-    first = next(seen.model.parameters())
+    first = next(watched.model.parameters())
     return {
-        "model": model_entry(seen.model),
-        "optimizer": optimizer_entry(seen.optimizer),
-        "probe": sight_entry(seen.probe, outputs),
-        "test": None if seen.test is None else sight_entry(seen.test, None),
+        "model": model_entry(watched.model),
+        "optimizer": optimizer_entry(watched.optimizer),
+        "probe": probe_entry(watched.probe, outputs),
+        "test": None if watched.test is None else probe_entry(watched.test, None),
         "versions": versions(),
         "seed": torch.initial_seed(),
         "device": str(first.device),
@@ -56,13 +56,13 @@ def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
-def sight_entry(sight: Sight, outputs: Tensor | None) -> dict[str, Any]:
+def probe_entry(data: ProbeData, outputs: Tensor | None) -> dict[str, Any]:
     """A probe, by its hash and size."""
-    found: dict[str, Any] = {"sha256": sight.digest, "samples": sight.samples}
+    found: dict[str, Any] = {"sha256": data.digest, "samples": data.samples}
     if outputs is not None:
         found["outputs"] = outputs.shape[1]
-        found["labels"] = has_labels(sight.y, outputs.shape[1])
-        found["classification"] = sight.y is not None and is_classification(as_targets(sight.y, outputs))
+        found["labels"] = has_labels(data.y, outputs.shape[1])
+        found["classification"] = data.y is not None and is_classification(as_targets(data.y, outputs))
     return found
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from featlearn.errors import FeatlearnError
+from featlearn.monitoring.sinks import Sink, sinks
 from featlearn.record import RunWriter
-from featlearn.watch.sinks import Sink, sinks
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-class Ledger:
+class RunLog:
     """The run on disk and the sinks, once training is under way."""
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool, sinks_: Any) -> None:

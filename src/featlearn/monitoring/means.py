@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError
-from featlearn.watch.names import safe_path
+from featlearn.monitoring.names import safe_path
 
 
 class Means:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import watch
+from featlearn.monitoring.entry import watch
 
 STEPS = 30
 LIMIT = datetime.timedelta(seconds=40)

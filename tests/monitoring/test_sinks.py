@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import watch
+from featlearn.monitoring.entry import watch
 
 
 class Kept:

@@ -11,21 +11,21 @@ from types import TracebackType
 from typing import Any, Literal
 
 from featlearn.errors import InputValueError, RunError
+from featlearn.monitoring.budget import Budget
+from featlearn.monitoring.budget_allocation import BudgetAllocation
+from featlearn.monitoring.description import description
+from featlearn.monitoring.means import Means, numbers_of
+from featlearn.monitoring.names import Names, safe_path
+from featlearn.monitoring.observer import Observation, Observer
+from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
+from featlearn.monitoring.ranks import Ranks
+from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
+from featlearn.monitoring.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
+from featlearn.monitoring.run_log import RunLog
+from featlearn.monitoring.schedule import Schedule
+from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
-from featlearn.watch.budget import Budget
-from featlearn.watch.description import description
-from featlearn.watch.instruments import Instrument
-from featlearn.watch.ledger import Ledger
-from featlearn.watch.means import Means, numbers_of
-from featlearn.watch.names import Names, safe_path
-from featlearn.watch.observer import Observation, Observer
-from featlearn.watch.ranks import Ranks
-from featlearn.watch.ration import Ration
-from featlearn.watch.reserved import ALWAYS, refuse_own, refuse_reserved
-from featlearn.watch.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
-from featlearn.watch.schedule import Schedule
-from featlearn.watch.seen import Seen, kept_state
 
 PATIENCE = 100
 """Steps after which a second measurement that does not fit into the budget is made with fewer samples."""
@@ -37,20 +37,20 @@ class Watch:
     """A run being watched; `fl.watch` makes one."""
 
     def __init__(
-        self, seen: Seen, path: Path, schedule: Schedule, budget: Budget, chosen: list[Instrument],
+        self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: Budget, chosen: list[ScheduledQuantity],
         settings: Mapping[str, Any], sinks: Any, resume: bool,
     ) -> None:  # fmt: skip
         self.path = path
         """The directory of the run."""
         self.steps = 0
         """How many steps of training have been made."""
-        self._observer = Observer(seen, Names())
-        self._schedule, self._budget, self._instruments = schedule, budget, chosen
-        self._ration = Ration(budget, chosen)
+        self._observer = Observer(watched, Names())
+        self._schedule, self._budget, self._quantities = schedule, budget, chosen
+        self._allocation = BudgetAllocation(budget, chosen)
         self._settings, self._sinks, self._resume = settings, sinks, resume
-        self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if seen.optimizer else set())
+        self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
-        self._ledger: Ledger | None = None
+        self._run_log: RunLog | None = None
         self._means = Means()
         self._frequent: dict[str, int] = {}
         self._ask_at = self._look_at = 0
@@ -72,7 +72,7 @@ class Watch:
     @property
     def measurements(self) -> int:
         """How many measurements the run holds, those before a resume among them."""
-        return len(self._measured - (self._ledger.missing if self._ledger is not None else set()))
+        return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -126,9 +126,9 @@ class Watch:
         if self.steps < self._look_at:
             return
         due = self._schedule.due(self.steps)
-        for one in self._instruments:
+        for one in self._quantities:
             one.pending |= due if one.schedule is None else one.schedule.due(self.steps)
-        waiting = self.steps >= self._ask_at and any(one.pending for one in self._instruments)
+        waiting = self.steps >= self._ask_at and any(one.pending for one in self._quantities)
         chosen = self._decided(ranks) if waiting else []
         if ranks.first and chosen:
             self._spend(lambda: self._observed(chosen))
@@ -139,9 +139,9 @@ class Watch:
 
     def _next(self) -> int:
         """Before this step there is nothing to do."""
-        own = [one.schedule for one in self._instruments if one.schedule is not None]
+        own = [one.schedule for one in self._quantities if one.schedule is not None]
         following = min(schedule.following for schedule in (self._schedule, *own))
-        return min(following, self._ask_at) if any(one.pending for one in self._instruments) else following
+        return min(following, self._ask_at) if any(one.pending for one in self._quantities) else following
 
     def log(self, loss: Any = None, **scalars: Any) -> None:
         """Record numbers of the present step at once."""
@@ -153,13 +153,13 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if self._ranks is not None and self._ranks.first and self._ledger is not None:
+        if self._ranks is not None and self._ranks.first and self._run_log is not None:
             if error is not None:
-                self._ledger.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
+                self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
             try:
                 self._last()
             except KeyboardInterrupt:  # of somebody who does not want to wait for it
-                self._ledger.event("failed", self.steps, message="the last measurement was interrupted")
+                self._run_log.event("failed", self.steps, message="the last measurement was interrupted")
                 if error is None:
                     raise
             finally:
@@ -172,58 +172,58 @@ class Watch:
         if self._resume and (self.path / "run.json").exists() and open_run(self.path).lines:
             self._go_on()
             return
-        observer.seen = replace(observer.seen, initial=kept_state(observer.seen.model))
-        found = observer.observe(0, self._instruments, end=True)
+        observer.watched = replace(observer.watched, initial=kept_state(observer.watched.model))
+        found = observer.observe(0, self._quantities, end=True)
         self._drop_failing(found)
-        config = description(observer.seen, found.outputs, **self._settings)
-        state, names = stored_state(observer.seen.initial)
+        config = description(observer.watched, found.outputs, **self._settings)
+        state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
-        self._ledger = Ledger(self.path, config, resume=self._resume, sinks_=self._sinks)
+        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
-            self._ledger.describe(**config)  # a run that was killed before its first line may say something else
-        self._ledger.event("started", 0)
+            self._run_log.describe(**config)  # a run that was killed before its first line may say something else
+        self._run_log.event("started", 0)
         self._tell_failures(found, 0)
-        arrays = {**found.reading.arrays, **({"initial": state} if state else {})}
-        self._ledger.measurement(0, {**self._rate(), **found.reading.scalars}, arrays, 0.0)
+        arrays = {**found.record.arrays, **({"initial": state} if state else {})}
+        self._run_log.measurement(0, {**self._rate(), **found.record.scalars}, arrays, 0.0)
         self._measured.add(0)
-        self._ration.note(found.costs, found.common, counted=False)
+        self._allocation.note(found.costs, found.common, counted=False)
 
     def _go_on(self) -> None:
         run = open_run(self.path)
-        self._ledger = Ledger(self.path, {}, resume=True, sinks_=self._sinks)
-        self.steps = max(self._ledger.last_step, 0)
+        self._run_log = RunLog(self.path, {}, resume=True, sinks_=self._sinks)
+        self.steps = max(self._run_log.last_step, 0)
         self._measured, self._trained_before = measured_steps(run), trained_before(run)
         cost = cost_before(run)
         self._cost_known_from = self.steps if cost is None else 0
         self._budget.go_on(self.steps, cost)
         resumed(self._observer, run)
-        found = self._observer.observe_start(self._instruments, end=False) if self._observer.seen.initial else None
+        found = self._observer.observe_start(self._quantities, end=False) if self._observer.watched.initial else None
         if found is None:
-            found = self._observer.observe(self.steps, self._instruments)
-            self._ledger.tell("resume", "the weights at the start were too large to be kept, so that distances from "
+            found = self._observer.observe(self.steps, self._quantities)
+            self._run_log.tell("resume", "the weights at the start were too large to be kept, so that distances from "
                               "the start are not known after a resume")  # fmt: skip
         self._drop_failing(found)
         self._observer.follow(run)
         self._schedule.due(self.steps)
         self._say_resumed(run)
-        self._ration.note(found.costs, found.common, counted=False)
+        self._allocation.note(found.costs, found.common, counted=False)
 
     def _say_resumed(self, run: Run) -> None:
-        ledger, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
+        log, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
         changed = settings is not None and settings != before
-        ledger.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
+        log.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
         # What it cost is not known any more once this process is killed.
-        ledger.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
+        log.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
 
     def _drop_failing(self, found: Observation) -> None:
         """What cannot be measured at the start is an error if it was asked for, and else left out."""
         for one, error in found.failures:
             if one.asked or one.name == "kernel":
                 raise error
-            self._instruments.remove(one)
+            self._quantities.remove(one)
 
     def _entered(self) -> Ranks:
-        if self._ranks is None or self._over or (self._ranks.first and self._ledger is None):
+        if self._ranks is None or self._over or (self._ranks.first and self._run_log is None):
             raise InputValueError("the watch is not running; write: with fl.watch(...) as watch: and step inside")
         return self._ranks
 
@@ -244,50 +244,50 @@ class Watch:
     def _refuse_taken(self, scalars: Mapping[str, Any]) -> None:
         names = [safe_path(name) for name in scalars]
         refuse_reserved(names, self._taken)
-        for one in self._instruments:
+        for one in self._quantities:
             refuse_own(names, one.name, one.own)
 
-    def _decided(self, ranks: Ranks) -> list[Instrument]:
+    def _decided(self, ranks: Ranks) -> list[ScheduledQuantity]:
         """What is measured now, as rank 0 sees it; if nothing is, when to ask again."""
         decision = json.loads(ranks.agreed(self._decision))
         self._ask_at = self.steps + decision["wait"]
-        chosen = [one for one in self._instruments if one.name in decision["read"]]
+        chosen = [one for one in self._quantities if one.name in decision["read"]]
         for one in chosen:
             one.pending = False
         return chosen
 
     def _decision(self) -> str:
-        chosen = self._ration.affordable(self.steps)
+        chosen = self._allocation.affordable(self.steps)
         if not chosen and self._thinned():
-            chosen = self._ration.affordable(self.steps)
+            chosen = self._allocation.affordable(self.steps)
         wait = 1
         if not chosen:  # asking at every step would cost more than all the rest of it
-            seconds = self._ration.missing(self.steps) / (self._budget.share or 1.0)
+            seconds = self._allocation.missing(self.steps) / (self._budget.share or 1.0)
             pace = self._budget.pace(self.steps)
             wait = max(1, min(int(seconds / pace / 2), self.steps // 10)) if pace > 0 else 1
         return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
 
     def _thinned(self) -> bool:
         """Fewer samples, where a second measurement does not fit for long; the first is then made again with them."""
-        seen, stride = self._observer.seen, 2
-        if len(self._measured) != 1 or self.steps < PATIENCE or not seen.initial:
+        watched, stride = self._observer.watched, 2
+        if len(self._measured) != 1 or self.steps < PATIENCE or not watched.initial:
             return False
-        most = seen.probe.samples // FEWEST
-        while 2 * stride <= most and self._ration.missing(self.steps, stride) > 0:
+        most = watched.probe.samples // FEWEST
+        while 2 * stride <= most and self._allocation.missing(self.steps, stride) > 0:
             stride *= 2
-        if stride > most or self._ration.missing(self.steps, stride) > 0:
+        if stride > most or self._allocation.missing(self.steps, stride) > 0:
             return False
         self._spend(lambda: self._thin(stride), counted=False)
         return True
 
     def _thin(self, stride: int) -> None:
-        ledger, observer = self._written(), self._observer
-        observer.seen = observer.seen.thinned(stride)
-        found = observer.observe_start(self._instruments)
-        ledger.describe(thinned=observer.seen.stride)
-        ledger.event("thinned", self.steps, samples=observer.seen.probe.samples, stride=observer.seen.stride)
-        ledger.measurement(0, found.reading.scalars, found.reading.arrays, 0.0)
-        self._ration.note(found.costs, found.common, counted=False)
+        log, observer = self._written(), self._observer
+        observer.watched = observer.watched.thinned(stride)
+        found = observer.observe_start(self._quantities)
+        log.describe(thinned=observer.watched.stride)
+        log.event("thinned", self.steps, samples=observer.watched.probe.samples, stride=observer.watched.stride)
+        log.measurement(0, found.record.scalars, found.record.arrays, 0.0)
+        self._allocation.note(found.costs, found.common, counted=False)
 
     def _spend(self, act: Callable[[], None], *, counted: bool = True) -> None:
         """Do something that is not training."""
@@ -301,8 +301,8 @@ class Watch:
         finally:
             self._budget.spent(time.perf_counter() - begun, counted=counted)
 
-    def _observed(self, chosen: list[Instrument], *, last: bool = False) -> None:
-        ledger = self._written()
+    def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
+        log = self._written()
         numbers = self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
@@ -311,10 +311,10 @@ class Watch:
             self._write(numbers)
             return
         self._tell_failures(found, self.steps)
-        ledger.well({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
-        self._ration.note(found.costs, found.common, counted=not last)
+        log.well({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
+        self._allocation.note(found.costs, found.common, counted=not last)
         self._check(numbers)
-        ledger.measurement(self.steps, {**numbers, **found.reading.scalars}, found.reading.arrays, self._trained)
+        log.measurement(self.steps, {**numbers, **found.record.scalars}, found.record.arrays, self._trained)
         self._measured.add(self.steps)
         self._recorded = self.steps
 
@@ -335,7 +335,7 @@ class Watch:
         return {**self._rate(), **self._means.taken()}
 
     def _rate(self) -> dict[str, float]:
-        optimizer = self._observer.seen.optimizer
+        optimizer = self._observer.watched.optimizer
         return {} if optimizer is None else {"lr": float(optimizer.param_groups[0]["lr"])}
 
     def _write(self, numbers: Mapping[str, float]) -> None:
@@ -343,20 +343,20 @@ class Watch:
         self._check(numbers)
 
     def _check(self, numbers: Mapping[str, float]) -> None:
-        ledger = self._written()
+        log = self._written()
         if not math.isfinite(numbers.get("loss", 0.0)) and not self._diverged:
             self._diverged = True
-            ledger.event("diverged", self.steps, what="loss", value=str(numbers["loss"]))
-            ledger.tell("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
+            log.event("diverged", self.steps, what="loss", value=str(numbers["loss"]))
+            log.tell("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
 
-    def _written(self) -> Ledger:
-        assert self._ledger is not None
-        return self._ledger
+    def _written(self) -> RunLog:
+        assert self._run_log is not None
+        return self._run_log
 
     def _last(self) -> None:
         if not self.steps or not self._measured:
             return
-        chosen, latest = self._instruments, self._observer.latest
+        chosen, latest = self._quantities, self._observer.latest
         if (
             latest is not None
             and self._recorded == latest.step == self.steps
@@ -370,15 +370,15 @@ class Watch:
         self._spend(lambda: self._observed(chosen, last=True), counted=False)
 
     def _finish(self, finished: bool) -> None:
-        ledger, cost = self._written(), self._budget.cost
+        log, cost = self._written(), self._budget.cost
         summary = {"measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring}
         if self._skipped:
-            ledger.event("skipped", self.steps, count=self._skipped, reason="budget")
-        ledger.sum_up(self.steps)
-        ledger.event("finished", self.steps, complete=finished, last_line=ledger.last_line, **summary)
-        ledger.describe(finished=finished, steps=self.steps, **summary)
-        ledger.close()
-        lost = f", {ledger.not_written} entries not written" if ledger.not_written else ""
+            log.event("skipped", self.steps, count=self._skipped, reason="budget")
+        log.sum_up(self.steps)
+        log.event("finished", self.steps, complete=finished, last_line=log.last_line, **summary)
+        log.describe(finished=finished, steps=self.steps, **summary)
+        log.close()
+        lost = f", {log.not_written} entries not written" if log.not_written else ""
         since = f", since step {self._cost_known_from}" if self._cost_known_from else ""
         print(
             f"featlearn: {self.measurements} measurements in {self.steps} steps, "

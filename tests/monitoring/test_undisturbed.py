@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from featlearn.watch import watch
+from featlearn.monitoring.entry import watch
 
 STEPS = 7
 
@@ -159,8 +159,8 @@ def test_a_watched_run_is_the_run_itself(case: str, tmp_path: Path):
 
 
 def test_the_comparison_finds_a_disturbance(tmp_path: Path):
-    def disturbing(moment: Any) -> float:
-        next(moment.model.parameters()).data += 1e-6
+    def disturbing(view: Any) -> float:
+        next(view.model.parameters()).data += 1e-6
         return 0.0
 
     # what a quantity of the user's own does to the weights is put back as well: disturb the loop itself
@@ -182,10 +182,10 @@ def test_a_learning_rate_schedule_is_recorded_and_kept(tmp_path: Path):
 
 
 def test_failing_measurements_disturb_nothing(tmp_path: Path):
-    def failing(moment: Any) -> float:
+    def failing(view: Any) -> float:
         torch.rand(3)
-        moment.features  # noqa: B018 (measured, then abandoned)
-        if moment.step:
+        view.features  # noqa: B018 (measured, then abandoned)
+        if view.step:
             raise RuntimeError("no")
         return 1.0
 

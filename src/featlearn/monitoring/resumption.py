@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import RunError
+from featlearn.monitoring.budget import Cost
+from featlearn.monitoring.names import Names
+from featlearn.monitoring.observer import Observer
+from featlearn.monitoring.probe_data import WatchedNetwork
+from featlearn.monitoring.reserved import is_measured
+from featlearn.monitoring.step_view import Baseline
 from featlearn.record import Run
-from featlearn.watch.budget import Cost
-from featlearn.watch.moment import Origin
-from featlearn.watch.names import Names
-from featlearn.watch.observer import Observer
-from featlearn.watch.reserved import is_measured
-from featlearn.watch.seen import Seen
 
 LARGEST = 2**26
 """Bytes of weights that are kept in a run for it to be resumed."""
@@ -40,22 +40,22 @@ def _array(tensor: Tensor) -> numpy.ndarray:
 def resumed(observer: Observer, run: Run) -> None:
     """Make an observer go on where a run stood: the same names, samples and start."""
     config = run.config
-    seen = observer.seen
+    watched = observer.watched
     probe = config.get("probe")
-    if not isinstance(probe, Mapping) or probe.get("sha256") != seen.probe.digest:
+    if not isinstance(probe, Mapping) or probe.get("sha256") != watched.probe.digest:
         raise RunError(
             f"{run.path} was recorded with another probe, expected the same samples in the same order; pass them, or "
             "start a new run"
         )
     stride = config.get("thinned", 1)
     if isinstance(stride, int) and stride > 1:
-        seen = seen.thinned(stride)
+        watched = watched.thinned(stride)
     names = config.get("layer_names")
     if isinstance(names, Mapping):
         observer.names = Names({str(key): str(value) for key, value in names.items()})
-    observer.seen = replace(seen, initial=_initial(run, seen))
-    if not observer.seen.initial:
-        observer.origin = _origin(run)
+    observer.watched = replace(watched, initial=_initial(run, watched))
+    if not observer.watched.initial:
+        observer.baseline = _baseline(run)
 
 
 def measured_steps(run: Run) -> set[int]:
@@ -79,17 +79,17 @@ def cost_before(run: Run) -> Cost | None:
     return Cost(training, overhead * training, float(measuring))
 
 
-def _initial(run: Run, seen: Seen) -> dict[str, Any]:
+def _initial(run: Run, watched: WatchedNetwork) -> dict[str, Any]:
     names = run.config.get("initial")
     if not isinstance(names, list) or 0 not in run.arrays.get("initial", ()):
         return {}
-    arrays, expected = run.array("initial", 0), seen.model.state_dict()
+    arrays, expected = run.array("initial", 0), watched.model.state_dict()
     if names != list(expected) or any(f"t{number}" not in arrays for number in range(len(names))):
         raise RunError(f"{run.path} was recorded with another model, expected the same layers; start a new run")
     return {name: torch.from_numpy(arrays[f"t{number}"]).to(expected[name].dtype) for number, name in enumerate(names)}
 
 
-def _origin(run: Run) -> Origin:
+def _baseline(run: Run) -> Baseline:
     kernel = torch.from_numpy(run.array("kernel", 0)["mean"]) if 0 in run.arrays.get("kernel", ()) else None
     outputs = torch.from_numpy(run.array("outputs", 0)["f"]) if 0 in run.arrays.get("outputs", ()) else None
-    return Origin(kernel, outputs)
+    return Baseline(kernel, outputs)
