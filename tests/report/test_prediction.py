@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.pace import Unknown
+from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.report.exhibits import thinned
 from featlearn.report.matrices import smaller
 from featlearn.report.prediction import Predicted, predicted_loss

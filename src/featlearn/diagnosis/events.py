@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
-from featlearn.diagnosis.reading import Curve, Reading
+from featlearn.diagnosis.run_data import Curve, RunData
 
 RISEN = 0.01
 """A rise of alignment that is large enough to have a time."""
@@ -21,7 +21,7 @@ LEFT = 0.05
 
 
 @dataclass(frozen=True)
-class Moment:
+class CrossingTime:
     """When a curve came to a level; all nan if it did not, or had before the first measurement."""
 
     at: float
@@ -46,25 +46,25 @@ class Moment:
         """As far as it can be told."""
         return self.by if self.wide else self.at
 
-    def precedes(self, other: "Moment") -> bool | None:
+    def precedes(self, other: "CrossingTime") -> bool | None:
         """Whether it came first, or at the same time; None where both lie in one gap."""
         if self.latest <= other.earliest:
             return True
         return False if self.earliest >= other.latest else None
 
 
-NEVER = Moment(math.nan, math.nan, math.nan)
+NEVER = CrossingTime(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Events:
     """What happened when, and by how much alignment and the kernel grew."""
 
-    loss_half: Moment
+    loss_half: CrossingTime
     """the loss is at half of its first value"""
-    alignment_90: Moment
+    alignment_90: CrossingTime
     """90 % of the rise of centred kernel-task alignment are done; never where it rose by less than a hundredth"""
-    norm_10: Moment
+    norm_10: CrossingTime
     """the kernel norm passes 10 % of its final value; never if it started above"""
     rise: float
     """of alignment, first to last"""
@@ -103,14 +103,14 @@ class Events:
         return [self.alignment_90.precedes(other) for other in (self.norm_10, self.loss_half)]
 
 
-def alignment_curve(reading: Reading) -> Curve | None:
+def alignment_curve(run_data: RunData) -> Curve | None:
     """Centred kernel-task alignment; None also for a constant target, of which nothing is left without its mean."""
-    return reading.curve("ntk/centered_alignment")
+    return run_data.curve("ntk/centered_alignment")
 
 
-def events(reading: Reading) -> Events:
+def events(run_data: RunData) -> Events:
     """The event times of one run."""
-    loss, alignment, norm = halving_loss(reading), alignment_curve(reading), reading.since_start("ntk/norm")
+    loss, alignment, norm = halving_loss(run_data), alignment_curve(run_data), run_data.since_start("ntk/norm")
     half = norm_10 = aligned = NEVER
     rise = growth = math.nan
     if loss is not None and loss.first > 0:
@@ -125,7 +125,7 @@ def events(reading: Reading) -> Events:
     return Events(half, aligned, norm_10, rise, growth)
 
 
-def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Moment:
+def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> CrossingTime:
     """When a curve first comes to a level from the side on which it starts.
 
     `logarithmic` for what grows or falls by factors: linear interpolation comes too early for a growing one.
@@ -139,15 +139,15 @@ def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Moment
     if logarithmic and min(before, after, level) > 0:
         before, after, level = (math.log(value) for value in (before, after, level))
     begin, end = curve.steps[i - 1 : i + 1].tolist()
-    return Moment(begin + (level - before) / (after - before) * (end - begin), begin, end)
+    return CrossingTime(begin + (level - before) / (after - before) * (end - begin), begin, end)
 
 
-def halving_loss(reading: Reading) -> Curve | None:
+def halving_loss(run_data: RunData) -> Curve | None:
     """The loss on the probe and, in its gaps, the one that was recorded in training, if the two agree."""
-    probe = reading.loss
+    probe = run_data.loss
     if probe is None or not probe.from_start or not bool((probe.values > 0).all()):
         return probe if probe is not None and probe.from_start else None
-    trained = _training_loss(reading)
+    trained = _training_loss(run_data)
     if trained is None:
         return probe
     common = ~_in_gap(trained, probe.steps) & (probe.values > LEFT * probe.first)
@@ -161,9 +161,9 @@ def halving_loss(reading: Reading) -> Curve | None:
     return Curve(steps[order], values[order])
 
 
-def _training_loss(reading: Reading) -> Curve | None:
+def _training_loss(run_data: RunData) -> Curve | None:
     """What the loop passed, a mean since the line before; each loss was that before a step, hence the middle."""
-    passed = reading.curve("loss")
+    passed = run_data.curve("loss")
     if passed is None or not bool((passed.values > 0).all()):
         return None
     before = torch.cat([passed.steps.new_zeros(1), passed.steps[:-1]])

@@ -61,7 +61,7 @@ class Evidence:
     value: float
     """the number; the mean over runs; nan where it cannot be told"""
     threshold: str
-    """what it was held against; empty where nothing was"""
+    """what the number was compared with; empty where it only informs"""
     source: str
     """where the threshold comes from"""
     spread: float = math.nan
@@ -123,11 +123,11 @@ def mean_of(found: Sample | None) -> float:
     return math.nan if found is None else found.mean
 
 
-def held(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
-    """A number over runs, and what it was held against."""
+def evidence(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
+    """A number over runs with the threshold that it was compared with."""
     return Evidence(topic, says, value.mean, against, threshold.source, value.spread, value.runs, verdict)
 
 
-def untold(topic: str, what: str) -> Evidence:
-    """What cannot be told, and why."""
+def unknown(topic: str, what: str) -> Evidence:
+    """A statement that something is unknown, and why."""
     return Evidence(topic, f"cannot tell {what}", math.nan, "", "", runs=0, verdict="cannot tell")

@@ -6,10 +6,10 @@ from functools import cached_property, lru_cache
 
 from featlearn.diagnosis.events import Events, events
 from featlearn.diagnosis.evidence import FALLEN
-from featlearn.diagnosis.layers import LayerLearning, Mechanism, layer_learning, mechanisms
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_learning, mechanisms
+from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
-from featlearn.diagnosis.pace import Pace, Speed, Unknown
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.errors import FeatlearnError
 from featlearn.metrics import feature_rate, kernel_distance
@@ -21,8 +21,8 @@ class Findings:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.reading = Reading(run)
-        self.pace = Pace(self.reading)
+        self.run_data = RunData(run)
+        self.loss_speed = LossSpeed(self.run_data)
 
     @cached_property
     def moved(self) -> float:
@@ -36,17 +36,17 @@ class Findings:
 
     def _distance(self, *, centered: bool) -> float:
         """From the kernels themselves, if the first and another are there, else as the run recorded it."""
-        steps = self.reading.kernel_steps
+        steps = self.run_data.kernel_steps
         if len(steps) > 1 and steps[0] == 0:
-            first, last = (self.reading.kernel(step).double() for step in (steps[0], steps[-1]))
+            first, last = (self.run_data.kernel(step).double() for step in (steps[0], steps[-1]))
             return float(kernel_distance(first, last, centered=centered))
-        recorded = self.reading.curve("ntk/centered_distance" if centered else "ntk/distance")
+        recorded = self.run_data.curve("ntk/centered_distance" if centered else "ntk/distance")
         return math.nan if recorded is None else recorded.last
 
     @cached_property
     def loss_left(self) -> float:
         """Lowest loss by the first."""
-        loss = self.reading.loss
+        loss = self.run_data.loss
         if loss is None or not loss.from_start or loss.first <= 0:
             return math.nan
         return float(loss.values.min()) / loss.first
@@ -54,49 +54,49 @@ class Findings:
     @cached_property
     def constant_target(self) -> bool:
         """Whether nothing is left of the targets without their mean."""
-        if self.reading.targets is None:
+        if self.run_data.targets is None:
             return False
-        y = self.reading.targets.double()
+        y = self.run_data.targets.double()
         return float((y - y.mean(0)).abs().max()) <= 1e-6 * float(y.abs().max())
 
     @property
     def weights_moved(self) -> float:
         """|W - W0| / |W0| of all weights together."""
-        distance = self.reading.curve("weights/distance")
+        distance = self.run_data.curve("weights/distance")
         return math.nan if distance is None else distance.last
 
     @cached_property
-    def speed(self) -> Speed | Unknown:
+    def speed(self) -> SpeedRatio | Unknown:
         """Of the loss, against the first kernel."""
-        return self.pace.speed
+        return self.loss_speed.speed
 
     @cached_property
     def events(self) -> Events:
         """Event times."""
-        return events(self.reading)
+        return events(self.run_data)
 
     @cached_property
     def settling(self) -> Settling | Unknown:
         """When the kernel settled."""
-        return settling(self.pace)
+        return settling(self.loss_speed)
 
     @cached_property
     def machine(self) -> KernelMachine:
         """Regression against the network; after little training every kernel would do."""
-        found = kernel_machine(self.reading)
+        found = kernel_machine(self.run_data)
         if found.errors and not self.loss_left <= FALLEN.high:
             return replace(found, of=None, reason="the loss has hardly fallen, so that any kernel would do")
         return found
 
     @cached_property
-    def mechanisms(self) -> dict[str, Mechanism]:
+    def mechanisms(self) -> dict[str, LayerPairMechanism]:
         """By layer pair."""
-        return mechanisms(self.reading)
+        return mechanisms(self.run_data)
 
     @cached_property
     def layers(self) -> dict[str, LayerLearning]:
         """By layer."""
-        return layer_learning(self.reading)
+        return layer_learning(self.run_data)
 
     @property
     def specialization(self) -> float:
@@ -109,7 +109,7 @@ class Findings:
         return self._specialization(0)
 
     def _specialization(self, at: int) -> float:
-        diagonal, y = self.reading.curve("ntk/specialization"), self.reading.targets
+        diagonal, y = self.run_data.curve("ntk/specialization"), self.run_data.targets
         if diagonal is None or y is None or y.shape[1] < 2 or (at == 0 and not diagonal.from_start):
             return math.nan
         # every column averages to 1
@@ -119,11 +119,11 @@ class Findings:
     @cached_property
     def feature_rate(self) -> float:
         """The effective feature rate of the whole run, for kernels and targets of norm one."""
-        reading, y, steps = self.reading, self.reading.targets, self.reading.kernel_steps
+        run_data, y, steps = self.run_data, self.run_data.targets, self.run_data.kernel_steps
         if y is None or len(steps) < 2 or steps[0] != 0:
             return math.nan
         key = "mean" if y.shape[1] == 1 else "each"
-        first, last = reading.array("kernel", steps[0], key), reading.array("kernel", steps[-1], key)
+        first, last = run_data.array("kernel", steps[0], key), run_data.array("kernel", steps[-1], key)
         if first is None or last is None or first.shape != last.shape:
             return math.nan
         try:

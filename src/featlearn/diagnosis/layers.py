@@ -5,14 +5,14 @@ import re
 from dataclasses import dataclass
 
 from featlearn.diagnosis.evidence import LAYER_CHANGED
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 
 _PAIR = re.compile(r"layers/(?P<first>.+)--(?P<second>.+)/alignment")
 _LAYER = re.compile(r"weights/(?P<layer>.+)/distance")
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class LayerPairMechanism:
     """What changed the product U W of two layers that follow each other (004 Sec. 3).
 
     ln |U W| changed by the sum of `alignment`, `first_norm` and `second_norm`: |U W| = zeta |U| |W|.
@@ -40,18 +40,18 @@ class Mechanism:
         return self.first_norm + self.second_norm
 
 
-def mechanisms(reading: Reading) -> dict[str, Mechanism]:
+def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
     """ "first--second" -> what happened between them."""
     found = {}
-    for name in reading.scalar_names:
+    for name in run_data.scalar_names:
         match = _PAIR.fullmatch(name)
-        zeta = reading.since_start(name) if match else None
+        zeta = run_data.since_start(name) if match else None
         if match is None or zeta is None or not (zeta.first > 0 and zeta.last > 0):
             continue
-        norms = [_log_growth(reading, match[layer]) for layer in ("first", "second")]
+        norms = [_log_growth(run_data, match[layer]) for layer in ("first", "second")]
         turned = math.log(zeta.last / zeta.first)
-        random = reading.curve(name.removesuffix("alignment") + "random")
-        found[f"{match['first']}--{match['second']}"] = Mechanism(
+        random = run_data.curve(name.removesuffix("alignment") + "random")
+        found[f"{match['first']}--{match['second']}"] = LayerPairMechanism(
             name_of(turned, sum(norms)), turned, norms[0], norms[1], zeta.first, zeta.last,
             math.nan if random is None else random.last,
         )  # fmt: skip
@@ -67,8 +67,8 @@ def name_of(turned: float, stretched: float) -> str:
     return "rescaling" if abs(stretched) >= LAYER_CHANGED.low else "none"
 
 
-def _log_growth(reading: Reading, layer: str) -> float:
-    norm = reading.since_start(f"weights/{layer}/norm")
+def _log_growth(run_data: RunData, layer: str) -> float:
+    norm = run_data.since_start(f"weights/{layer}/norm")
     if norm is None or not (norm.first > 0 and norm.last > 0):
         return math.nan
     return math.log(norm.last / norm.first)
@@ -88,18 +88,18 @@ class LayerLearning:
     """rise of the alignment of its kernel with the task"""
 
 
-def layer_learning(reading: Reading) -> dict[str, LayerLearning]:
+def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
     """Layer -> how much it learned, the one whose weight went furthest first."""
     found = {}
-    for name in reading.scalar_names:
+    for name in run_data.scalar_names:
         match = _LAYER.fullmatch(name)
-        distance = reading.curve(name) if match else None
+        distance = run_data.curve(name) if match else None
         if match is None or distance is None:
             continue
         layer = match["layer"]
-        correlation = reading.since_start(f"features/{layer}/uncentered")
-        share = reading.curve(f"ntk/layers/{layer}/share")
-        alignment = reading.since_start(f"ntk/layers/{layer}/alignment")
+        correlation = run_data.since_start(f"features/{layer}/uncentered")
+        share = run_data.curve(f"ntk/layers/{layer}/share")
+        alignment = run_data.since_start(f"ntk/layers/{layer}/alignment")
         found[layer] = LayerLearning(
             distance.last,
             math.nan if correlation is None else correlation.rise,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import MACHINE
-from featlearn.diagnosis.pace import Pace
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.loss_speed import LossSpeed
+from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
 from featlearn.metrics import Agreement, agreement
@@ -39,22 +39,22 @@ class KernelMachine:
     """why it cannot be told"""
 
 
-def kernel_machine(reading: Reading) -> KernelMachine:
+def kernel_machine(run_data: RunData) -> KernelMachine:
     """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
 
     At zero loss that is the regression of 002 Theorem 1. Training that ended before is compared with a regression that
     ended as early: no rate has to be known.
     """
-    first, last = 0, max(reading.array_steps("test"), default=-1)
+    first, last = 0, max(run_data.array_steps("test"), default=-1)
     if last < 0:
         return KernelMachine(None, reason="no test points were watched (test=(x, y))")
-    if last == 0 or reading.array("test", first, "f") is None:
+    if last == 0 or run_data.array("test", first, "f") is None:
         when = "before training only" if last == 0 else "not before training"
         return KernelMachine(None, reason=f"test points were measured {when}")
-    if last not in reading.kernel_steps or first not in reading.kernel_steps:
+    if last not in run_data.kernel_steps or first not in run_data.kernel_steps:
         return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
-    f0, f1 = reading.array("test", first, "f"), reading.array("test", last, "f")
-    y = reading.targets
+    f0, f1 = run_data.array("test", first, "f"), run_data.array("test", last, "f")
+    y = run_data.targets
     if f0 is None or f1 is None or y is None:
         return KernelMachine(None, reason="outputs of the test points are missing")
     if not bool((f1 != f0).any()):
@@ -62,10 +62,10 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     errors, correlations, whole = {}, {}, True
     for name, place, step in (("final", "kernel", last), ("initial", "kernel", first),
                               ("optimizer", "optimizer_kernel", last)):  # fmt: skip
-        pair = _kernels(reading, place, step)
+        pair = _kernels(run_data, place, step)
         if pair is None:
             continue
-        found = _agreement(reading, *pair, f0, f1)
+        found = _agreement(run_data, *pair, f0, f1)
         if found is not None:
             errors[name], correlations[name] = float(found.relative_error), float(found.correlation)
             whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
@@ -79,33 +79,38 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     return KernelMachine(None, errors, correlations, outputs, BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS)
 
 
-def _kernels(reading: Reading, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+def _kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
     """Kernel of the probe, and of test points with the probe: between all outputs, if recorded, else their mean."""
     crosses = place if place == "optimizer_kernel" else "test"
-    whole = reading.array(place, step, "full"), reading.array(crosses, step, "cross_full")
+    whole = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
     if whole[0] is not None and whole[1] is not None and whole[0].dim() == whole[1].dim() == 4:
         size = whole[0].shape[0] * whole[0].shape[2]
         if size <= LARGEST:
             return whole[0], whole[1]
-    mean, cross = reading.array(place, step, "mean"), reading.array(crosses, step, "cross")
+    mean, cross = run_data.array(place, step, "mean"), run_data.array(crosses, step, "cross")
     return None if mean is None or cross is None else (mean, cross)
 
 
-def _agreement(reading: Reading, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
-    start, end, pace = reading.outputs(0), reading.outputs(max(reading.array_steps("test"))), Pace(reading)
+def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
+    start, end, loss_speed = (
+        run_data.outputs(0),
+        run_data.outputs(max(run_data.array_steps("test"))),
+        LossSpeed(run_data),
+    )
     first, learned = f0.double().reshape(len(f0), -1), (f1 - f0).double().reshape(len(f0), -1)
     rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
     try:
         slowest = 1 / _largest_eigenvalue(rows.double())
-        spans = LONGEST_OF_ENTROPY if reading.entropy else LONGEST
+        spans = LONGEST_OF_ENTROPY if run_data.entropy else LONGEST
         path = kernel_descent(
-            kernel, pace.targets, times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
-            f0=start, K_test=cross, f0_test=first, loss="cross-entropy" if reading.entropy else "mse",
+            kernel, loss_speed.targets, f0=start,
+            times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
+            K_test=cross, f0_test=first, loss="cross-entropy" if run_data.entropy else "mse",
         )  # fmt: skip
     except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
         return None
     assert path.test_outputs is not None
-    predicted = _stopped(path.loss, path.test_outputs, pace.loss_of(end) * len(start)) - first
+    predicted = _stopped(path.loss, path.test_outputs, loss_speed.loss_of(end) * len(start)) - first
     found = agreement(predicted, learned)
     return found if math.isfinite(float(found.relative_error)) else None
 

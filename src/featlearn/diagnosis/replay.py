@@ -68,7 +68,7 @@ class Replay:
             return self.targets + vectors @ (torch.exp(-values * length)[:, None] * away)
         parts = max(1, math.ceil(length * float(values[-1]) / STRIDE))
         if parts > SUBSTEPS:
-            raise TooStiff
+            raise TooStiffError
         kernel = (vectors * (values * length / parts)) @ vectors.mT
         for _ in range(parts):
             f = f - kernel @ (f.softmax(1) - self.targets)
@@ -106,7 +106,7 @@ def _modes(kernel: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0.0), vectors
 
 
-class TooStiff(Exception):
+class TooStiffError(Exception):
     """More steps than may be replayed."""
 
 
@@ -120,7 +120,7 @@ def _crossing(difference: Callable[[float], float], guess: float) -> float | Non
         """Whether a number is beyond the crossing, and whether that was seen."""
         try:
             return difference(at) <= 0, True
-        except TooStiff:
+        except TooStiffError:
             return True, False
 
     low = high = guess

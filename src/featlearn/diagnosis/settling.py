@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import POWER_LAW, SETTLED
-from featlearn.diagnosis.pace import Clock, Pace, Unknown
-from featlearn.diagnosis.reading import Curve
-from featlearn.diagnosis.replay import Replay, TooStiff
+from featlearn.diagnosis.loss_speed import LossSpeed, TimeScale, Unknown
+from featlearn.diagnosis.replay import Replay, TooStiffError
+from featlearn.diagnosis.run_data import Curve
 
 CANDIDATES = 25
 """Steps that are tried at most; fewer for cross-entropy, whose descent is followed step by step."""
@@ -51,34 +51,34 @@ class Settling:
     """whether the kernel never moved; `error` then is by how much of its norm it changed"""
 
 
-def settling(pace: Pace) -> Settling | Unknown:
+def settling(loss_speed: LossSpeed) -> Settling | Unknown:
     """Try recorded steps from the first on."""
-    reading, clock, speed = pace.reading, pace.clock, pace.speed
-    loss = None if reading.loss is None else above_rounding(reading.loss)
-    if loss is None or len(reading.kernel_steps) < 3:
+    run_data, time_scale, speed = loss_speed.run_data, loss_speed.time_scale, loss_speed.speed
+    loss = None if run_data.loss is None else above_rounding(run_data.loss)
+    if loss is None or len(run_data.kernel_steps) < 3:
         return Unknown("too few kernels and losses were recorded")
-    elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
-    change = _change(pace)
+    elapsed = Curve(loss.steps, loss_speed.elapsed.at(loss.steps))
+    change = _change(loss_speed)
     if change <= STILL:
         return Settling(0.0, change, False, None, _exponents(loss, elapsed, 0.0, math.inf), still=True)
-    exact = reading.targets is not None and reading.targets.shape[1] == 1 and isinstance(clock, Clock)
-    if exact and isinstance(clock, Clock):
-        rate = clock.rate
+    exact = run_data.targets is not None and run_data.targets.shape[1] == 1 and isinstance(time_scale, TimeScale)
+    if exact and isinstance(time_scale, TimeScale):
+        rate = time_scale.rate
     elif not isinstance(speed, Unknown):
         rate = speed.rate
     else:
         return Unknown(f"no rate is known: {speed.reason}")
     rates = torch.tensor([1.0]) if exact else torch.logspace(-math.log10(FREE), math.log10(FREE), 9)
     rates = rate * rates.double()
-    most = CANDIDATES_OF_ENTROPY if reading.entropy else CANDIDATES
+    most = CANDIDATES_OF_ENTROPY if run_data.entropy else CANDIDATES
     best, found = math.inf, math.nan
-    for step in _some(reading.kernel_steps, most):
+    for step in _some(run_data.kernel_steps, most):
         later = loss.steps > step
         now = float(loss.at(torch.tensor([float(step)])))
         if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
             break
         error = _error(
-            pace, step, rates[::4] if reading.entropy else rates, Curve(loss.steps[later], loss.values[later])
+            loss_speed, step, rates[::4] if run_data.entropy else rates, Curve(loss.steps[later], loss.values[later])
         )
         best = min(best, error)
         if error <= SETTLED.high:
@@ -90,13 +90,13 @@ def settling(pace: Pace) -> Settling | Unknown:
     return Settling(found, best, not exact, before, after)
 
 
-def _change(pace: Pace) -> float:
+def _change(loss_speed: LossSpeed) -> float:
     """Largest change of the kernel, its size included, by the norm of the first; nan where that is missing."""
-    reading, steps = pace.reading, pace.reading.kernel_steps
+    run_data, steps = loss_speed.run_data, loss_speed.run_data.kernel_steps
     if steps[0] != 0:
         return math.nan
-    first = reading.kernel(0).double()
-    return max(float((reading.kernel(step).double() - first).norm() / first.norm()) for step in steps[1:])
+    first = run_data.kernel(0).double()
+    return max(float((run_data.kernel(step).double() - first).norm() / first.norm()) for step in steps[1:])
 
 
 def above_rounding(loss: Curve) -> Curve | None:
@@ -114,17 +114,19 @@ def _some(steps: list[int], most: int) -> list[int]:
     return sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
 
 
-def _error(pace: Pace, step: int, rates: Tensor, rest: Curve) -> float:
+def _error(loss_speed: LossSpeed, step: int, rates: Tensor, rest: Curve) -> float:
     """Largest difference of log loss, predicted and measured, over the rest; for the best of the rates."""
-    reading = pace.reading
-    since = pace.elapsed.at(rest.steps) - pace.elapsed.at(torch.tensor([float(step)]))
+    run_data = loss_speed.run_data
+    since = loss_speed.elapsed.at(rest.steps) - loss_speed.elapsed.at(torch.tensor([float(step)]))
     measured = rest.values.clamp_min(1e-300).log()
-    replay = Replay(reading.kernel(step)[None], torch.zeros(1), reading.outputs(step), pace.targets, reading.entropy)
+    replay = Replay(
+        run_data.kernel(step)[None], torch.zeros(1), run_data.outputs(step), loss_speed.targets, run_data.entropy
+    )
     errors = []
     for rate in rates.tolist():
         try:
             predicted = replay.frozen_losses(rate * since)
-        except TooStiff:
+        except TooStiffError:
             continue
         errors.append(float((predicted.clamp_min(1e-300).log() - measured).abs().max()))
     return min(errors, default=math.inf)

@@ -10,16 +10,16 @@ from typing import Any
 
 from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.findings import findings_of
-from featlearn.diagnosis.judgement import Regime, judged_regime, numbers
-from featlearn.diagnosis.layers import LayerLearning, Mechanism
+from featlearn.diagnosis.judgement import Regime, assess_regime, numbers
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.statements import (
     LISTED,
-    judged_features,
-    judged_layers,
-    judged_machine,
-    judged_settling,
-    judged_silence,
+    assess_features,
+    assess_kernel_machine,
+    assess_layers,
+    assess_settling,
+    assess_silence,
     learned_in,
 )
 from featlearn.errors import InputTypeError, InputValueError
@@ -44,7 +44,7 @@ class Diagnosis:
     """whether alignment was done before kernel norm and loss moved; None where that cannot be told"""
     kernel_machine: KernelMachine
     """of which kernel the network is the regression, and how well"""
-    mechanism: Mapping[str, Mechanism]
+    mechanism: Mapping[str, LayerPairMechanism]
     """by layer pair, "first--second", as the run names its layers"""
     layers: Mapping[str, LayerLearning]
     """how much each layer learned, the one whose weight went furthest first"""
@@ -95,14 +95,14 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     says how to read each statement.
     """
     findings = [findings_of(one) for one in _runs(run)]
-    mechanism, layers, about_layers = judged_layers(findings)
-    regime, headline, about_regime = judged_regime(findings, learned_in(layers)[:LISTED])
-    silent, times, about_silence = judged_silence(findings)
-    settled, about_settling = judged_settling(findings)
-    machine, about_machine = judged_machine(findings)
-    specialization, rate, about_features = judged_features(findings)
+    mechanism, layers, about_layers = assess_layers(findings)
+    regime, headline, about_regime = assess_regime(findings, learned_in(layers)[:LISTED])
+    silent, times, about_silence = assess_silence(findings)
+    settled, about_settling = assess_settling(findings)
+    machine, about_machine = assess_kernel_machine(findings)
+    specialization, rate, about_features = assess_features(findings)
     evidence = about_regime
-    if not all(one.reading.lost for one in findings):
+    if not all(one.run_data.lost for one in findings):
         evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
     return Diagnosis(
         regime, numbers(findings), silent, machine, mechanism, layers, {**times, "kernel_settled": settled},

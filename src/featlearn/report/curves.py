@@ -9,8 +9,8 @@ import numpy
 
 from featlearn.diagnosis.events import alignment_curve
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.pace import Unknown
-from featlearn.diagnosis.reading import Curve
+from featlearn.diagnosis.loss_speed import Unknown
+from featlearn.diagnosis.run_data import Curve
 from featlearn.report.exhibits import Chart, Line, Mark, Section, Window
 from featlearn.report.groups import Group
 from featlearn.report.overlay import Overlay
@@ -34,13 +34,13 @@ def loss(groups: Sequence[Group], theory: Overlay) -> Section:
     lines, missing, sources = [], [], set()
     for group in groups:
         found = {id(one): predicted_loss(one) for one in group.findings}
-        lines += present([group.line(lambda one: points(one.reading.loss), "measured")])
+        lines += present([group.line(lambda one: points(one.run_data.loss), "measured")])
         for dash, (place, label) in enumerate(_PREDICTED.items(), 1):
             lines += present([group.line(lambda one, f=found, p=place: _prediction(f[id(one)], p), label, dash=dash)])  # type: ignore[misc]
         missing += [f"{group.label}: no prediction, as {f.reason}" for f in found.values() if isinstance(f, Unknown)]
         sources |= {f.source for f in found.values() if isinstance(f, Predicted)}
     lines = _apart(groups, lines)
-    units = {"cross-entropy" if one.reading.entropy else "|f − y|²" for group in groups for one in group.findings}
+    units = {"cross-entropy" if one.run_data.entropy else "|f − y|²" for group in groups for one in group.findings}
     lines += theory.lines("loss", _samples(groups))
     charts = []
     if lines:
@@ -66,7 +66,7 @@ def _prediction(found: Predicted | Unknown, place: str) -> Points | None:
 
 def _samples(groups: Sequence[Group]) -> int | None:
     """Of the probe, if all runs have as many."""
-    known = [one.reading.targets for group in groups for one in group.findings]
+    known = [one.run_data.targets for group in groups for one in group.findings]
     sizes = {len(y) for y in known if y is not None}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -87,7 +87,7 @@ def timeline(groups: Sequence[Group], theory: Overlay) -> Section:
         for group in groups
         for line in (
             group.line(_loss_share, "loss, share of the first"),
-            group.line(lambda one: points(alignment_curve(one.reading)), "kernel-task alignment, centred", dash=1),
+            group.line(lambda one: points(alignment_curve(one.run_data)), "kernel-task alignment, centred", dash=1),
             group.line(_norm_share, "kernel norm, share of the last", dash=2),
         )
     ]
@@ -98,7 +98,7 @@ def timeline(groups: Sequence[Group], theory: Overlay) -> Section:
                             ("the kernel norm was", ("ntk/norm",)))
         if not group.names.intersection(names)
     ]  # fmt: skip
-    windows, marks = _moments(groups)
+    windows, marks = _event_marks(groups)
     charts = []
     if present(lines):
         shown = _apart(groups, present(lines))
@@ -136,16 +136,16 @@ def _apart(groups: Sequence[Group], lines: list[Line]) -> list[Line]:
 
 
 def _loss_share(one: Findings) -> Points | None:
-    loss = one.reading.loss
+    loss = one.run_data.loss
     return None if loss is None or loss.first <= 0 else (loss.steps.tolist(), (loss.values / loss.first).tolist())
 
 
 def _norm_share(one: Findings) -> Points | None:
-    norm = one.reading.curve("ntk/norm")
+    norm = one.run_data.curve("ntk/norm")
     return None if norm is None or norm.last <= 0 else (norm.steps.tolist(), (norm.values / norm.last).tolist())
 
 
-def _moments(groups: Sequence[Group]) -> tuple[list[Window], list[Mark]]:
+def _event_marks(groups: Sequence[Group]) -> tuple[list[Window], list[Mark]]:
     """The window between alignment and the rest, where alignment was silent; and what happened when."""
     windows, marks = [], []
     for group in groups:

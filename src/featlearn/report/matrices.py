@@ -19,7 +19,7 @@ def spectra(groups: Sequence[Group]) -> Section:
     values, powers, missing = [], [], []
     for group in groups:
         one = group.first
-        steps = [s for s in one.reading.array_steps("spectrum") if _vector(one, s, "eigenvalues") is not None]
+        steps = [s for s in one.run_data.array_steps("spectrum") if _vector(one, s, "eigenvalues") is not None]
         if not steps:
             missing.append(f'{group.label}: no spectrum was recorded; ask fl.watch for quantities=["kernel", ...]')
             continue
@@ -42,7 +42,7 @@ def spectra(groups: Sequence[Group]) -> Section:
 
 
 def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
-    found = one.reading.array("spectrum", step, key)
+    found = one.run_data.array("spectrum", step, key)
     return None if found is None or found.dim() != 1 else found.double().numpy()
 
 
@@ -66,7 +66,7 @@ def specialization(groups: Sequence[Group]) -> Section:
         if found:
             strips.append((group.label, [found[0]] if len(found) == 1 else [found[0], found[-1]]))
         else:
-            outputs = group.first.reading.targets
+            outputs = group.first.run_data.targets
             single = outputs is not None and outputs.shape[1] == 1
             reason = "the network has one output" if single else "it was not recorded"
             missing.append(f"{group.label}: no specialisation matrix, as {reason}")
@@ -95,12 +95,12 @@ def kernels(groups: Sequence[Group], shown: bool) -> Section:
 
 def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Picture]:
     """Square matrices under one name, sorted by target where they are of samples."""
-    reading, found = one.reading, []
-    steps = reading.array_steps(name)
+    run_data, found = one.run_data, []
+    steps = run_data.array_steps(name)
     if frames is not None and len(steps) > frames:
         steps = [steps[round(i * (len(steps) - 1) / (frames - 1))] for i in range(frames)]
     for step in steps:
-        matrix = reading.array(name, step, key)
+        matrix = run_data.array(name, step, key)
         if matrix is not None and matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]:
             values = matrix.double().numpy()
             facts: dict[str, float] = {}
@@ -114,7 +114,7 @@ def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Pi
 
 def _facts(one: Findings, kernel: numpy.ndarray) -> dict[str, float]:
     """Means of the kernel over its diagonal, over pairs of one class and over the others."""
-    samples, y = len(kernel), one.reading.targets
+    samples, y = len(kernel), one.run_data.targets
     apart = ~numpy.eye(samples, dtype=bool)
     found = {"diagonal": float(kernel.diagonal().mean())}
     if y is None or len(y) != samples or y.shape[1] < 2:
@@ -129,7 +129,7 @@ def _facts(one: Findings, kernel: numpy.ndarray) -> dict[str, float]:
 
 def sample_order(one: Findings, samples: int) -> numpy.ndarray:
     """By class, or by target where there is one output."""
-    y = one.reading.targets
+    y = one.run_data.targets
     if y is None or len(y) != samples:
         return numpy.arange(samples)
     rows = y.numpy()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import FALLEN, SPEED
-from featlearn.diagnosis.reading import Curve, Reading
 from featlearn.diagnosis.replay import Replay
+from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.dynamics import rate
 from featlearn.dynamics.rate import NEEDS
 
@@ -36,7 +36,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedRatio:
     """How many times longer the first kernel takes to the loss that the run came to."""
 
     frozen: float
@@ -52,7 +52,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimeScale:
     """Time in units in which df/dt = -K (f - y): a rate times the learning rate summed over steps."""
 
     rate: float
@@ -67,18 +67,18 @@ class Clock:
         return self.rate * self.elapsed.at(steps.double())
 
 
-class Pace:
+class LossSpeed:
     """The measured loss of a run beside predictions from recorded kernels."""
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+    def __init__(self, run_data: RunData) -> None:
+        self.run_data = run_data
 
     @cached_property
     def elapsed(self) -> Curve:
         """Steps -> learning rates summed over steps; steps themselves where no learning rate is known."""
-        reading = self.reading
-        lr = reading.curve("lr")
-        last = float(max(reading.steps, 1))
+        run_data = self.run_data
+        lr = run_data.curve("lr")
+        last = float(max(run_data.steps, 1))
         if lr is None or not bool((lr.values > 0).all()):
             ends = torch.tensor([0.0, last], dtype=torch.float64)
             return Curve(ends, ends)
@@ -88,14 +88,14 @@ class Pace:
         return Curve(steps, torch.cat([steps.new_zeros(1), spent]))
 
     @cached_property
-    def speed(self) -> Speed | Unknown:
+    def speed(self) -> SpeedRatio | Unknown:
         """Descent with the first kernel against descent with the kernels as they came.
 
         The rate is the one with which the recorded kernels bring the loss to where it was, when it was there: no
         learning rate has to be known, and what the recorded kernels leave out (terms between outputs, samples that are
         not in the probe) is left out of both.
         """
-        loss, steps = self.reading.loss, self.reading.kernel_steps
+        loss, steps = self.run_data.loss, self.run_data.kernel_steps
         if loss is None or not loss.from_start:
             return Unknown("the loss on the probe was not recorded before training")
         if not steps or steps[0] != 0:
@@ -122,70 +122,70 @@ class Pace:
         bound = replay.frozen_loss(needed) > 1.01 * level
         if bound and needed < SPEED.high * taken:
             return Unknown("cross-entropy descent with the first kernel is too stiff to be followed far enough")
-        return Speed(needed / taken, needed / taken / growth, level / loss.first, found, bound)
+        return SpeedRatio(needed / taken, needed / taken / growth, level / loss.first, found, bound)
 
     def _replay(self, steps: list[int], until: float) -> Replay:
         """Kernels of these steps and, in between, of the step (a fraction) at which the replay ends."""
-        reading = self.reading
-        after = next(s for s in reading.kernel_steps if s >= until or s == reading.kernel_steps[-1])
+        run_data = self.run_data
+        after = next(s for s in run_data.kernel_steps if s >= until or s == run_data.kernel_steps[-1])
         if len(steps) > REPLAYED:
             steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
         share = min(1.0, (until - steps[-1]) / max(after - steps[-1], 1))
-        last = torch.lerp(reading.kernel(steps[-1]).double(), reading.kernel(after).double(), share)
-        kernels = torch.stack([*(reading.kernel(s).double() for s in steps), last])
-        start, targets = reading.outputs(0), self.targets
-        if reading.entropy and len(start) > SAMPLES:
+        last = torch.lerp(run_data.kernel(steps[-1]).double(), run_data.kernel(after).double(), share)
+        kernels = torch.stack([*(run_data.kernel(s).double() for s in steps), last])
+        start, targets = run_data.outputs(0), self.targets
+        if run_data.entropy and len(start) > SAMPLES:
             some = torch.linspace(0, len(start) - 1, SAMPLES).round().long()
             kernels, start, targets = kernels[:, some][:, :, some], start[some], targets[some]
         elapsed = self.elapsed.at(torch.tensor([*map(float, steps), until]))
-        return Replay(kernels, elapsed, start, targets, reading.entropy)
+        return Replay(kernels, elapsed, start, targets, run_data.entropy)
 
     @cached_property
     def targets(self) -> Tensor:
         """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded less their mean."""
-        y = self.reading.targets
+        y = self.run_data.targets
         assert y is not None
         rows = y.double()
-        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.reading.entropy else rows
+        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.run_data.entropy else rows
 
     def loss_of(self, f: Tensor) -> float:
-        """Of outputs (P, C), in the unit of `Reading.loss`."""
-        if self.reading.entropy:
+        """Of outputs (P, C), in the unit of `RunData.loss`."""
+        if self.run_data.entropy:
             return -float((self.targets * f.log_softmax(1)).sum(1).mean())
         return float((f - self.targets).square().sum(1).mean())
 
     @cached_property
-    def clock(self) -> Clock | Unknown:
+    def time_scale(self) -> TimeScale | Unknown:
         """The rate of the run itself: as declared, if the first steps agree; else from the first steps."""
-        steps = self.reading.kernel_steps
+        steps = self.run_data.kernel_steps
         if not steps or steps[0] != 0:
             return Unknown(FIRST_IS_MISSING)
         told, seen = self._declared(), self._fitted()
-        if isinstance(told, Clock) and isinstance(seen, Clock):
+        if isinstance(told, TimeScale) and isinstance(seen, TimeScale):
             ratio = told.rate / seen.rate
             if 1 / AGREES <= ratio <= AGREES:
                 return told
-            return Clock(seen.rate, f"{seen.source} (the declared one is {ratio:.3g} times that)", seen.elapsed)
+            return TimeScale(seen.rate, f"{seen.source} (the declared one is {ratio:.3g} times that)", seen.elapsed)
         return seen
 
-    def _declared(self) -> Clock | Unknown:
-        reading, y = self.reading, self.reading.targets
-        loss = reading.run.config.get("loss_convention")
-        kind, momentum, one_rate = reading.optimizer
+    def _declared(self) -> TimeScale | Unknown:
+        run_data, y = self.run_data, self.run_data.targets
+        loss = run_data.run.config.get("loss_convention")
+        kind, momentum, one_rate = run_data.optimizer
         known = isinstance(loss, str) and (loss in NEEDS or loss == "cross-entropy")
-        if not known or kind != "SGD" or not one_rate or reading.curve("lr") is None or y is None:
+        if not known or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
             return Unknown("the loss convention, or one plain learning rate, was not declared")
         convention = "mean-half" if loss == "cross-entropy" else loss
         per_lr = rate(1.0, convention, P=len(y), C=y.shape[1]) / (1 - momentum)  # type: ignore[arg-type]
-        return Clock(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
+        return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
 
-    def _fitted(self) -> Clock | Unknown:
+    def _fitted(self) -> TimeScale | Unknown:
         """The rate with which the first kernel moves the outputs as the first steps did."""
-        reading, loss = self.reading, self.reading.loss
+        run_data, loss = self.run_data, self.run_data.loss
         if loss is None:
             return Unknown("too few losses were recorded")
-        early = [s for s in reading.kernel_steps[1:] if float(loss.at(torch.tensor([float(s)]))) > 0.8 * loss.first]
-        fits = [fit for fit in map(self._fit, early[:8] or reading.kernel_steps[1:2]) if fit is not None]
+        early = [s for s in run_data.kernel_steps[1:] if float(loss.at(torch.tensor([float(s)]))) > 0.8 * loss.first]
+        fits = [fit for fit in map(self._fit, early[:8] or run_data.kernel_steps[1:2]) if fit is not None]
         if not fits:
             return Unknown("the outputs did not move in the first steps")
         error, step, per_unit = min(fits)
@@ -194,24 +194,24 @@ class Pace:
                 f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimiser, unequal "
                 "learning rates, terms between outputs, or noise"
             )
-        return Clock(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)
+        return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)
 
     def _fit(self, step: int) -> tuple[float, int, float] | None:
         """(relative error of the change of the outputs, step, rate per unit of elapsed)."""
-        reading = self.reading
-        start = reading.outputs(0)
-        moved = reading.outputs(step) - start
+        run_data = self.run_data
+        start = run_data.outputs(0)
+        moved = run_data.outputs(step) - start
         # recorded in single precision
         if float(moved.norm()) <= 1e-4 * float(start.norm()) or not bool(moved.any()):
             return None
-        kernel = reading.kernel(0).double()
-        pull = self.targets - (start.softmax(1) if reading.entropy else start)
+        kernel = run_data.kernel(0).double()
+        pull = self.targets - (start.softmax(1) if run_data.entropy else start)
         speed = kernel @ pull
         elapsed = float(self.elapsed.at(torch.tensor([float(step)]))) * self._momentum_share(step)
         if not bool(speed.any()) or elapsed <= 0:
             return None
         linear = float((speed * moved).sum() / speed.square().sum())
-        if linear <= 0 or reading.entropy:
+        if linear <= 0 or run_data.entropy:
             return float((moved - linear * speed).norm() / moved.norm()), step, linear / elapsed
         values, vectors = torch.linalg.eigh(kernel)
         away, wanted = vectors.mT @ pull, vectors.mT @ moved
@@ -224,7 +224,7 @@ class Pace:
 
     def _momentum_share(self, step: int) -> float:
         """How much of its final speed momentum had reached over the first steps, on average."""
-        momentum = self.reading.optimizer[1]
+        momentum = self.run_data.optimizer[1]
         return 1 - momentum * (1 - momentum**step) / ((1 - momentum) * step)
 
 

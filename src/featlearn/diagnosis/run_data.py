@@ -69,7 +69,7 @@ class Curve:
         return Curve(self.steps, self.values.log()).at(steps)
 
 
-class Reading:
+class RunData:
     """One run. Of one that broke down, what came after the loss was lost is left out."""
 
     def __init__(self, run: Run) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from featlearn.diagnosis.pace import Clock, Pace, Speed, Unknown
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, TimeScale, Unknown
+from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.theory import ofe
 from tests.diagnosis.recording import written
@@ -39,8 +39,8 @@ def first(times, values, level):
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 5.0, 50.0])
 def test_optimal_feature_evolution_is_as_much_faster_as_its_solution(tmp_path: Path, gamma: float):
     run, K0, y, times, solution = ofe_run(tmp_path / "run", gamma, lr=0.02 if gamma < 10 else 0.002)
-    found = Pace(Reading(run)).speed
-    assert isinstance(found, Speed)
+    found = LossSpeed(RunData(run)).speed
+    assert isinstance(found, SpeedRatio)
     level = found.level * float(solution.loss[0])
     long = torch.linspace(0, 400, 400_000, dtype=torch.float64)
     frozen = kernel_descent(K0, y, times=long, f0=torch.full_like(y, 0.1)).loss
@@ -65,11 +65,11 @@ def test_the_rate_is_declared_or_fitted_to_the_first_steps(tmp_path: Path, lr, l
     path = kernel_descent(K0, y, times=times)
     kernels = K0.expand(len(STEPS), -1, -1)
     run = written(tmp_path / "run", STEPS, kernels, path.outputs[..., None], y[:, None], lr=lr, loss=loss)
-    clock = Pace(Reading(run)).clock
-    assert isinstance(clock, Clock)
-    assert clock.rate == pytest.approx(factor, rel=0.02)
-    assert ("declared learning rate" in clock.source) == (loss == "sum-half")
-    assert ("times that" in clock.source) == (loss == "mean")
+    time_scale = LossSpeed(RunData(run)).time_scale
+    assert isinstance(time_scale, TimeScale)
+    assert time_scale.rate == pytest.approx(factor, rel=0.02)
+    assert ("declared learning rate" in time_scale.source) == (loss == "sum-half")
+    assert ("times that" in time_scale.source) == (loss == "mean")
 
 
 def test_momentum_is_taken_into_account(tmp_path: Path):
@@ -86,11 +86,11 @@ def test_momentum_is_taken_into_account(tmp_path: Path):
     for loss in ("sum-half", None):
         run = written(tmp_path / str(loss), STEPS, kernels, torch.stack(outputs)[..., None], y[:, None], lr=lr,
                       loss=loss, optimizer=settings)  # fmt: skip
-        pace = Pace(Reading(run))
-        assert isinstance(pace.clock, Clock)
-        assert pace.clock.rate == pytest.approx(10.0, rel=0.1)
-        assert isinstance(pace.speed, Speed)
-        assert pace.speed.frozen == pytest.approx(1.0, rel=0.02)
+        loss_speed = LossSpeed(RunData(run))
+        assert isinstance(loss_speed.time_scale, TimeScale)
+        assert loss_speed.time_scale.rate == pytest.approx(10.0, rel=0.1)
+        assert isinstance(loss_speed.speed, SpeedRatio)
+        assert loss_speed.speed.frozen == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
@@ -101,10 +101,10 @@ def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
     kernels = K0.expand(len(STEPS), -1, -1)
     run = written(tmp_path / "run", STEPS, kernels, path.outputs[..., None], y[:, None], lr=None,
                   scalars={"lr": [rates[step] for step in STEPS]})  # fmt: skip
-    pace = Pace(Reading(run))
-    torch.testing.assert_close(pace.elapsed.at(torch.tensor(STEPS).double()), elapsed, rtol=0.02, atol=0.02)
-    assert isinstance(pace.clock, Clock)
-    assert pace.clock.source.startswith("the declared")
+    loss_speed = LossSpeed(RunData(run))
+    torch.testing.assert_close(loss_speed.elapsed.at(torch.tensor(STEPS).double()), elapsed, rtol=0.02, atol=0.02)
+    assert isinstance(loss_speed.time_scale, TimeScale)
+    assert loss_speed.time_scale.source.startswith("the declared")
 
 
 def test_noise_or_another_optimiser_gives_no_clock(tmp_path: Path):
@@ -112,13 +112,13 @@ def test_noise_or_another_optimiser_gives_no_clock(tmp_path: Path):
     noise = torch.randn(len(STEPS), len(y), 1, dtype=torch.float64).cumsum(0) * 0.1
     noise[0] = 0
     run = written(tmp_path / "run", STEPS, K0.expand(len(STEPS), -1, -1), noise, y[:, None])
-    clock = Pace(Reading(run)).clock
-    assert isinstance(clock, Unknown)
-    assert "no descent with the first kernel" in clock.reason
+    time_scale = LossSpeed(RunData(run)).time_scale
+    assert isinstance(time_scale, Unknown)
+    assert "no descent with the first kernel" in time_scale.reason
 
 
 def test_a_loss_that_has_not_fallen_says_nothing(tmp_path: Path):
     run, *_ = ofe_run(tmp_path / "run", 0.0, lr=1e-5)
-    speed = Pace(Reading(run)).speed
+    speed = LossSpeed(RunData(run)).speed
     assert isinstance(speed, Unknown)
     assert "fell only to" in speed.reason
