@@ -13,7 +13,7 @@ ROOT = Path(featlearn.__file__).parent
 
 FOUNDATION = {"errors", "shapes", "linalg"}
 MEASURING = FOUNDATION | {"ops", "capture", "quantities", "readouts"}
-READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "report"}
+READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
 
 ALLOWED: dict[str, set[str]] = {
@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
-    "report": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
+    "reporting": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
     "steer": MEASURING | {"metrics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
@@ -135,7 +135,7 @@ def test_the_table_has_no_cycle():
         ("featlearn.ops.form", "from featlearn import novelty"),
         ("featlearn.theory.ofe", "from featlearn.capture import probe"),
         ("featlearn.record.run", "import torch.nn"),
-        ("featlearn.report.page", "from featlearn.quantities import ntk"),
+        ("featlearn.reporting.page", "from featlearn.quantities import ntk"),
         ("featlearn.quantities.ntk", "from featlearn.papers import models"),
         ("featlearn.data.digits", "from sklearn.datasets import load_digits"),
         ("featlearn.novelty", ""),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featlearn import ops as ops
     from featlearn import readouts as readouts
     from featlearn import record as record
-    from featlearn import report as report
+    from featlearn import reporting as reporting
     from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
     from featlearn.record.reader import open_run as open_run
+    from featlearn.reporting.page import report as report
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
 
@@ -69,11 +70,13 @@ _HOME = {
     "plan": "featlearn.quantities.ntk",
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
+    "report": "featlearn.reporting.page",
     "representation_kernels": "featlearn.quantities.representation",
     "watch": "featlearn.monitoring.entry",
 }
 _SUBMODULES = (
-    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "report", "steer", "theory",
+    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",
+    "theory",
 )  # fmt: skip
 
 

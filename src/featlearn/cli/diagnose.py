@@ -181,7 +181,7 @@ def curves(runs: "Sequence[Run]") -> list[Curve]:
 
 
 def _page(runs: "Sequence[Run]", path: Path) -> Path:
-    from featlearn.report import report
+    from featlearn.reporting.page import report
 
     return report(runs, path)
 

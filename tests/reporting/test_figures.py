@@ -9,8 +9,8 @@ import pytest
 
 from featlearn.errors import InputValueError
 from featlearn.record import Run
-from featlearn.report import figures
-from tests.report.runs import by_hand, watched
+from featlearn.reporting import figures
+from tests.reporting.runs import by_hand, watched
 
 matplotlib.use("Agg")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.report.exhibits import Line, thinned
+from featlearn.reporting.exhibits import Line, thinned
 
 COLORS = 4
 """The colour of the first theory: lines of a single run have those before it."""

@@ -15,9 +15,8 @@ import torch
 import featlearn as fl
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import Run, RunWriter
-from featlearn.report import report
-from featlearn.report.page import LARGEST, static
-from tests.report.runs import HOSTILE, by_hand, watched
+from featlearn.reporting.page import LARGEST, report, static
+from tests.reporting.runs import HOSTILE, by_hand, watched
 
 VOID = {"meta", "link", "input"}
 
@@ -62,6 +61,17 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return watched(tmp_path_factory.mktemp("report") / "one")
+
+
+def test_it_is_a_public_function_of_one_run_or_several(run: Run, tmp_path: Path):
+    from featlearn.reporting import figures
+
+    assert fl.report is report
+    assert fl.reporting.figures is figures
+    one, path, several = tmp_path / "one.html", tmp_path / "path.html", tmp_path / "several.html"
+    assert fl.report(run, one) == one
+    assert fl.report(run.path, path).read_text() == one.read_text() == run.report(tmp_path / "run.html").read_text()
+    assert fl.report([run, run.path], several).read_text() != one.read_text()
 
 
 @pytest.fixture(scope="module")

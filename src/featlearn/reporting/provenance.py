@@ -7,10 +7,10 @@ from typing import Any
 
 from featlearn.citations import citation
 from featlearn.record import Run
-from featlearn.report.exhibits import Grid, Section
-from featlearn.report.groups import Group
-from featlearn.report.markup import Html, tag, text
-from featlearn.report.rendering import table
+from featlearn.reporting.exhibits import Grid, Section
+from featlearn.reporting.groups import Group
+from featlearn.reporting.markup import Html, tag, text
+from featlearn.reporting.rendering import table
 
 MOST_EVENTS = 50
 LONGEST_CONFIG = 20_000

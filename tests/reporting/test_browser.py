@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from featlearn.record import RunWriter
-from featlearn.report import report
-from tests.report.browser import CHROMIUM, DRIVER, Browser
-from tests.report.runs import HOSTILE, by_hand, watched
+from featlearn.reporting.page import report
+from tests.reporting.browser import CHROMIUM, DRIVER, Browser
+from tests.reporting.runs import HOSTILE, by_hand, watched
 
 pytestmark = [
     pytest.mark.browser,

@@ -14,7 +14,7 @@ from featlearn.diagnosis import Diagnosis, diagnose
 from featlearn.diagnosis.findings import Findings, findings_of
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
-from featlearn.report.exhibits import Line, thinned
+from featlearn.reporting.exhibits import Line, thinned
 
 # Of a run, not of what was run.
 _OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}

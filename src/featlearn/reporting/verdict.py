@@ -6,8 +6,8 @@ from itertools import groupby
 
 from featlearn.diagnosis import Diagnosis, Evidence
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, KERNEL_MOVED, SPEED, Threshold
-from featlearn.report.groups import Group
-from featlearn.report.markup import Html, tag, text
+from featlearn.reporting.groups import Group
+from featlearn.reporting.markup import Html, tag, text
 
 _TONES = {"lazy": "lazy", "rich": "rich"} | dict.fromkeys(("yes", "no", "cannot tell", "thin"), "unknown")
 

@@ -9,9 +9,9 @@ import torch
 
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
-from featlearn.report.exhibits import thinned
-from featlearn.report.matrices import smaller
-from featlearn.report.prediction import Predicted, predicted_loss
+from featlearn.reporting.exhibits import thinned
+from featlearn.reporting.matrices import smaller
+from featlearn.reporting.prediction import Predicted, predicted_loss
 from tests.diagnosis.recording import written
 
 STEPS = [0, 1, 2, 4, 7, 11, 18, 28, 40]
@@ -64,7 +64,7 @@ def test_growth_alone_is_the_rescaled_prediction(tmp_path: Path, outputs: int):
 
 
 def test_a_run_without_kernels_has_no_prediction(tmp_path: Path):
-    from tests.report.runs import by_hand
+    from tests.reporting.runs import by_hand
 
     found = predicted_loss(Findings(by_hand(tmp_path / "a", {"probe/loss": [1.0, 0.5]}, [0, 1])))
     assert isinstance(found, Unknown)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from featlearn.report.exhibits import Chart, Exhibit, Film, Grid, Picture, Section
-from featlearn.report.markup import Html, bytes_of, number, tag, text, written
+from featlearn.reporting.exhibits import Chart, Exhibit, Film, Grid, Picture, Section
+from featlearn.reporting.markup import Html, bytes_of, number, tag, text, written
 
 DASHES = ("", "7 4", "2 3", "8 3 2 3")
 MATRIX_TABLE = 12

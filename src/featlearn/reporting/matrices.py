@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.report.exhibits import Chart, Film, Line, Picture, Section, thinned
-from featlearn.report.groups import Group
+from featlearn.reporting.exhibits import Chart, Film, Line, Picture, Section, thinned
+from featlearn.reporting.groups import Group
 
 SIDE = 64
 """Rows and columns of a picture at most."""

@@ -11,10 +11,10 @@ from featlearn.diagnosis.events import alignment_curve
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.run_data import Curve
-from featlearn.report.exhibits import Chart, Line, Mark, Section, Window
-from featlearn.report.groups import Group
-from featlearn.report.overlay import Overlay
-from featlearn.report.prediction import Predicted, predicted_loss
+from featlearn.reporting.exhibits import Chart, Line, Mark, Section, Window
+from featlearn.reporting.groups import Group
+from featlearn.reporting.overlay import Overlay
+from featlearn.reporting.prediction import Predicted, predicted_loss
 
 Points = tuple[Sequence[float], Sequence[float]]
 

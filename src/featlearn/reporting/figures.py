@@ -16,10 +16,10 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputValueError, RunError
-from featlearn.report import curves, layers, matrices
-from featlearn.report.exhibits import POINTS, Chart, Film, Section
-from featlearn.report.groups import Group, groups
-from featlearn.report.overlay import Overlay
+from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting.exhibits import POINTS, Chart, Film, Section
+from featlearn.reporting.groups import Group, groups
+from featlearn.reporting.overlay import Overlay
 
 __all__ = [
     "accuracy", "alignment", "features", "kernel", "kernel_distance", "kernel_norm", "layer_alignment", "loss",
@@ -33,7 +33,7 @@ _WIDE = (6.75, 2.4)
 
 def style() -> str:
     """The packaged style, for `matplotlib.style.use` or `matplotlib.style.context`."""
-    return str(files("featlearn.report") / "static" / "figures.mplstyle")
+    return str(files("featlearn.reporting") / "static" / "figures.mplstyle")
 
 
 def loss(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:

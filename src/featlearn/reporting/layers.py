@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.report.curves import Points, named_layers, present, shares
-from featlearn.report.exhibits import Chart, Grid, Line, Section
-from featlearn.report.groups import Group, finite
+from featlearn.reporting.curves import Points, named_layers, present, shares
+from featlearn.reporting.exhibits import Chart, Grid, Line, Section
+from featlearn.reporting.groups import Group, finite
 
 MOST = 8
 """Lines of a chart for each run; more are not told apart."""

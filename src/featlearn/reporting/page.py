@@ -12,14 +12,14 @@ from typing import Any
 
 from featlearn.errors import RunError
 from featlearn.record import Run
-from featlearn.report import curves, layers, matrices
-from featlearn.report.exhibits import POINTS, Section
-from featlearn.report.groups import Group, groups
-from featlearn.report.markup import Html, data, joined, tag, text
-from featlearn.report.overlay import Overlay
-from featlearn.report.provenance import citations, overhead, provenance
-from featlearn.report.rendering import numbers, section, swatch
-from featlearn.report.verdict import verdict
+from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting.exhibits import POINTS, Section
+from featlearn.reporting.groups import Group, groups
+from featlearn.reporting.markup import Html, data, joined, tag, text
+from featlearn.reporting.overlay import Overlay
+from featlearn.reporting.provenance import citations, overhead, provenance
+from featlearn.reporting.rendering import numbers, section, swatch
+from featlearn.reporting.verdict import verdict
 
 LARGEST = 1_000_000
 """Bytes of a page without kernels; lines are thinned until it fits."""
@@ -150,7 +150,7 @@ def _head(heading: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
 
 def static(name: str) -> str:
     """A file that is part of every page."""
-    return (files("featlearn.report") / "static" / name).read_text(encoding="utf-8")
+    return (files("featlearn.reporting") / "static" / name).read_text(encoding="utf-8")
 
 
 def _hashes(parts: Sequence[str]) -> str:
