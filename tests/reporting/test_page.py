@@ -52,8 +52,8 @@ class Page(HTMLParser):
         return " ".join(data for tag, data in self.texts if not tags or tag in tags)
 
     @property
-    def exhibits(self) -> dict[str, dict]:
-        found = re.search(r'<script type="application/json" id="exhibits">(.*?)</script>', self.source, re.DOTALL)
+    def blocks(self) -> dict[str, dict]:
+        found = re.search(r'<script type="application/json" id="blocks">(.*?)</script>', self.source, re.DOTALL)
         assert found
         return {one["key"]: one for one in json.loads(found[1])}
 
@@ -142,7 +142,7 @@ def test_what_is_drawn_is_described_and_in_a_table(page: Page):
     drawn = page.having("div", role="img") + page.having("canvas")
     assert len(drawn) >= 15
     assert all(len(one["aria-label"] or "") > 30 for one in drawn)
-    assert len(page.having("details")) >= len(page.exhibits)
+    assert len(page.having("details")) >= len(page.blocks)
     assert len(page.having("table")) == len(page.having("caption"))
     for box in page.having("div", **{"class": "scroll"}):
         assert box["tabindex"] == "0"
@@ -155,24 +155,24 @@ def test_what_is_drawn_is_described_and_in_a_table(page: Page):
 
 
 def test_the_numbers_are_those_of_the_run(run: Run, page: Page):
-    norm = page.exhibits["ntk-norm"]
+    norm = page.blocks["ntk-norm"]
     steps, values = run.scalar("ntk/norm")
     assert norm["x"] == steps.tolist()
     assert norm["lines"][0]["y"] == pytest.approx(values.tolist(), rel=1e-4)
-    spectrum = page.exhibits["spectrum"]
+    spectrum = page.blocks["spectrum"]
     last = run.array("spectrum", int(steps[-1]))["eigenvalues"]
     assert spectrum["lines"][0]["label"] == f"step {steps[-1]}"
     assert spectrum["lines"][0]["y"] == pytest.approx(last.tolist(), rel=1e-4)
     power = run.array("spectrum", 0)["task_power"]
-    assert page.exhibits["power"]["lines"][1]["y"] == pytest.approx((power.cumsum() / power.sum()).tolist(), rel=1e-4)
+    assert page.blocks["power"]["lines"][1]["y"] == pytest.approx((power.cumsum() / power.sum()).tolist(), rel=1e-4)
     table = [data for tag, data in page.texts if tag == "td"]
     assert f"{values[-1]:.4g}" in table
 
 
 def test_a_kernel_is_sorted_by_class_in_256_levels(run: Run, page: Page):
-    film = page.exhibits["kernels"]
-    last = film["strips"][0][-1]
-    kernel = run.array("kernel", int(film["steps"][-1]))["mean"].astype(float)
+    sequence = page.blocks["kernels"]
+    last = sequence["sequences"][0][-1]
+    kernel = run.array("kernel", int(sequence["steps"][-1]))["mean"].astype(float)
     labels = run.array("targets", 0)["y"].argmax(1)
     order = sorted(range(len(labels)), key=lambda i: (labels[i], i))
     expected = [[kernel[i, j] for j in order] for i in order]
@@ -185,7 +185,7 @@ def test_a_kernel_is_sorted_by_class_in_256_levels(run: Run, page: Page):
 
 def test_kernels_can_be_left_out(run: Run, tmp_path: Path):
     small = Page(report(run, tmp_path / "a.html", kernels=False))
-    assert "kernels" not in small.exhibits
+    assert "kernels" not in small.blocks
     assert "left out, as was asked for" in small.text()
 
 
@@ -194,20 +194,20 @@ def test_runs_that_differ_in_their_seed_become_a_band(run: Run, tmp_path: Path):
     first = by_hand(tmp_path / "a", scalars, [0, 1, 3], seed=0, lr=1)
     second = by_hand(tmp_path / "b", {**scalars, "ntk/norm": [3.0, 4.0, 5.0]}, [0, 1, 3], seed=1, lr=1)
     page = Page(report([first, second], tmp_path / "page.html"))
-    (line,) = page.exhibits["ntk-norm"]["lines"]
+    (line,) = page.blocks["ntk-norm"]["lines"]
     assert (line["low"], line["y"], line["high"]) == ([1, 2, 4], [2, 3, 4.5], [3, 4, 5])
     assert "3 (2 to 4)" in page.text("td")
     apart = Page(report([first, second], tmp_path / "apart.html", bands=False))
-    assert [line["label"] for line in apart.exhibits["ntk-norm"]["lines"]] == ["a", "b"]
+    assert [line["label"] for line in apart.blocks["ntk-norm"]["lines"]] == ["a", "b"]
 
 
 def test_bands_interpolate_between_steps_of_their_own(tmp_path: Path):
     first = by_hand(tmp_path / "a", {"ntk/norm": [0.0, 2.0]}, [0, 3], seed=0)
     second = by_hand(tmp_path / "b", {"ntk/norm": [0.0, 5.0, 5.0]}, [0, 1, 7], seed=1)
     page = Page(report([first, second], tmp_path / "page.html"))
-    exhibit = page.exhibits["ntk-norm"]
-    assert exhibit["x"] == [0, 1, 3]  # where both were measured
-    assert exhibit["lines"][0]["low"] == [0, 1, 2]  # log(1 + 1) is half of log(1 + 3)
+    block = page.blocks["ntk-norm"]
+    assert block["x"] == [0, 1, 3]  # where both were measured
+    assert block["lines"][0]["low"] == [0, 1, 2]  # log(1 + 1) is half of log(1 + 3)
 
 
 @pytest.mark.parametrize("other", [{"seed": 1, "lr": 2}, {"seed": 0, "lr": 1}, {"lr": 1}])
@@ -215,7 +215,7 @@ def test_other_runs_are_laid_over_each_other(tmp_path: Path, other):
     runs = [by_hand(tmp_path / name / "run", {"ntk/norm": [1.0, 2.0]}, [0, 1], **config)
             for name, config in {"a": {"seed": 0, "lr": 1}, "b": other}.items()]  # fmt: skip
     page = Page(report(runs, tmp_path / "page.html"))
-    assert [line["label"] for line in page.exhibits["ntk-norm"]["lines"]] == ["run (1)", "run (2)"]
+    assert [line["label"] for line in page.blocks["ntk-norm"]["lines"]] == ["run (1)", "run (2)"]
     assert len(page.having("button", **{"data-run": "1"})) == 1
 
 
@@ -233,11 +233,11 @@ def test_a_theory_is_laid_over(tmp_path: Path):
     run = by_hand(tmp_path / "a", {"probe/loss": [4.0, 2.0], "ntk/alignment": [0.1, 0.2]}, [0, 10],
                   {"targets": [{"y": numpy.ones((4, 1))}]})  # fmt: skip
     page = Page(report(run, tmp_path / "page.html", theory={"law": Law()}, time_scale=0.1))
-    loss = page.exhibits["loss"]
+    loss = page.blocks["loss"]
     assert loss["x"] == [0, 10, 20]
     assert [line["label"] for line in loss["lines"]][-1] == "theory: law"
     assert loss["lines"][-1]["y"] == [2, 1, 0.5]  # per sample, of which there are 4
-    assert page.exhibits["alignment"]["lines"][-1]["y"] == [0.1, 0.2, 0.3]
+    assert page.blocks["alignment"]["lines"][-1]["y"] == [0.1, 0.2, 0.3]
     assert "strength: predicted, but the runs have no such number" in page.text()
 
 
@@ -267,11 +267,11 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, name: str):
     assert "img" not in tags
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
     assert not {"\u2028", "\u2029", "\x00"} & set(page.source)
-    block = re.search(r'id="exhibits">(.*?)</script>', page.source, re.DOTALL)[1]
+    block = re.search(r'id="blocks">(.*?)</script>', page.source, re.DOTALL)[1]
     assert not set("<>&") & set(block)
     if name.isprintable():
         assert [data for tag, data in page.texts if tag == "h1"] == [name]
-        assert page.exhibits["norms"]["lines"][0]["label"] == name
+        assert page.blocks["norms"]["lines"][0]["label"] == name
 
 
 def test_what_was_not_recorded_is_said_to_be_missing(tmp_path: Path):
@@ -286,7 +286,7 @@ def test_what_was_not_recorded_is_said_to_be_missing(tmp_path: Path):
 
 def test_an_empty_run_has_a_page(tmp_path: Path):
     page = Page(report(by_hand(tmp_path / "a", {}, []), tmp_path / "page.html"))
-    assert page.exhibits == {}
+    assert page.blocks == {}
     assert "no loss on the probe was recorded" in page.text()
 
 
@@ -295,9 +295,9 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path: Path):
     scalars = {"probe/loss": [1.0, 0.5, nan], "ntk/norm": [1.0, inf, 3.0], "ntk/distance": [nan, nan, nan],
                "weights/a/norm": [0.0, 1.0, 2.0]}  # fmt: skip
     page = Page(report(by_hand(tmp_path / "a", scalars, [0, 1, 2]), tmp_path / "page.html"))
-    assert page.exhibits["ntk-norm"]["x"] == [0, 2]
-    assert "distance" not in page.exhibits
-    assert page.exhibits["norms"]["lines"][0]["y"] == [None, None, None]  # shares of nothing
+    assert page.blocks["ntk-norm"]["x"] == [0, 2]
+    assert "distance" not in page.blocks
+    assert page.blocks["norms"]["lines"][0]["y"] == [None, None, None]  # shares of nothing
 
 
 def test_arrays_of_unexpected_shapes_are_left_out(tmp_path: Path):
@@ -308,7 +308,7 @@ def test_arrays_of_unexpected_shapes_are_left_out(tmp_path: Path):
         "targets": [{"y": numpy.ones(5)}],
     }
     page = Page(report(by_hand(tmp_path / "a", {"loss": [1.0, 0.5]}, [0, 1], arrays), tmp_path / "page.html"))
-    assert page.exhibits == {}
+    assert page.blocks == {}
 
 
 @pytest.mark.parametrize("place", ["arrays/kernel/000000000000.npz", "scalars.jsonl", "events.jsonl"])
@@ -342,7 +342,7 @@ def test_a_long_run_with_many_layers_stays_small(tmp_path: Path):
     scalars["probe/loss"] = [1 / (1 + s) for s in steps]
     page = Page(report(by_hand(tmp_path / "run", scalars, steps), tmp_path / "page.html", kernels=False))
     assert len(page.source.encode()) < LARGEST
-    loss = page.exhibits["loss"]
+    loss = page.blocks["loss"]
     assert len(loss["x"]) <= 200
     assert (loss["x"][0], loss["x"][-1]) == (0, 1499)
     assert "The 8 layers that changed most; 32 others are in the run." in page.text()

@@ -9,9 +9,9 @@ import torch
 
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
-from featlearn.reporting.exhibits import thinned
+from featlearn.reporting.content_blocks import thinned
 from featlearn.reporting.matrices import smaller
-from featlearn.reporting.prediction import Predicted, predicted_loss
+from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 from tests.diagnosis.recording import written
 
 STEPS = [0, 1, 2, 4, 7, 11, 18, 28, 40]
@@ -38,7 +38,7 @@ def growing(path: Path, turn: float, outputs: int = 1):
 def test_frozen_rescaled_and_evolving_losses(tmp_path: Path):
     run, first, y = growing(tmp_path / "run", turn=1.0)
     found = predicted_loss(Findings(run))
-    assert isinstance(found, Predicted)
+    assert isinstance(found, PredictedLoss)
     values, vectors = torch.linalg.eigh(first)
     power = (vectors.T @ y).square()[:, 0]
     frozen = [float((power * torch.exp(-2 * values * s / 20)).sum() / 5) for s in STEPS]
@@ -55,7 +55,7 @@ def test_frozen_rescaled_and_evolving_losses(tmp_path: Path):
 def test_growth_alone_is_the_rescaled_prediction(tmp_path: Path, outputs: int):
     run, first, y = growing(tmp_path / "run", 0.0, outputs)
     found = predicted_loss(Findings(run))
-    assert isinstance(found, Predicted)
+    assert isinstance(found, PredictedLoss)
     values, vectors = torch.linalg.eigh(first)
     power = (vectors.T @ y).square().sum(1)
     closed = [float((power * torch.exp(-2 * values * (t + t * t / 2))).sum() / 5) for t in (s / 20 for s in STEPS)]

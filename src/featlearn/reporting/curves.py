@@ -11,15 +11,15 @@ from featlearn.diagnosis.events import alignment_curve
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.run_data import Curve
-from featlearn.reporting.exhibits import Chart, Line, Mark, Section, Window
-from featlearn.reporting.groups import Group
+from featlearn.reporting.content_blocks import Chart, ChartLine, Mark, Section, Window
+from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.overlay import Overlay
-from featlearn.reporting.prediction import Predicted, predicted_loss
+from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def present(lines: Iterable[Line | None]) -> list[Line]:
+def present(lines: Iterable[ChartLine | None]) -> list[ChartLine]:
     """Those that are there."""
     return [line for line in lines if line is not None]
 
@@ -29,7 +29,7 @@ def points(curve: Curve | None) -> Points | None:
     return None if curve is None else (curve.steps.tolist(), curve.values.tolist())
 
 
-def loss(groups: Sequence[Group], theory: Overlay) -> Section:
+def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     """The loss on the probe beside what kernels predict for it."""
     lines, missing, sources = [], [], set()
     for group in groups:
@@ -38,7 +38,7 @@ def loss(groups: Sequence[Group], theory: Overlay) -> Section:
         for dash, (place, label) in enumerate(_PREDICTED.items(), 1):
             lines += present([group.line(lambda one, f=found, p=place: _prediction(f[id(one)], p), label, dash=dash)])  # type: ignore[misc]
         missing += [f"{group.label}: no prediction, as {f.reason}" for f in found.values() if isinstance(f, Unknown)]
-        sources |= {f.source for f in found.values() if isinstance(f, Predicted)}
+        sources |= {f.source for f in found.values() if isinstance(f, PredictedLoss)}
     lines = _apart(groups, lines)
     units = {"cross-entropy" if one.run_data.entropy else "|f − y|²" for group in groups for one in group.findings}
     lines += theory.lines("loss", _samples(groups))
@@ -60,18 +60,18 @@ _PREDICTED = {
 }
 
 
-def _prediction(found: Predicted | Unknown, place: str) -> Points | None:
+def _prediction(found: PredictedLoss | Unknown, place: str) -> Points | None:
     return None if isinstance(found, Unknown) else points(getattr(found, place))
 
 
-def _samples(groups: Sequence[Group]) -> int | None:
+def _samples(groups: Sequence[RunGroup]) -> int | None:
     """Of the probe, if all runs have as many."""
     known = [one.run_data.targets for group in groups for one in group.findings]
     sizes = {len(y) for y in known if y is not None}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _accuracy(groups: Sequence[Group]) -> list[Chart]:
+def _accuracy(groups: Sequence[RunGroup]) -> list[Chart]:
     kinds = {"probe/accuracy": "probe", "test/accuracy": "test"}
     lines = [
         group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds.items())
@@ -80,7 +80,7 @@ def _accuracy(groups: Sequence[Group]) -> list[Chart]:
     return [Chart("accuracy", "Accuracy", shown, "accuracy")] if shown else []
 
 
-def timeline(groups: Sequence[Group], theory: Overlay) -> Section:
+def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     """When alignment, kernel norm and loss moved, on one axis; then alignment and norm as they are."""
     lines = [
         line
@@ -130,7 +130,7 @@ _ALIGNMENTS = {
 }
 
 
-def _apart(groups: Sequence[Group], lines: list[Line]) -> list[Line]:
+def _apart(groups: Sequence[RunGroup], lines: list[ChartLine]) -> list[ChartLine]:
     """Colours tell quantities apart where they need not tell runs apart."""
     return [replace(line, color=color) for color, line in enumerate(lines)] if groups[0].alone else lines
 
@@ -145,7 +145,7 @@ def _norm_share(one: Findings) -> Points | None:
     return None if norm is None or norm.last <= 0 else (norm.steps.tolist(), (norm.values / norm.last).tolist())
 
 
-def _event_marks(groups: Sequence[Group]) -> tuple[list[Window], list[Mark]]:
+def _event_marks(groups: Sequence[RunGroup]) -> tuple[list[Window], list[Mark]]:
     """The window between alignment and the rest, where alignment was silent; and what happened when."""
     windows, marks = [], []
     for group in groups:
@@ -169,13 +169,13 @@ _EVENTS = {
 }
 
 
-def _silence(groups: Sequence[Group]) -> str:
+def _silence(groups: Sequence[RunGroup]) -> str:
     said = {True: "silent", False: "not silent", None: "cannot tell whether silent"}
     told = "; ".join(group.named(said[group.diagnosis.silent]) for group in groups)
     return f"Alignment was silent if it was done before kernel norm and loss moved: {told}."
 
 
-def overlaid(groups: Sequence[Group], theory: Overlay) -> Section | None:
+def overlaid(groups: Sequence[RunGroup], theory: Overlay) -> Section | None:
     """What a theory predicts beyond the other sections; None without a theory."""
     if not theory:
         return None
@@ -196,7 +196,7 @@ def shares(values: Sequence[float]) -> list[float]:
     return (numbers / numbers[0]).tolist() if numbers[0] else [math.nan] * len(numbers)
 
 
-def named_layers(groups: Sequence[Group]) -> Mapping[str, str]:
+def named_layers(groups: Sequence[RunGroup]) -> Mapping[str, str]:
     """Recorded name of a layer -> its real one, where a run says so."""
     found: dict[str, str] = {}
     for group in groups:

@@ -17,8 +17,8 @@ import numpy
 
 from featlearn.errors import InputValueError, RunError
 from featlearn.reporting import curves, layers, matrices
-from featlearn.reporting.exhibits import POINTS, Chart, Film, Section
-from featlearn.reporting.groups import Group, groups
+from featlearn.reporting.content_blocks import POINTS, Chart, MatrixSequence, Section
+from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
 
 __all__ = [
@@ -124,29 +124,29 @@ def save_figures(
     target, paths = Path(folder), []
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for exhibit in [each for one in shown for each in one.exhibits if isinstance(each, Chart | Film)]:
-            stem = target / re.sub(r"[^A-Za-z0-9_-]", "-", exhibit.key)
+        for block in [each for one in shown for each in one.blocks if isinstance(each, Chart | MatrixSequence)]:
+            stem = target / re.sub(r"[^A-Za-z0-9_-]", "-", block.key)
             with matplotlib.style.context(style()):
-                figure = _chart(exhibit, None) if isinstance(exhibit, Chart) else _strips(exhibit)
+                figure = _chart(block, None) if isinstance(block, Chart) else _first_and_last(block)
                 for kind in ("pdf", "png"):
                     figure.get_figure().savefig(stem.with_suffix(f".{kind}"))
                     paths.append(stem.with_suffix(f".{kind}"))
                 plt.close(figure.get_figure())
-            _to_csv(exhibit, stem.with_suffix(".csv"))
+            _to_csv(block, stem.with_suffix(".csv"))
             paths.append(stem.with_suffix(".csv"))
     except OSError as error:
         raise RunError(f"the figures cannot be written to {target}: {error}") from error
     return paths
 
 
-Build = Callable[[Sequence[Group], Overlay], Section | None]
+Build = Callable[[Sequence[RunGroup], Overlay], Section | None]
 
 
-def _without_theory(build: Callable[[Sequence[Group]], Section]) -> Build:
+def _without_theory(build: Callable[[Sequence[RunGroup]], Section]) -> Build:
     return lambda found, _: build(found)
 
 
-def _kernels(found: Sequence[Group], _: Overlay) -> Section:
+def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
     return matrices.kernels(found, True)
 
 
@@ -162,17 +162,17 @@ def _drawn(
 ) -> Any:
     section = build(groups(runs, points=POINTS), Overlay(theory, time_scale))
     assert section is not None
-    exhibit = next((each for each in section.exhibits if each.key == key), None)
-    if exhibit is None:
+    block = next((each for each in section.blocks if each.key == key), None)
+    if block is None:
         reasons = "; ".join(section.missing) or "it was not recorded"
         raise InputValueError(f"the runs have nothing to draw for {key!r}: {reasons}")
     import matplotlib.style
 
     with matplotlib.style.context(style()):
-        if isinstance(exhibit, Chart):
-            return _chart(exhibit, ax)
-        assert isinstance(exhibit, Film)
-        return _picture(exhibit, 0, -1, _axes(ax))
+        if isinstance(block, Chart):
+            return _chart(block, ax)
+        assert isinstance(block, MatrixSequence)
+        return _picture(block, 0, -1, _axes(ax))
 
 
 def _axes(ax: Any, size: tuple[float, float] | None = None) -> Any:
@@ -222,8 +222,8 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _picture(one: Film, strip: int, at: int, ax: Any) -> Any:
-    label, pictures = one.strips[strip]
+def _picture(one: MatrixSequence, sequence: int, at: int, ax: Any) -> Any:
+    label, pictures = one.sequences[sequence]
     picture = pictures[at]
     low, high = one.levels(picture.values)
     colors = "viridis" if one.middle is None else "RdBu_r"
@@ -238,25 +238,25 @@ def _picture(one: Film, strip: int, at: int, ax: Any) -> Any:
     return ax
 
 
-def _strips(one: Film) -> Any:
+def _first_and_last(one: MatrixSequence) -> Any:
     """First and last of every run; returns the last axes."""
     import matplotlib.pyplot as plt
 
-    count = len(one.strips)
+    count = len(one.sequences)
     figure, axes = plt.subplots(count, 2, figsize=(6.75, 2.6 * count), squeeze=False)
     del figure
-    for strip in range(count):
+    for sequence in range(count):
         for column, at in enumerate((0, -1)):
-            _picture(one, strip, at, axes[strip][column])
+            _picture(one, sequence, at, axes[sequence][column])
     return axes[-1][-1]
 
 
-def _to_csv(one: Chart | Film, path: Path) -> None:
+def _to_csv(one: Chart | MatrixSequence, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        if isinstance(one, Film):
+        if isinstance(one, MatrixSequence):
             table.writerow(["run", "step", "row", "column", "value"])
-            for label, pictures in one.strips:
+            for label, pictures in one.sequences:
                 for picture in {id(p): p for p in (pictures[0], pictures[-1])}.values():
                     for (row, column), value in numpy.ndenumerate(picture.values):
                         table.writerow([_cell(label), picture.step, row, column, value])

@@ -14,7 +14,7 @@ from featlearn.diagnosis import Diagnosis, diagnose
 from featlearn.diagnosis.findings import Findings, findings_of
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
-from featlearn.reporting.exhibits import Line, thinned
+from featlearn.reporting.content_blocks import ChartLine, thinned
 
 # Of a run, not of what was run.
 _OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}
@@ -25,7 +25,7 @@ Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """One run, or several that share their configuration up to the seed."""
 
     label: str
@@ -56,7 +56,7 @@ class Group:
         """Scalars that any of the runs has."""
         return {name for run in self.runs for name in run.names}
 
-    def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> Line | None:
+    def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
         """One curve of the group, the mean over its runs; None where none of them has it."""
         found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
         if not found:
@@ -64,15 +64,15 @@ class Group:
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return Line(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
         x, mean, low, high = _band(found, self.points)
-        return Line(name, x, mean, shade, dash, low, high, self.color)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color)
 
     def named(self, label: str) -> str:
         """What a line is called."""
         return self.label if not label else label if self.alone else f"{self.label}: {label}"
 
-    def scalar(self, name: str, label: str = "", *, color: int | None = None, dash: int = 0) -> Line | None:
+    def scalar(self, name: str, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
         """The curve of a recorded number."""
         return self.line(lambda one: finite(one.run, name), label, color=color, dash=dash)
 
@@ -84,7 +84,7 @@ def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
     return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
 
 
-def groups(runs: Any, *, bands: bool = True, points: int) -> list[Group]:
+def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
     """Open runs, refuse damaged ones, and put those together that share everything but the seed."""
     opened = _opened(runs)
     if not opened:
@@ -100,7 +100,7 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[Group]:
             home.append(run)
     labels = _labels([one[0].name for one in together])
     return [
-        Group(label, [findings_of(run) for run in one], color, points, len(together) == 1)
+        RunGroup(label, [findings_of(run) for run in one], color, points, len(together) == 1)
         for color, (label, one) in enumerate(zip(labels, together, strict=True))
     ]
 

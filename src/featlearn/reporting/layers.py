@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from featlearn.diagnosis.findings import Findings
+from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Section
 from featlearn.reporting.curves import Points, named_layers, present, shares
-from featlearn.reporting.exhibits import Chart, Grid, Line, Section
-from featlearn.reporting.groups import Group, finite
+from featlearn.reporting.groups import RunGroup, finite
 
 MOST = 8
 """Lines of a chart for each run; more are not told apart."""
@@ -22,7 +22,7 @@ _KINDS = {
 }
 
 
-def features(groups: Sequence[Group]) -> Section:
+def features(groups: Sequence[RunGroup]) -> Section:
     """Neural feature correlations over training, and all of them at its end."""
     pattern = re.compile(r"features/(?P<layer>.+)/(?P<kind>\w+)")
     charts: list[Chart | Grid] = []
@@ -40,7 +40,7 @@ def features(groups: Sequence[Group]) -> Section:
     return Section("features", "Features by layer", _FEATURES, charts, missing)
 
 
-def layers(groups: Sequence[Group]) -> Section:
+def layers(groups: Sequence[RunGroup]) -> Section:
     """Layer alignment, and how far weights went."""
     charts, missing = [], []
     lines, left = _by_layer(groups, re.compile(r"layers/(?P<layer>.+--.+)/alignment"))
@@ -63,7 +63,9 @@ def layers(groups: Sequence[Group]) -> Section:
     return Section("layers", "Layers", _LAYERS, charts, missing)
 
 
-def _by_layer(groups: Sequence[Group], pattern: re.Pattern[str], of_first: bool = False) -> tuple[list[Line], str]:
+def _by_layer(
+    groups: Sequence[RunGroup], pattern: re.Pattern[str], of_first: bool = False
+) -> tuple[list[ChartLine], str]:
     """A line for each layer, a colour of its own, the dash telling runs apart; and what was left out.
 
     Of many layers those that changed most are shown.
@@ -98,12 +100,12 @@ def _real(layer: str, real: Mapping[str, str]) -> str:
     return " → ".join(real.get(part, part) for part in layer.split("--"))
 
 
-def _change(groups: Sequence[Group], name: str) -> float:
+def _change(groups: Sequence[RunGroup], name: str) -> float:
     curves = [curve for group in groups if (curve := finite(group.first.run, name)) is not None]
     return max((max(values) - min(values) for _, values in curves), default=-math.inf)
 
 
-def _random(groups: Sequence[Group]) -> list[Line]:
+def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
     """The value of random weights, where it is one for all pairs."""
     names = {name for group in groups for name in group.names if re.fullmatch(r"layers/.+--.+/random", name)}
     curves = [curve for group in groups for name in sorted(names) if (curve := finite(group.first.run, name))]
@@ -112,10 +114,10 @@ def _random(groups: Sequence[Group]) -> list[Line]:
         return []
     end = max(x[-1] for x, _ in curves)
     value = values.pop()
-    return [Line("random weights", [0.0, end], [value, value], MOST - 1, dash=3)]
+    return [ChartLine("random weights", [0.0, end], [value, value], MOST - 1, dash=3)]
 
 
-def _final(groups: Sequence[Group], pattern: re.Pattern[str], known: set[str]) -> Grid:
+def _final(groups: Sequence[RunGroup], pattern: re.Pattern[str], known: set[str]) -> Grid:
     real = named_layers(groups)
     found = {match["layer"]: "" for name in sorted(known) if (match := pattern.fullmatch(name))}
     rows = []
@@ -127,7 +129,7 @@ def _final(groups: Sequence[Group], pattern: re.Pattern[str], known: set[str]) -
     return Grid("features-final", "Neural features at the end", head, rows)
 
 
-def _last(group: Group, name: str) -> str:
+def _last(group: RunGroup, name: str) -> str:
     values = [curve[1][-1] for run in group.runs if (curve := finite(run, name)) is not None]
     return f"{sum(values) / len(values):.3g}" if values else "–"
 

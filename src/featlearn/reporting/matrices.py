@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.reporting.exhibits import Chart, Film, Line, Picture, Section, thinned
-from featlearn.reporting.groups import Group
+from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thinned
+from featlearn.reporting.groups import RunGroup
 
 SIDE = 64
 """Rows and columns of a picture at most."""
@@ -14,7 +14,7 @@ FRAMES = 96
 """Pictures of kernels in a report at most, over all runs."""
 
 
-def spectra(groups: Sequence[Group]) -> Section:
+def spectra(groups: Sequence[RunGroup]) -> Section:
     """Eigenvalues, and the task in their directions, before and after."""
     values, powers, missing = [], [], []
     for group in groups:
@@ -46,51 +46,51 @@ def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
     return None if found is None or found.dim() != 1 else found.double().numpy()
 
 
-def _ranked(label: str, values: numpy.ndarray | None, color: int, dash: int, points: int) -> Line | None:
+def _ranked(label: str, values: numpy.ndarray | None, color: int, dash: int, points: int) -> ChartLine | None:
     if values is None:
         return None
     places, shown = thinned(range(1, len(values) + 1), values.tolist(), points)
-    return Line(label, [float(p) for p in places], shown, color, dash)
+    return ChartLine(label, [float(p) for p in places], shown, color, dash)
 
 
-def _of_one(groups: Sequence[Group]) -> str:
+def _of_one(groups: Sequence[RunGroup]) -> str:
     many = [f"{group.label}: of the first of {len(group.findings)} runs" for group in groups if len(group.findings) > 1]
     return "; ".join(many) + "." if many else ""
 
 
-def specialization(groups: Sequence[Group]) -> Section:
+def specialization(groups: Sequence[RunGroup]) -> Section:
     """The specialisation matrix, first and last."""
-    strips, missing = [], []
+    sequences, missing = [], []
     for group in groups:
         found = [p for p in _pictures(group.first, "specialization", "ksm", None) if len(p.values) > 1]
         if found:
-            strips.append((group.label, [found[0]] if len(found) == 1 else [found[0], found[-1]]))
+            sequences.append((group.label, [found[0]] if len(found) == 1 else [found[0], found[-1]]))
         else:
             outputs = group.first.run_data.targets
             single = outputs is not None and outputs.shape[1] == 1
             reason = "the network has one output" if single else "it was not recorded"
             missing.append(f"{group.label}: no specialisation matrix, as {reason}")
-    films = []
-    if strips:
-        films.append(Film("specialization", "Specialisation matrix, before and after", strips, "kernel of output",
-                          "target of output", middle=1.0, slider=False, note=_of_one(groups)))  # fmt: skip
-    return Section("specialization", "Specialisation", _SPECIALIZATION, films, missing)
+    title = "Specialisation matrix, before and after"
+    block = MatrixSequence("specialization", title, sequences, "kernel of output", "target of output", middle=1.0,
+                           slider=False, note=_of_one(groups))  # fmt: skip
+    return Section("specialization", "Specialisation", _SPECIALIZATION, [block] if sequences else [], missing)
 
 
-def kernels(groups: Sequence[Group], shown: bool) -> Section:
+def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
     """The kernel itself, its samples sorted by their target."""
     if not shown:
         return Section("kernels", "The kernel over time", "", (), ["left out, as was asked for"])
-    strips, missing = [], []
+    sequences, missing = [], []
     for group in groups:
         frames = max(2, FRAMES // len(groups))
         pictures = _pictures(group.first, "kernel", "mean", min(frames, 32))
         if pictures:
-            strips.append((group.label, pictures))
+            sequences.append((group.label, pictures))
         else:
             missing.append(f"{group.label}: no kernel was recorded")
-    films = [Film("kernels", "Tangent kernel on the probe", strips, "sample", "sample", note=_of_one(groups))]
-    return Section("kernels", "The kernel over time", _KERNELS, films if strips else [], missing)
+    title = "Tangent kernel on the probe"
+    block = MatrixSequence("kernels", title, sequences, "sample", "sample", note=_of_one(groups))
+    return Section("kernels", "The kernel over time", _KERNELS, [block] if sequences else [], missing)
 
 
 def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Picture]:

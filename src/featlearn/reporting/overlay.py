@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.reporting.exhibits import Line, thinned
+from featlearn.reporting.content_blocks import ChartLine, thinned
 
 COLORS = 4
 """The colour of the first theory: lines of a single run have those before it."""
@@ -34,11 +34,11 @@ class Overlay:
         """What is predicted."""
         return list(dict.fromkeys(name for curves in self._curves.values() for name in curves))
 
-    def lines(self, name: str, samples: int | None = None) -> list[Line]:
+    def lines(self, name: str, samples: int | None = None) -> list[ChartLine]:
         """The predictions of one quantity. Theories sum the loss over `samples`, runs take the mean."""
         share = samples or 1
         return [
-            Line(f"theory: {label}", x, [v / share for v in y], color, dash=3)
+            ChartLine(f"theory: {label}", x, [v / share for v in y], color, dash=3)
             for color, (label, curves) in enumerate(self._curves.items(), COLORS)
             for x, y in [curves.get(name, ([], []))]
             if x

@@ -13,8 +13,8 @@ from typing import Any
 from featlearn.errors import RunError
 from featlearn.record import Run
 from featlearn.reporting import curves, layers, matrices
-from featlearn.reporting.exhibits import POINTS, Section
-from featlearn.reporting.groups import Group, groups
+from featlearn.reporting.content_blocks import POINTS, Section
+from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.markup import Html, data, joined, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
@@ -61,7 +61,7 @@ def report(
     return _written(content, Path(path))
 
 
-def sections(found: Sequence[Group], overlay: Overlay, kernels: bool = True) -> list[Section]:
+def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
     """Everything but verdict, provenance and citations, in the order of the page."""
     extra = curves.overlaid(found, overlay)
     return [
@@ -79,15 +79,15 @@ def sections(found: Sequence[Group], overlay: Overlay, kernels: bool = True) -> 
 
 def _weight(shown: Sequence[Section]) -> int:
     """Bytes that pictures of kernels take."""
-    films = [exhibit for one in shown for exhibit in one.exhibits if one.key == "kernels"]
-    return sum(len(data(numbers(exhibit))) for exhibit in films)
+    kernels = [block for one in shown for block in one.blocks if one.key == "kernels"]
+    return sum(len(data(numbers(block))) for block in kernels)
 
 
-def _page(found: Sequence[Group], shown: Sequence[Section], title: str | None) -> Html:
+def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
     heading = title if title is not None else ", ".join(group.label for group in found)
     places = [("verdict", "Verdict"), *((one.key, one.title) for one in shown),
               ("provenance", "Provenance"), ("citations", "To cite")]  # fmt: skip
-    exhibits = [drawn for one in shown for exhibit in one.exhibits if (drawn := numbers(exhibit)) is not None]
+    blocks = [drawn for one in shown for block in one.blocks if (drawn := numbers(block)) is not None]
     scripts = [static("uPlot.iife.min.js"), static("report.js")]
     styles = [static("uPlot.min.css"), static("report.css")]
     return joined(
@@ -103,14 +103,14 @@ def _page(found: Sequence[Group], shown: Sequence[Section], title: str | None) -
         tag("main", verdict(found), *map(section, shown), provenance(found), citations()),
         tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
         tag("noscript", tag("p", "Charts need JavaScript; every number is in the tables.")),
-        f'<script type="application/json" id="exhibits">{data(exhibits)}</script>',
+        f'<script type="application/json" id="blocks">{data(blocks)}</script>',
         *(f"<script>{script}</script>" for script in scripts),
         "</body>",
         "</html>\n",
     )  # fmt: skip
 
 
-def _legend(found: Sequence[Group]) -> Html:
+def _legend(found: Sequence[RunGroup]) -> Html:
     """Buttons that show and hide all lines of a run, where there are several."""
     if len(found) < 2:
         return Html("")
@@ -125,7 +125,7 @@ def _legend(found: Sequence[Group]) -> Html:
                tag("div", *buttons, class_="legend runs", role="group", aria_labelledby="runs-note"))  # fmt: skip
 
 
-def _counted(group: Group) -> str:
+def _counted(group: RunGroup) -> str:
     return f"{group.label} ({len(group.runs)} seeds)" if len(group.runs) > 1 else group.label
 
 

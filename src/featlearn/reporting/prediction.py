@@ -19,7 +19,7 @@ REPLAYED = 40
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedLoss:
     """Losses in the unit of the measured one, at its steps."""
 
     frozen: Curve
@@ -31,7 +31,7 @@ class Predicted:
     """in words, where the rate comes from"""
 
 
-def predicted_loss(findings: Findings) -> Predicted | Unknown:
+def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
     """What the recorded kernels of a run predict for its loss on the probe."""
     loss_speed, run_data = findings.loss_speed, findings.run_data
     loss, steps = run_data.loss, run_data.kernel_steps
@@ -58,7 +58,7 @@ def predicted_loss(findings: Findings) -> Predicted | Unknown:
         source += f"; on one in {-(-len(kernels[0]) // SAMPLES)} samples of the probe"
     start, targets = run_data.outputs(0)[some], loss_speed.targets[some]
     replay = Replay(kernels[0][some, some][None], torch.zeros(1), start, targets, run_data.entropy)
-    return Predicted(
+    return PredictedLoss(
         _followed(replay, loss.steps, rate * elapsed),
         _followed(replay, loss.steps, rate * grown),
         None if run_data.entropy else _evolving(findings, rate),

@@ -7,8 +7,8 @@ from typing import Any
 
 from featlearn.citations import citation
 from featlearn.record import Run
-from featlearn.reporting.exhibits import Grid, Section
-from featlearn.reporting.groups import Group
+from featlearn.reporting.content_blocks import Grid, Section
+from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.rendering import table
 
@@ -17,7 +17,7 @@ LONGEST_CONFIG = 20_000
 """Characters of a configuration that are shown."""
 
 
-def overhead(groups: Sequence[Group]) -> Section:
+def overhead(groups: Sequence[RunGroup]) -> Section:
     """What measuring took, and what happened besides."""
     runs = _runs(groups)
     costs = [[run.name, *_cost(run)] for run in runs]
@@ -37,7 +37,7 @@ def overhead(groups: Sequence[Group]) -> Section:
     return Section("overhead", "Overhead and events", "", grids, missing)
 
 
-def _runs(groups: Sequence[Group]) -> list[Run]:
+def _runs(groups: Sequence[RunGroup]) -> list[Run]:
     return [run for group in groups for run in group.runs]
 
 
@@ -63,7 +63,7 @@ def _details(event: Mapping[str, Any]) -> str:
                      for key, value in rest.items())[:400]  # fmt: skip
 
 
-def provenance(groups: Sequence[Group]) -> Html:
+def provenance(groups: Sequence[RunGroup]) -> Html:
     """Versions, seed, device and the whole configuration of every run."""
     runs = _runs(groups)
     rows = [[label, *(read(run.config) for run in runs)] for label, read in _FACTS.items()]

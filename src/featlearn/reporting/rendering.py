@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from featlearn.reporting.exhibits import Chart, Exhibit, Film, Grid, Picture, Section
+from featlearn.reporting.content_blocks import Chart, ContentBlock, Grid, MatrixSequence, Picture, Section
 from featlearn.reporting.markup import Html, bytes_of, number, tag, text, written
 
 DASHES = ("", "7 4", "2 3", "8 3 2 3")
@@ -19,25 +19,25 @@ def section(one: Section) -> Html:
         "section",
         tag("h2", text(one.title), id=f"{one.key}-title"),
         one.intro,
-        tag("div", *(exhibit(each) for each in one.exhibits), class_="exhibits") if one.exhibits else "",
+        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "",
         *absent,
         id=one.key,
         aria_labelledby=f"{one.key}-title",
     )
 
 
-def exhibit(one: Exhibit) -> Html:
-    """A chart, film or table."""
+def block(one: ContentBlock) -> Html:
+    """A chart, a sequence of matrices, or a table."""
     if isinstance(one, Chart):
         return _chart(one)
-    return _film(one) if isinstance(one, Film) else _grid(one)
+    return _matrix_sequence(one) if isinstance(one, MatrixSequence) else _grid(one)
 
 
-def numbers(one: Exhibit) -> dict[str, Any] | None:
+def numbers(one: ContentBlock) -> dict[str, Any] | None:
     """What the page draws of it."""
     if isinstance(one, Grid):
         return None
-    return _chart_numbers(one) if isinstance(one, Chart) else _film_numbers(one)
+    return _chart_numbers(one) if isinstance(one, Chart) else _sequence_numbers(one)
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
@@ -57,7 +57,7 @@ def _numbers_below(head: Sequence[str], body: Sequence[Sequence[str]], caption: 
     return tag("details", tag("summary", text(f"Numbers: {caption}")), table(head, body, caption))
 
 
-def _figure(one: Chart | Film, *content: str) -> Html:
+def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
     note = [tag("p", text(one.note), class_="note")] if one.note else []
     return tag("figure", tag("figcaption", tag("h3", text(one.title))), *content, *note, id=f"figure-{one.key}")
 
@@ -143,13 +143,13 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
     }
 
 
-# ---- films
+# ---- matrix sequences
 
 
-def _film(one: Film) -> Html:
-    strips = [
-        tag("div", tag("h4", text(label)), *_canvases(one, i, pictures), class_="strip")
-        for i, (label, pictures) in enumerate(one.strips)
+def _matrix_sequence(one: MatrixSequence) -> Html:
+    sequences = [
+        tag("div", tag("h4", text(label)), *_canvases(one, i, pictures), class_="sequence")
+        for i, (label, pictures) in enumerate(one.sequences)
     ]
     count = len(_steps(one))
     slider: list[Html] = []
@@ -161,23 +161,23 @@ def _film(one: Film) -> Html:
                     aria_valuetext=f"step {written(_steps(one)[-1])}"),
                 tag("output", text(f"step {written(_steps(one)[-1])}"), for_=name), class_="slider")
         ]  # fmt: skip
-    return _figure(one, *slider, tag("div", *strips, class_="strips"), _scale(one), *_film_tables(one))
+    return _figure(one, *slider, tag("div", *sequences, class_="sequences"), _scale(one), *_sequence_tables(one))
 
 
-def _scale(one: Film) -> Html:
+def _scale(one: MatrixSequence) -> Html:
     """What the colours stand for."""
     low, high = "lowest of a picture", "highest"
     if one.middle is not None:
-        low, high = map(written, one.levels(one.strips[0][1][0].values))
+        low, high = map(written, one.levels(one.sequences[0][1][0].values))
     bar = tag("span", class_="bar one" if one.middle is None else "bar two", aria_hidden="true")
     return tag("p", text(low), bar, text(high), class_="scale")
 
 
-def _canvases(one: Film, strip: int, pictures: Sequence[Picture]) -> list[Html]:
+def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -> list[Html]:
     shown = [pictures[-1]] if one.slider else pictures
     return [
         tag("div",
-            tag("canvas", role="img", aria_label=_pictured(one, picture), data_strip=strip,
+            tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence,
                 data_picture=len(pictures) - 1 if one.slider else i, width=len(picture.values[0]),
                 height=len(picture.values)),
             tag("p", text(_range(picture)), class_="range"), class_="picture")
@@ -185,7 +185,7 @@ def _canvases(one: Film, strip: int, pictures: Sequence[Picture]) -> list[Html]:
     ]  # fmt: skip
 
 
-def _pictured(one: Film, picture: Picture) -> str:
+def _pictured(one: MatrixSequence, picture: Picture) -> str:
     facts = "".join(f", {name} {written(value)}" for name, value in picture.facts.items())
     return f"{one.title} at {picture.label}: {_range(picture)}{facts}. Rows: {one.rows}; columns: {one.columns}."
 
@@ -194,13 +194,13 @@ def _range(picture: Picture) -> str:
     return f"{picture.label}: {written(float(picture.values.min()))} to {written(float(picture.values.max()))}"
 
 
-def _steps(one: Film) -> list[float]:
-    return sorted({picture.step for _, pictures in one.strips for picture in pictures})
+def _steps(one: MatrixSequence) -> list[float]:
+    return sorted({picture.step for _, pictures in one.sequences for picture in pictures})
 
 
-def _film_tables(one: Film) -> list[Html]:
+def _sequence_tables(one: MatrixSequence) -> list[Html]:
     found = []
-    for label, pictures in one.strips:
+    for label, pictures in one.sequences:
         names = list(dict.fromkeys(name for picture in pictures for name in picture.facts))
         head = ["picture", "lowest", "highest", *names]
         body = [
@@ -216,24 +216,24 @@ def _film_tables(one: Film) -> list[Html]:
     return found
 
 
-def _matrix(one: Film, caption: str, picture: Picture) -> Html:
+def _matrix(one: MatrixSequence, caption: str, picture: Picture) -> Html:
     head = [f"{one.rows} / {one.columns}", *map(str, range(picture.values.shape[1]))]
     body = [[str(i), *map(written, row.tolist())] for i, row in enumerate(picture.values)]
     return table(head, body, caption)
 
 
-def _film_numbers(one: Film) -> dict[str, Any]:
+def _sequence_numbers(one: MatrixSequence) -> dict[str, Any]:
     return {
-        "kind": "film",
+        "kind": "sequence",
         "key": one.key,
         "steps": _steps(one),
         "slider": one.slider,
         "diverging": one.middle is not None,
-        "strips": [[_picture(one, picture) for picture in pictures] for _, pictures in one.strips],
+        "sequences": [[_picture(one, picture) for picture in pictures] for _, pictures in one.sequences],
     }
 
 
-def _picture(one: Film, picture: Picture) -> dict[str, Any]:
+def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
     low, high = one.levels(picture.values)
     return {
         "step": picture.step,

@@ -6,13 +6,13 @@ from itertools import groupby
 
 from featlearn.diagnosis import Diagnosis, Evidence
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, KERNEL_MOVED, SPEED, Threshold
-from featlearn.reporting.groups import Group
+from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
 
 _TONES = {"lazy": "lazy", "rich": "rich"} | dict.fromkeys(("yes", "no", "cannot tell", "thin"), "unknown")
 
 
-def verdict(groups: Sequence[Group]) -> Html:
+def verdict(groups: Sequence[RunGroup]) -> Html:
     """The first section of the page."""
     return tag(
         "section",
@@ -29,7 +29,7 @@ def sentence(diagnosis: Diagnosis) -> str:
     return diagnosis.headline[:1].upper() + diagnosis.headline[1:]
 
 
-def _card(group: Group) -> Html:
+def _card(group: RunGroup) -> Html:
     found = group.diagnosis
     opening, stop, rest = sentence(found).partition(". ")
     topics = [(topic, list(items)) for topic, items in groupby(found.evidence, lambda item: item.topic)]

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const exhibits = JSON.parse(document.getElementById("exhibits").textContent);
+  const blocks = JSON.parse(document.getElementById("blocks").textContent);
   const root = document.documentElement;
   const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3]];
   const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -32,14 +32,14 @@
     return found;
   };
 
-  function build(box, exhibit) {
-    const scale = axis[exhibit.xAxis];
-    const xs = exhibit.x.map(scale.to);
+  function build(box, block) {
+    const scale = axis[block.xAxis];
+    const xs = block.x.map(scale.to);
     const series = [{}];
     const values = [xs];
     const bands = [];
     const owners = [null]; // which line a series belongs to
-    exhibit.lines.forEach((line, i) => {
+    block.lines.forEach((line, i) => {
       const stroke = () => variable(`--c${line.color}`);
       if (line.low) {
         const quiet = { width: 0, points: { show: false }, spanGaps: true };
@@ -57,33 +57,33 @@
       owners.push(i);
     });
     // what is not positive has no place on a logarithmic axis
-    if (exhibit.yAxis === "log")
+    if (block.yAxis === "log")
       for (let i = 1; i < values.length; i++) values[i] = values[i].map((v) => (v > 0 ? v : null));
     const grid = { stroke: () => variable("--grid"), width: 1 };
     const ink = () => variable("--soft");
     const options = {
-      width: width(box), height: height(box), padding: [exhibit.marks.length ? 28 : 10, 14, 0, 0],
+      width: width(box), height: height(box), padding: [block.marks.length ? 28 : 10, 14, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
-      scales: { x: { time: false }, y: { distr: exhibit.yAxis === "log" ? 3 : 1 } },
+      scales: { x: { time: false }, y: { distr: block.yAxis === "log" ? 3 : 1 } },
       axes: [
         {
-          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", label: exhibit.xLabel, labelSize: 20,
+          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", label: block.xLabel, labelSize: 20,
           labelFont: "12px system-ui, sans-serif", size: 30,
-          ...(exhibit.xAxis === "linear" ? {} : {
+          ...(block.xAxis === "linear" ? {} : {
             splits: (u, i, low, high) => decades(scale, low, high, u.bbox.width / devicePixelRatio),
             values: (u, splits) => splits.map((v) => short(Math.round(scale.from(v)))),
           }),
         },
         {
-          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", size: 58, label: exhibit.yLabel,
+          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", size: 58, label: block.yLabel,
           labelSize: 20, labelFont: "12px system-ui, sans-serif",
           values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))),
         },
       ],
       series, bands,
-      hooks: { drawClear: [(u) => windows(u, exhibit, scale)], draw: [(u) => marks(u, exhibit, scale)],
-               setCursor: [(u) => readout(u, exhibit, box)] },
+      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => marks(u, block, scale)],
+               setCursor: [(u) => readout(u, block, box)] },
     };
     const plot = new uPlot(options, values, box);
     charts.push({ box, plot });
@@ -107,8 +107,8 @@
         if (button.dataset.group === whole.dataset.run) show(button, shown);
     });
 
-  function windows(u, exhibit, scale) {
-    for (const stretch of exhibit.windows) {
+  function windows(u, block, scale) {
+    for (const stretch of block.windows) {
       const left = u.valToPos(scale.to(stretch.begin), "x", true);
       const right = u.valToPos(scale.to(stretch.end), "x", true);
       u.ctx.save();
@@ -118,16 +118,16 @@
     }
   }
 
-  function marks(u, exhibit, scale) {
+  function marks(u, block, scale) {
     const ctx = u.ctx, ratio = devicePixelRatio;
     ctx.save();
     ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "center";
     let before = -Infinity, raised = false;
-    exhibit.marks.forEach((mark, i) => {
+    block.marks.forEach((mark, i) => {
       const x = Math.round(u.valToPos(scale.to(mark.at), "x", true));
       if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
-      ctx.strokeStyle = ctx.fillStyle = exhibit.marks.some((m) => m.color !== mark.color)
+      ctx.strokeStyle = ctx.fillStyle = block.marks.some((m) => m.color !== mark.color)
         ? variable(`--c${mark.color}`) : variable("--soft");
       ctx.lineWidth = ratio;
       ctx.setLineDash([3 * ratio, 3 * ratio]);
@@ -142,18 +142,18 @@
     ctx.restore();
   }
 
-  function readout(u, exhibit, box) {
+  function readout(u, block, box) {
     const line = box.parentElement.querySelector(".readout");
     const i = u.cursor.idx;
     if (i === null || i === undefined) { line.textContent = ""; return; }
-    const parts = exhibit.lines.filter((l) => l.y[i] !== null).map((l) => `${l.label} ${short(l.y[i])}`);
-    line.textContent = `${exhibit.xLabel} ${short(exhibit.x[i])}: ${parts.join(", ")}`;
+    const parts = block.lines.filter((l) => l.y[i] !== null).map((l) => `${l.label} ${short(l.y[i])}`);
+    line.textContent = `${block.xLabel} ${short(block.x[i])}: ${parts.join(", ")}`;
   }
 
   const width = (box) => Math.max(200, Math.floor(box.clientWidth));
   const height = (box) => Math.round(Math.min(330, Math.max(220, width(box) * 0.58)));
 
-  // ---- films
+  // ---- matrix sequences
   const ONE = [[68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140], [40, 174, 128], [94, 201, 98],
     [173, 220, 48], [253, 231, 37]];
   const TWO = [[33, 102, 172], [103, 169, 207], [209, 229, 240], [247, 247, 247], [253, 219, 199], [239, 138, 98],
@@ -180,28 +180,28 @@
     canvas.nextElementSibling.textContent = picture.range;
   }
 
-  function film(figure, exhibit) {
-    const colors = ramps[exhibit.diverging ? 1 : 0];
+  function matrixSequence(figure, block) {
+    const colors = ramps[block.diverging ? 1 : 0];
     const canvases = [...figure.querySelectorAll("canvas")];
-    for (const canvas of canvases) paint(canvas, exhibit.strips[canvas.dataset.strip][canvas.dataset.picture], colors);
+    for (const canvas of canvases) paint(canvas, block.sequences[canvas.dataset.sequence][canvas.dataset.picture], colors);
     const slider = figure.querySelector("input[type=range]");
     if (!slider) return;
     const output = figure.querySelector("output");
     slider.addEventListener("input", () => {
-      const step = exhibit.steps[Number(slider.value)];
+      const step = block.steps[Number(slider.value)];
       output.textContent = `step ${short(step)}`;
       slider.setAttribute("aria-valuetext", `step ${short(step)}`);
       for (const canvas of canvases) {
-        const strip = exhibit.strips[canvas.dataset.strip];
-        const index = Math.max(0, strip.findLastIndex((picture) => picture.step <= step));
-        paint(canvas, strip[index], colors);
+        const sequence = block.sequences[canvas.dataset.sequence];
+        const index = Math.max(0, sequence.findLastIndex((picture) => picture.step <= step));
+        paint(canvas, sequence[index], colors);
       }
     });
   }
 
-  for (const exhibit of exhibits) {
-    if (exhibit.kind === "chart") build(document.getElementById(`chart-${exhibit.key}`), exhibit);
-    else film(document.getElementById(`figure-${exhibit.key}`), exhibit);
+  for (const block of blocks) {
+    if (block.kind === "chart") build(document.getElementById(`chart-${block.key}`), block);
+    else matrixSequence(document.getElementById(`figure-${block.key}`), block);
   }
 
   // ---- what changes around the charts: the width, the scheme, and print

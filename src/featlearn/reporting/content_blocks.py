@@ -12,7 +12,7 @@ POINTS = 200
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One curve. Where it is the mean over seeds, `low` and `high` are the smallest and the largest of them."""
 
     label: str
@@ -56,7 +56,7 @@ class Chart:
 
     key: str
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     y: str
     """what the vertical axis says"""
     x: str = "step"
@@ -94,12 +94,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Film:
-    """Matrices over time, one strip for each run; side by side, or with a slider."""
+class MatrixSequence:
+    """Matrices at several steps, one sequence per run; shown side by side, or with a slider."""
 
     key: str
     title: str
-    strips: Sequence[tuple[str, Sequence[Picture]]]
+    sequences: Sequence[tuple[str, Sequence[Picture]]]
     """(label of the run, its pictures)"""
     rows: str
     columns: str
@@ -112,7 +112,7 @@ class Film:
         """What the ends of the colours stand for: of this picture, or as far above as below the middle over all."""
         if self.middle is None:
             return float(values.min()), float(values.max())
-        pictures = [picture for _, strip in self.strips for picture in strip]
+        pictures = [picture for _, sequence in self.sequences for picture in sequence]
         away = max(float(numpy.abs(picture.values - self.middle).max()) for picture in pictures) or 1.0
         return self.middle - away, self.middle + away
 
@@ -128,7 +128,7 @@ class Grid:
     note: str = ""
 
 
-Exhibit = Chart | Film | Grid
+ContentBlock = Chart | MatrixSequence | Grid
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Section:
     title: str
     intro: str
     """HTML of our own, never of a run"""
-    exhibits: Sequence[Exhibit] = ()
+    blocks: Sequence[ContentBlock] = ()
     missing: Sequence[str] = field(default=())
     """what is not there, and why"""
 
@@ -156,6 +156,6 @@ def thinned(places: Sequence[float], values: Sequence[float], points: int = POIN
     return [places[i] for i in kept], [values[i] for i in kept]
 
 
-def _by_place(line: Line) -> dict[float, tuple[float, float, float]]:
+def _by_place(line: ChartLine) -> dict[float, tuple[float, float, float]]:
     low, high = (line.low or [math.nan] * len(line.y)), (line.high or [math.nan] * len(line.y))
     return {float(x): (float(y), float(a), float(b)) for x, y, a, b in zip(line.x, line.y, low, high, strict=True)}
