@@ -16,7 +16,7 @@ from cyclopts.config import Dict
 
 import featlearn
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document, suggestion
-from featlearn.cli.blame import in_a_line
+from featlearn.cli.user_errors import one_line_message
 from featlearn.errors import FeatlearnError
 
 ABOUT = """Did the network learn features, or only fit with the kernel it was born with?
@@ -112,7 +112,7 @@ def _status(words: list[str]) -> int:
         said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         return _refused(words, said, FAILED)
     except Exception as error:  # a fault of ours; whoever reads --json gets a document all the same
-        return _refused(words, in_a_line(error), FAILED)
+        return _refused(words, one_line_message(error), FAILED)
     if answer is None:
         with suppress(SystemExit):  # of rich, where whoever read --help has gone
             command(*bound.args, **bound.kwargs)

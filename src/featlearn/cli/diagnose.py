@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
-from featlearn.cli.blame import blaming
-from featlearn.cli.plot import COLUMNS, Curve, plot
-from featlearn.cli.progress import Progress
+from featlearn.cli.plot import COLUMNS, Panel, plot
+from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
+from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
 
 if TYPE_CHECKING:
@@ -77,8 +77,12 @@ def diagnose(
     complete = False  # stdout is for the answer, whatever the user's own function prints
     try:
         for seed, path in zip(chosen, paths, strict=True):
-            blamed = nullcontext() if subject is None else blaming(subject)
-            with blamed, redirect_stdout(sys.stderr), Progress(path.name, settings.steps, quiet=quiet) as progress:
+            errors = nullcontext() if subject is None else reporting_user_errors(subject)
+            with (
+                errors,
+                redirect_stdout(sys.stderr),
+                ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress,
+            ):
                 rate = train(subject, replace(settings, seed=seed), path, progress)
             settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
         complete = True
@@ -169,14 +173,14 @@ def _steps(run: "Run") -> int:
     return int(run.lines[-1]["step"]) if run.lines else 0
 
 
-def curves(runs: "Sequence[Run]") -> list[Curve]:
+def curves(runs: "Sequence[Run]") -> list[Panel]:
     """What is plotted in the terminal."""
     found = []
     for title, (names, least) in PLOTTED.items():
         name = next((name for name in names if all(name in run.names for run in runs)), None)
         if name is not None:
             pairs = [run.scalar(name) for run in runs]
-            found.append(Curve(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
+            found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
     return found
 
 

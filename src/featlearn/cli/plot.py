@@ -13,7 +13,7 @@ COLUMNS = 100
 """Of the longest line, as in `str(diagnosis)`."""
 
 
-class Curve(NamedTuple):
+class Panel(NamedTuple):
     """One quantity of one or several runs."""
 
     title: str
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     """the axis is at least so high: what hardly changes shall look like it"""
 
 
-def plot(curves: Sequence[Curve], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
+def plot(curves: Sequence[Panel], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
     """Bars whose height is the mean over runs, one panel a curve, on one axis of steps.
 
     They are `width` wide, or less where the lines would be longer than `COLUMNS`. Values are linear from the smallest

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 
-class Progress:
+class ProgressDisplay:
     """How far a run is."""
 
     def __init__(self, name: str, steps: int, *, quiet: bool = False) -> None:
@@ -36,7 +36,7 @@ class Progress:
             self._bar.update(self._task, completed=step, loss=f"{float(loss):.4g}")
             self._next = step + max(1, self.steps // 200)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressDisplay":
         if self._bar is not None:
             self._bar.start()
         return self

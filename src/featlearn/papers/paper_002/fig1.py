@@ -12,7 +12,7 @@ from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLUE, GREEN, GREY, ORANGE, PINK, curve, panels
 from featlearn.papers.models import MLP, WideResNet
-from featlearn.papers.paper_002.silence import agreements, first, followed, two_classes
+from featlearn.papers.paper_002.silence import agreements, first, train_and_measure, two_classes
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -80,7 +80,7 @@ def perceptron(part: Perceptron, context: Context) -> dict[str, Numbers]:
         generator=context.generator(1),
     ).to(context.device)  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=part.lr)
-    path = followed(model, task, optimizer, context, steps=part.steps, stride=part.stride, dtype=torch.float64)
+    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride, dtype=torch.float64)
     best = fl.theory.deep_linear.max_alignment(task.exact, task.y.double().cpu(), weight_layers=2)
     return {**path.curves(), **compared(path.predictions(task.y)), "best": best}
 
@@ -93,7 +93,7 @@ def residual(part: Residual, context: Context) -> dict[str, Numbers]:
         generator=context.generator(1),
     ).to(context.device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=part.lr)
-    path = followed(model, task, optimizer, context, steps=part.steps, stride=part.stride)
+    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride)
     return {**path.curves(), **compared(path.predictions(task.y))}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featlearn import data
 from featlearn.cli.answer import UsageError, suggestion
 from featlearn.cli.settings import Settings
-from featlearn.cli.subject import Subject, squared_error
+from featlearn.cli.training_task import TrainingTask, squared_error
 from featlearn.data.files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.papers.models import CNN, MLP
@@ -22,7 +22,7 @@ IMAGES: dict[str, Callable[..., data.Labelled]] = {"mnist": data.mnist, "cifar10
 Pair = tuple[Tensor, Tensor]
 
 
-def built_in(settings: Settings) -> Subject:
+def built_in_task(settings: Settings) -> TrainingTask:
     """Network, data and loss as the settings have it; the seed of torch is set already."""
     (x, y), test = _samples(settings)
     labels = not y.is_floating_point()
@@ -36,7 +36,7 @@ def built_in(settings: Settings) -> Subject:
     if labels and settings.loss == "mse":
         y, test = _one_hot(y, classes), None if test is None else (test[0], _one_hot(test[1], classes))
     entropy = settings.loss == "cross-entropy"
-    return Subject(
+    return TrainingTask(
         model=_network(settings, x, outputs), x=x, y=y, test=test,
         loss=nn.functional.cross_entropy if entropy else squared_error,
         convention="cross-entropy" if entropy else "mean",

@@ -19,7 +19,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 @contextmanager
-def blaming(place: str) -> Iterator[None]:
+def reporting_user_errors(place: str) -> Iterator[None]:
     """What fails inside, in the function at `place`, its network or its loss, is a `FeatlearnError` with the line.
 
     Our own errors pass as they are, unless the user's code brought them about. A `sys.exit` is a failure as well: the
@@ -28,19 +28,19 @@ def blaming(place: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if isinstance(error, FeatlearnError) and not own_line(error):
+        if isinstance(error, FeatlearnError) and not user_line(error):
             raise
-        raise FeatlearnError(f"{place} failed: {in_a_line(error)}") from error
+        raise FeatlearnError(f"{place} failed: {one_line_message(error)}") from error
 
 
-def in_a_line(error: BaseException) -> str:
+def one_line_message(error: BaseException) -> str:
     """Kind, first line of the message, and the user's line where there is one."""
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"{said}{own_line(error)}; --debug shows all of it"
+    return f"{said}{user_line(error)}; --debug shows all of it"
 
 
-def own_line(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """' (file, line n)' of the last call in code that is neither ours nor installed; nothing if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(OTHERS) and not set(INSTALLED) & {*Path(f.filename).parts}]

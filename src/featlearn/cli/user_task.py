@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from featlearn.capture.probe import batch_size
 from featlearn.cli.answer import UsageError, suggestion
 from featlearn.cli.settings import Settings
-from featlearn.cli.subject import Loss, Subject, squared_error
+from featlearn.cli.training_task import Loss, TrainingTask, squared_error
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
@@ -23,7 +23,7 @@ BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "
 """Settings that say what the built-in networks, data and losses are."""
 
 
-def own_subject(place: str, settings: Settings) -> Subject:
+def user_task(place: str, settings: Settings) -> TrainingTask:
     """Call `module:function` or `path.py:function`, and check what it returns."""
     given = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
     if given:
@@ -56,7 +56,7 @@ def _from_path(name: str) -> Any:
 
 def _from_file(path: Path) -> Any:
     """As `python path.py` would: its folder counts for its imports."""
-    name = f"_subject_{path.stem}"  # a file may be called torch.py
+    name = f"_user_task_{path.stem}"  # a file may be called torch.py
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise FeatlearnError(f"there is no file {path}, expected one with your function")
@@ -69,7 +69,7 @@ def _from_file(path: Path) -> Any:
     return module
 
 
-def checked(returned: Any, place: str) -> Subject:
+def checked(returned: Any, place: str) -> TrainingTask:
     """(model, (x, y), loss), or a mapping with model, data, loss and perhaps test and optimizer."""
     if isinstance(returned, Mapping):
         unknown = [key for key in returned if key not in ENTRIES]
@@ -95,7 +95,9 @@ def checked(returned: Any, place: str) -> Subject:
         raise InputTypeError(
             f"the optimizer of {place} is {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
-    return Subject(model=entries["model"], x=x, y=y, loss=loss, convention=convention, test=test, optimizer=optimizer)
+    return TrainingTask(
+        model=entries["model"], x=x, y=y, loss=loss, convention=convention, test=test, optimizer=optimizer
+    )
 
 
 def _pair(given: Any, name: str, place: str) -> tuple[Any, Tensor]:

@@ -23,7 +23,7 @@ from featlearn.papers.scale import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class Request:
     """What was asked for."""
 
     id: str
@@ -42,8 +42,8 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What an order will cost."""
+class CostEstimate:
+    """What an request will cost."""
 
     id: str
     scale: Scale
@@ -66,37 +66,37 @@ TORCH = 400
 """MiB of a process that has done nothing but load torch"""
 
 
-def estimate(order: Order) -> Estimate:
+def estimate(request: Request) -> CostEstimate:
     """Time and memory, before anything is run."""
-    reproduction, size, context, seeds, jobs = _resolved(order)
-    there = [] if order.fresh else finished(cache_folder(reproduction, size.setup, context, _cache(order)), seeds)
+    reproduction, size, context, seeds, jobs = _resolved(request)
+    there = [] if request.fresh else finished(cache_folder(reproduction, size.setup, context, _cache(request)), seeds)
     before, kind = kept(reproduction.id), context.device.split(":")[0]
-    measured = before is not None and before.scale is order.scale and before.meta["device"].split(":")[0] == kind
+    measured = before is not None and before.scale is request.scale and before.meta["device"].split(":")[0] == kind
     seconds = max(before.meta["seconds"]) if before is not None and measured else size.seconds
     timed_on = kind if measured else size.device
     missing = len(seeds) - len(there)
-    return Estimate(
-        id=reproduction.id, scale=order.scale, device=context.device, seeds=len(seeds), finished=len(there), jobs=jobs,
-        seconds=seconds * math.ceil(missing / jobs) if timed_on == kind or not missing else None,
+    return CostEstimate(
+        id=reproduction.id, scale=request.scale, device=context.device, seeds=len(seeds), finished=len(there),
+        jobs=jobs, seconds=seconds * math.ceil(missing / jobs) if timed_on == kind or not missing else None,
         mebibytes=(TORCH + size.mebibytes) * min(jobs, max(1, missing)), measured=measured, seed_seconds=seconds,
         timed_on=timed_on,
     )  # fmt: skip
 
 
-def reproduce(order: Order) -> Result:
-    """Run the figure and write its files to `order.out`."""
-    reproduction, size, context, seeds, jobs = _resolved(order)
-    folder = cache_folder(reproduction, size.setup, context, _cache(order))
-    if order.fresh:
+def reproduce(request: Request) -> Result:
+    """Run the figure and write its files to `request.out`."""
+    reproduction, size, context, seeds, jobs = _resolved(request)
+    folder = cache_folder(reproduction, size.setup, context, _cache(request))
+    if request.fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    runs = execute(reproduction, size.setup, context, seeds=seeds, jobs=jobs, cache=_cache(order))
+    runs = execute(reproduction, size.setup, context, seeds=seeds, jobs=jobs, cache=_cache(request))
     claims = _claims(reproduction, size.setup, runs)
-    order.out.mkdir(parents=True, exist_ok=True)
+    request.out.mkdir(parents=True, exist_ok=True)
     # files of two results must not lie side by side: they are moved to their place when all are there
-    with TemporaryDirectory(prefix=".draft-", dir=order.out) as place:
+    with TemporaryDirectory(prefix=".draft-", dir=request.out) as place:
         draft = Path(place)
         result = write(
-            draft, declaration(order.id), order.scale, claims, seeds=seeds, about=reproduction.about,
+            draft, declaration(request.id), request.scale, claims, seeds=seeds, about=reproduction.about,
             setup=asdict(size.setup), device=context.device, seconds=[round(s, 2) for s in runs.seconds],
             versions=runs.versions or versions(),
             notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
@@ -104,8 +104,8 @@ def reproduce(order: Order) -> Result:
         _draw(reproduction, size.setup, runs, draft)
         (draft / "page.html").write_text(figure_page(result), encoding="utf-8")
         for file in draft.iterdir():
-            file.replace(order.out / file.name)
-    return replace(result, folder=order.out)
+            file.replace(request.out / file.name)
+    return replace(result, folder=request.out)
 
 
 def _claims(reproduction: Reproduction[Any], setup: Any, runs: Runs) -> list[Claim]:
@@ -130,18 +130,18 @@ def _draw(reproduction: Reproduction[Any], setup: Any, runs: Runs, folder: Path)
         save(figure, folder)
 
 
-def _resolved(order: Order) -> tuple[Reproduction[Any], Size[Any], Context, Sequence[int], int]:
-    reproduction = load(order.id)
-    size = reproduction.size(order.scale)
-    for name, value in (("seeds", order.seeds), ("jobs", order.jobs)):
+def _resolved(request: Request) -> tuple[Reproduction[Any], Size[Any], Context, Sequence[int], int]:
+    reproduction = load(request.id)
+    size = reproduction.size(request.scale)
+    for name, value in (("seeds", request.seeds), ("jobs", request.jobs)):
         if value is not None and value < 1:
             raise InputValueError(f"{name} is {value}, expected at least 1")
-    seeds = range(order.seeds or size.seeds)
-    device = order.device or _device(size.device)
-    jobs = order.jobs or (1 if device != "cpu" else min(len(seeds), _cores()))
+    seeds = range(request.seeds or size.seeds)
+    device = request.device or _device(size.device)
+    jobs = request.jobs or (1 if device != "cpu" else min(len(seeds), _cores()))
     context = Context(
-        seed=0, folder=order.out, device=device, data_root=order.data_root, fallback_digits=order.fallback_digits,
-        quiet=order.quiet,
+        seed=0, folder=request.out, device=device, data_root=request.data_root, fallback_digits=request.fallback_digits,
+        quiet=request.quiet,
     )  # fmt: skip
     return reproduction, size, context, seeds, jobs
 
@@ -159,5 +159,5 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cache(order: Order) -> Path:
-    return order.out / "seeds"
+def _cache(request: Request) -> Path:
+    return request.out / "seeds"

@@ -108,10 +108,10 @@ def convolutional(chosen: Images, width: int, head: int, context: Context) -> di
 def _classifier(model: nn.Module, x: Tensor, y: Tensor, chosen: Images, context: Context) -> dict[str, Numbers]:
     optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
     batches = shuffled(x, y, chosen, context.generator(2))
-    follower = Follower(
+    tracker = FeatureTracker(
         model, x[: chosen.probe], {"layers": "hidden.*"}, f"{type(model).__name__} {chosen.data}", context
     )
-    return follower.through(batches, nn.functional.mse_loss, optimizer, chosen.steps)
+    return tracker.through(batches, nn.functional.mse_loss, optimizer, chosen.steps)
 
 
 def language_model(chosen: Language, context: Context) -> dict[str, Numbers]:
@@ -128,9 +128,9 @@ def language_model(chosen: Language, context: Context) -> dict[str, Numbers]:
         "layers": [f"blocks.*.attention.{part}" for part in ("query", "key", "value")],
         "readout": lambda logits: logits.flatten(1),
     }
-    follower = Follower(model, probe.to(context.device), options, "GPT", context, chosen.probes)
+    tracker = FeatureTracker(model, probe.to(context.device), options, "GPT", context, chosen.probes)
     warm = max(1, chosen.steps // 10)
-    return follower.through(_windows(text, chosen, context), _cross_entropy, optimizer, chosen.steps, warm, clip=1.0)
+    return tracker.through(_windows(text, chosen, context), _cross_entropy, optimizer, chosen.steps, warm, clip=1.0)
 
 
 def _cycle() -> "fl.data.Text":
@@ -149,7 +149,7 @@ def _cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-class Follower:
+class FeatureTracker:
     """Measures the neural features of a network as it trains: rows of numbers at steps ever further apart."""
 
     def __init__(

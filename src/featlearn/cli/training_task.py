@@ -20,7 +20,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Subject:
+class TrainingTask:
     """One training run before it begins."""
 
     model: nn.Module
@@ -61,22 +61,22 @@ class Subject:
         return self.model(**x) if hasattr(x, "keys") else self.model(x)
 
 
-def scaled(subject: Subject, settings: Settings) -> Subject:
+def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
     """Weights and output scaled, and outputs counted from where they start."""
     if settings.init_scale != 1:
-        scale_init(subject.model, settings.init_scale)
+        scale_init(task.model, settings.init_scale)
     if settings.output_scale is None:
-        return subject
-    return replace(subject, model=scale_output(subject.model, 1 / settings.output_scale))
+        return task
+    return replace(task, model=scale_output(task.model, 1 / settings.output_scale))
 
 
-def placed(subject: Subject, device: str) -> Subject:
+def placed(task: TrainingTask, device: str) -> TrainingTask:
     """Everything on one device."""
 
     def there(thing: Any) -> Any:
         return map_tensors(thing, lambda tensor: tensor.to(device))
 
-    test = None if subject.test is None else (there(subject.test[0]), subject.test[1].to(device))
+    test = None if task.test is None else (there(task.test[0]), task.test[1].to(device))
     return replace(
-        subject, model=subject.model.to(device), x=there(subject.x), y=subject.y.to(device), test=test
+        task, model=task.model.to(device), x=there(task.x), y=task.y.to(device), test=test
     )  # fmt: skip

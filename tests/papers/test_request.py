@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from featlearn.cli.app import main
-from featlearn.papers import execution, registry, results, session
+from featlearn.papers import execution, registry, request, results
 from featlearn.papers.claims import failed
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import curve, panels, save
@@ -124,7 +124,7 @@ def test_a_figure_that_cannot_be_judged_or_drawn_leaves_the_files_of_the_last_re
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     made_up.install(monkeypatch, **changes)
     with pytest.raises(error, match=words):
-        session.reproduce(session.Order(id=made_up.ID, scale=Scale.SMOKE, out=out, jobs=1))
+        request.reproduce(request.Request(id=made_up.ID, scale=Scale.SMOKE, out=out, jobs=1))
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
     assert made_up.calls == []
 
@@ -132,7 +132,7 @@ def test_a_figure_that_cannot_be_judged_or_drawn_leaves_the_files_of_the_last_re
 def test_a_set_up_that_cannot_be_written_is_refused_before_anything_runs(monkeypatch, tmp_path):
     made_up.install(monkeypatch, sizes=made_up.sizes(made_up.Setup(count=numpy.int64(5))))
     with pytest.raises(TypeError, match="count in the set-up of 009/fig1"):
-        session.reproduce(session.Order(id=made_up.ID, scale=Scale.SMOKE, out=tmp_path / "out"))
+        request.reproduce(request.Request(id=made_up.ID, scale=Scale.SMOKE, out=tmp_path / "out"))
     assert made_up.calls == []
     assert not (tmp_path / "out").exists()
 
@@ -160,7 +160,7 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(monkeypatch, tmp_path, cap
     assert (code, answer["seeds"], answer["finished"], answer["seconds"], answer["jobs"]) == (0, 3, 0, 120, 2)
     assert made_up.calls == []
     assert list(tmp_path.iterdir()) == []
-    session.execute(
+    request.execute(
         load(made_up.ID), made_up.Setup(), Context(seed=0, folder=tmp_path), seeds=[0], jobs=1, cache=tmp_path / "seeds"
     )
     assert run(capsys, *words, "--jobs", "1")[1]["seconds"] == 120
@@ -174,7 +174,7 @@ def test_the_time_of_a_gpu_is_not_told_for_a_cpu(monkeypatch, tmp_path, capsys):
     large = {Scale.SMOKE: made_up.Size(setup=made_up.Setup(), seeds=3, seconds=60, mebibytes=100, device="cuda")}
     made_up.install(monkeypatch, sizes=large)
     words = (made_up.ID, "--out", str(tmp_path), "--dry-run", "--jobs", "3")
-    monkeypatch.setattr(session, "_device", lambda wanted: wanted)
+    monkeypatch.setattr(request, "_device", lambda wanted: wanted)
     there = run(capsys, *words)[1]
     assert (there["device"], there["seconds"], there["timed_on"]) == ("cuda", 60, "cuda")
     here = run(capsys, *words, "--device", "cpu")[1]
