@@ -16,7 +16,7 @@ from featlearn.monitoring import budget as budget_module
 from featlearn.monitoring import observer as observer_module
 from featlearn.monitoring import records as records_module
 from featlearn.monitoring import watch as watch_module
-from featlearn.monitoring.budget import SAVED_UP, Budget, Cost
+from featlearn.monitoring.budget import INITIAL_CREDIT, Budget, Cost
 from featlearn.monitoring.budget_allocation import BudgetAllocation
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.names import Names, safe
@@ -57,24 +57,24 @@ def test_short_runs_may_measure_as_if_they_had_trained_for_a_while():
     budget.begin()
     earned = []
     for steps in (1, 10, 100, 1000, 9999):
-        clock.now = 5.0 + steps * SAVED_UP / 9999
+        clock.now = 5.0 + steps * INITIAL_CREDIT / 9999
         earned.append(budget.earned(steps))
-    assert earned[-1] == pytest.approx(0.05 * SAVED_UP)
+    assert earned[-1] == pytest.approx(0.05 * INITIAL_CREDIT)
     assert earned == pytest.approx(
-        [0.05 * SAVED_UP * math.log(1 + n) / math.log(1e4) for n in (1, 10, 100, 1000, 9999)]
+        [0.05 * INITIAL_CREDIT * math.log(1 + n) / math.log(1e4) for n in (1, 10, 100, 1000, 9999)]
     )
 
 
 def test_a_run_that_goes_on_earns_as_a_new_one_does_and_costs_what_both_parts_did():
     clocks = Clock(), Clock()
     new, old = (Budget(0.05, clock) for clock in clocks)
-    old.go_on(5000, Cost(training=100.0, counted=4.0, measuring=6.0))
+    old.resume(5000, Cost(training=100.0, counted=4.0, measuring=6.0))
     for budget in (new, old):
         budget.begin(2.0)
     for clock in clocks:
         clock.now += 10.0
     assert old.earned(5200) == new.earned(200) > 0.5
-    assert old.pace(5200) == new.pace(200) == pytest.approx(0.05)
+    assert old.seconds_per_step(5200) == new.seconds_per_step(200) == pytest.approx(0.05)
     for budget, clock in zip((new, old), clocks, strict=True):
         clock.now += 0.5
         budget.spent(0.5, counted=True)
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_earns_as_a_new_one_does_and_costs_what_both_parts_di
     ],
 )  # fmt: skip
 def test_the_cost_in_words(cost: Cost, share: float | None, words: str):
-    assert cost.account(share) == words
+    assert cost.summary(share) == words
 
 
 def instrument(name: str, cost: float) -> ScheduledQuantity:
@@ -121,7 +121,7 @@ def test_expensive_quantities_share_the_budget_and_cheap_ones_come_along():
         ration.note({one.name: one.cost for one in chosen}, 0.0, counted=True)
         for one in chosen:
             made[one.name] += 1
-        assert budget.counted <= 0.1 * max(budget.training, SAVED_UP) + 1e-9
+        assert budget.counted <= 0.1 * max(budget.training, INITIAL_CREDIT) + 1e-9
     assert budget.counted > 0.095 * budget.training, "the budget is used"
     assert 0.8 < made["kernel"] / (4 * made["features"]) < 1.25, "half of it for each"
     assert made["weights"] >= made["kernel"]
@@ -159,7 +159,7 @@ def test_the_budget_is_kept(share: float, clock: Clock, tmp_path: Path):
     assert seconds == pytest.approx([0.002 * step for step in range(401)]), "of training"
     assert len(run.scalar("loss")[0]) == 400, "losses are recorded when they are due, measured or not"
     assert (measured[0], measured[-1]) == (0, 400)
-    earned = share * SAVED_UP * math.log(401) / math.log1p(SAVED_UP / 0.002)
+    earned = share * INITIAL_CREDIT * math.log(401) / math.log1p(INITIAL_CREDIT / 0.002)
     assert earned - 0.03 < spent <= earned
     skipped = sum(event.get("count", 0) for event in run.events if event["kind"] == "skipped")
     assert skipped + len(measured) == pytest.approx(401, abs=2)

@@ -149,7 +149,7 @@ def test_settings_of_a_resumed_run(tmp_path: Path):
 def test_a_start_too_large_to_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resumption_module, "LARGEST", 10)
     model, optimizer, _ = begun(tmp_path / "run", 5)
-    with pytest.warns(UserWarning, match="too large to be kept"):
+    with pytest.warns(UserWarning, match="too large to be stored"):
         seen = watch(model, probe=probe(), out=tmp_path / "run", every=1, budget=None, resume=True).__enter__()
     steps(model, optimizer, seen, range(6, 8))
     seen.__exit__(None, None, None)

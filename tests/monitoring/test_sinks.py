@@ -50,7 +50,7 @@ def test_a_broken_sink_is_left_alone(tmp_path: Path):
                 raise OSError("no connection")
 
     broken, kept = Broken(), Kept()
-    with pytest.warns(UserWarning, match="Broken takes no numbers any more: no connection"):
+    with pytest.warns(UserWarning, match="Broken failed and gets no more numbers: no connection"):
         run = watched(tmp_path / "run", [broken, kept]).run
     assert [step for step, _ in broken.lines] == [0, 1]
     assert [step for step, _ in kept.lines] == [0, 1, 2, 3]

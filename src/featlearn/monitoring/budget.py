@@ -7,39 +7,39 @@ from typing import NamedTuple
 
 from featlearn.errors import InputTypeError, InputValueError
 
-SAVED_UP = 20.0
-"""Seconds of training that count as done before they are. At 5 % measurements may so take one second in all before they
-have to be earned: the early steps, where most happens, are seen, and nobody waits for it."""
+INITIAL_CREDIT = 20.0
+"""Seconds of training credited in advance. At a budget of 5 % this allows one second of measurements before any is
+earned, so that the early steps, where most happens, are measured."""
 
 
 LARGEST_SHARE = 1.0
-"""A larger share of the training time is said in seconds: 829 % of a run of 40 ms means nothing."""
+"""Larger shares of the training time are reported in seconds: 829 % of a run of 40 ms means nothing."""
 
 
 class Cost(NamedTuple):
-    """Seconds."""
+    """Wall time in seconds."""
 
     training: float = 0.0
     counted: float = 0.0
-    """On measurements that count."""
+    """Measurements that count against the budget."""
     measuring: float = 0.0
-    """On all measurements."""
+    """All measurements."""
 
     @property
     def overhead(self) -> float:
         """Counted measurements relative to training."""
         return self.counted / self.training if self.training > 0 else 0.0
 
-    def account(self, share: float | None) -> str:
-        """In words, under a budget."""
+    def summary(self, share: float | None) -> str:
+        """One line for the user: time spent, and whether it is within the budget."""
         small = self.overhead <= LARGEST_SHARE
         between = f"{_percent(self.overhead)} of training" if small else f"{self.counted:.2g} s in between"
         if share is None:
             limit = "no budget"
-        elif self.overhead <= 1.02 * share:  # what is said is rounded
+        elif self.overhead <= 1.02 * share:  # the printed value is rounded
             limit = f"within the budget of {_percent(share)}"
-        elif self.counted <= share * SAVED_UP:
-            limit = f"within the {share * SAVED_UP:.2g} s that a budget of {_percent(share)} leaves a short run"
+        elif self.counted <= share * INITIAL_CREDIT:
+            limit = f"within the {share * INITIAL_CREDIT:.2g} s that a budget of {_percent(share)} leaves a short run"
         else:
             limit = f"over the budget of {_percent(share)}"
         apart = max(self.measuring - self.counted, 0.0)
@@ -52,9 +52,9 @@ def _percent(share: float) -> str:
 
 
 class Budget:
-    """A share of the wall time of training; what the first and the last measurement cost is not counted.
+    """The share of training time that measurements may take; None for no limit.
 
-    None allows everything.
+    The first and the last measurement do not count.
     """
 
     def __init__(self, share: float | None, clock: Callable[[], float] | None = None) -> None:
@@ -65,49 +65,49 @@ class Budget:
         self.share, self._clock = share, time.perf_counter if clock is None else clock
         self._begun, self._before, self._from = self._clock(), Cost(), 0
         self.measuring = 0.0
-        """Seconds spent on measurements, all of them."""
+        """Seconds spent on all measurements."""
         self.counted = 0.0
-        """Seconds spent on measurements that count."""
+        """Seconds spent on measurements that count against the budget."""
 
     def begin(self, first: float = 0.0) -> None:
-        """Training begins now; the first measurement took so many seconds."""
+        """Start the clock of training; `first` is the duration of the first measurement in seconds."""
         self._begun, self.measuring = self._clock() - first, first
 
-    def go_on(self, step: int, earlier: "Cost | None") -> None:
-        """A run that stood at this step goes on; None where it is not known what it had cost by then.
+    def resume(self, step: int, earlier: "Cost | None") -> None:
+        """Continue a run from this step; `earlier` is its cost so far, None where that is unknown.
 
-        What may be spent is earned from here: earlier processes spent what was theirs.
+        The budget is earned from here on: earlier processes had their own.
         """
         self._from, self._before = step, earlier or Cost()
 
     @property
     def cost(self) -> "Cost":
-        """What the run has cost, with what is known of earlier processes."""
+        """Cost of the run, including earlier processes as far as it is known."""
         before, now = self._before, Cost(self.training, self.counted, self.measuring)
         return Cost(*(a + b for a, b in zip(before, now, strict=True)))
 
     @property
     def training(self) -> float:
-        """Seconds spent on training, by this process."""
+        """Seconds that this process spent on training."""
         return self._clock() - self._begun - self.measuring
 
     def earned(self, steps: int) -> float:
-        """Seconds of measuring that may have been spent after so many steps of training.
+        """Seconds of measuring allowed in total after this number of training steps.
 
-        What is saved up is handed out evenly in the logarithm of the step, or the first three steps would take it all.
+        The initial credit is released evenly in the logarithm of the step; otherwise the first three steps use it up.
         """
         if self.share is None:
             return math.inf
-        pace = self.pace(steps)
-        handed_out = math.log1p(max(steps - self._from, 0)) / math.log1p(SAVED_UP / pace) if pace > 0 else 0.0
-        return self.share * max(self.training, SAVED_UP * handed_out)
+        seconds = self.seconds_per_step(steps)
+        released = math.log1p(max(steps - self._from, 0)) / math.log1p(INITIAL_CREDIT / seconds) if seconds > 0 else 0.0
+        return self.share * max(self.training, INITIAL_CREDIT * released)
 
-    def pace(self, steps: int) -> float:
-        """Seconds that a step takes."""
+    def seconds_per_step(self, steps: int) -> float:
+        """Mean duration of a training step in seconds."""
         return self.training / max(steps - self._from, 1)
 
     def spent(self, seconds: float, *, counted: bool) -> None:
-        """So long was not training."""
+        """Add seconds that were not spent on training."""
         self.measuring += seconds
         if counted:
             self.counted += seconds

@@ -1,4 +1,4 @@
-"""What is measured next: quantities that cost much share the budget, so that a cheap one is measured more often."""
+"""What to measure next: expensive quantities share the budget equally, so cheaper ones are measured more often."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from featlearn.monitoring.budget import Budget
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 
 EXPENSIVE = 0.2
-"""Relative to the most expensive quantity; what costs less comes with the others, whenever it is due."""
+"""Cost relative to the most expensive quantity; cheaper ones are measured with the others, whenever they are due."""
 
 
 class BudgetAllocation:
@@ -16,10 +16,10 @@ class BudgetAllocation:
     def __init__(self, budget: Budget, quantities: Sequence[ScheduledQuantity]) -> None:
         self.budget, self._quantities = budget, quantities
         self._common = 0.0
-        """Seconds that every measurement takes, whatever is read."""
+        """Seconds that every measurement takes, whichever quantities are read."""
 
     def note(self, costs: Mapping[str, float], common: float, *, counted: bool) -> None:
-        """What the parts of a measurement have cost."""
+        """Record the costs of a measurement: of each quantity, and common to all."""
         self._common = common
         for one in self._quantities:
             if one.name in costs:
@@ -27,7 +27,7 @@ class BudgetAllocation:
                 one.spent += costs[one.name] if counted else 0.0
 
     def affordable(self, steps: int) -> list[ScheduledQuantity]:
-        """What is due and fits into the budget now."""
+        """Quantities that are due and fit into the budget now."""
         pending = [one for one in self._quantities if one.pending]
         earned, expensive = self.budget.earned(steps), self._expensive()
         if math.isinf(earned):
@@ -39,12 +39,12 @@ class BudgetAllocation:
             if own and one.cost <= left:
                 chosen.append(one)
                 left -= one.cost
-        # What costs little waits for the others, and is then measured at the same step.
+        # Cheap quantities wait for expensive ones, to be measured at the same step.
         alone = any(one in expensive for one in pending) and not any(one in expensive for one in chosen)
         return [] if alone else chosen
 
     def missing(self, steps: int, fewer: int = 1) -> float:
-        """Seconds still to be earned for anything that is due to fit, with so many times fewer samples."""
+        """Seconds of budget missing until the first due quantity fits; `fewer` divides the number of samples."""
         expensive = self._expensive()
         other_cost = self._other_cost(expensive)
         needs = [
@@ -58,7 +58,7 @@ class BudgetAllocation:
         return min(needs, default=0.0) - self.budget.earned(steps)
 
     def _other_cost(self, expensive: Sequence[ScheduledQuantity]) -> float:
-        """Seconds that went to what is not shared out: cheap quantities, lines of numbers, steps."""
+        """Seconds spent on everything but expensive quantities: cheap quantities, lines of numbers, steps."""
         return self.budget.counted - sum(one.spent for one in expensive)
 
     def _expensive(self) -> list[ScheduledQuantity]:

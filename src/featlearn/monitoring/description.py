@@ -1,4 +1,4 @@
-"""What run.json says of a run before it begins."""
+"""The entries of run.json that are written before training."""
 
 import platform
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, as_target
 
 
 def description(watched: WatchedNetwork, outputs: Tensor, **settings: Any) -> dict[str, Any]:
-    """Everything that was given, with versions, seed and device."""
+    """Arguments of the watch, with versions, seed and device."""
     first = next(watched.model.parameters())
     return {
         "model": model_entry(watched.model),
@@ -34,7 +34,7 @@ def description(watched: WatchedNetwork, outputs: Tensor, **settings: Any) -> di
 
 
 def model_entry(model: nn.Module) -> dict[str, Any]:
-    """The network in a few words."""
+    """Class, size and layers of the network."""
     parts = list(model.modules())
     return {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -47,7 +47,7 @@ def model_entry(model: nn.Module) -> dict[str, Any]:
 
 
 def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
-    """Class and settings of each group."""
+    """Class of the optimiser and settings of each parameter group."""
     if optimizer is None:
         return None
     groups = [
@@ -57,7 +57,7 @@ def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
 
 
 def probe_entry(data: ProbeData, outputs: Tensor | None) -> dict[str, Any]:
-    """A probe, by its hash and size."""
+    """Hash and size of a probe."""
     found: dict[str, Any] = {"sha256": data.digest, "samples": data.samples}
     if outputs is not None:
         found["outputs"] = outputs.shape[1]
@@ -67,7 +67,7 @@ def probe_entry(data: ProbeData, outputs: Tensor | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were made with."""
+    """Versions of featlearn, torch, numpy and Python."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -83,7 +83,7 @@ def versions() -> dict[str, str]:
 
 
 def every_entry(every: Any) -> Any:
-    """A schedule in a word."""
+    """A JSON entry for a schedule."""
     return every if isinstance(every, str | int) else getattr(every, "__name__", "a function")
 
 

@@ -1,4 +1,4 @@
-"""`fl.watch`: what may be asked of a watch, checked before anything runs."""
+"""`fl.watch`: checks all arguments before anything runs."""
 
 import json
 import os
@@ -49,8 +49,8 @@ def watch(
         out: a directory for the run, new or empty.
         every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
         budget: the share of training time that measuring may take, the first and the last measurement apart. What
-            does not fit is measured later, expensive quantities less often than cheap ones, and the probe is thinned
-            where nothing would fit for long. At least what 20 s of training earn may be spent. None: no limit.
+            does not fit is measured later, expensive quantities less often than cheap ones; the probe is thinned if
+            nothing fits for 100 steps. Short runs may spend what 20 s of training earn. None: no limit.
         test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
         quantities: names out of kernel, features, layers, weights, test, optimizer; by default all but the last. A
@@ -59,12 +59,13 @@ def watch(
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
         loss: what is trained on, if it is to be compared with theory: `"mean"`, `"mean-half"`, `"sum-half"`,
             `"mean-over-outputs"` (`nn.MSELoss()`; see `fl.dynamics.rate`) or `"cross-entropy"`.
-        sinks: where numbers go as well: `"tensorboard"`, `"wandb"`, or anything with `log_metrics(mapping, step)`.
-        resume: go on with the run in `out`, if there is one.
-        name: what the run is called; by default as its directory.
-        settings: what you want to know of the run later: width, output scale, seed ... A mapping that JSON has words
-            for; `run.config["settings"]` from the start. Runs whose settings differ in nothing but `"seed"` are
-            seeds of one experiment to `fl.report`.
+        sinks: further destinations of the numbers: `"tensorboard"`, `"wandb"`, or any object with
+            `log_metrics(mapping, step)`.
+        resume: continue the run in `out`, if there is one.
+        name: name of the run; by default that of its directory.
+        settings: any JSON-serialisable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
+            `run.config["settings"]` from the start. `fl.report` treats runs whose settings differ only in `"seed"` as
+            seeds of one experiment.
     """
     entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
                "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
@@ -87,7 +88,7 @@ def watch(
 
 
 def _plain_settings(settings: Any) -> dict[str, Any]:
-    """A copy, as it will be read back."""
+    """A copy of the settings after a round trip through JSON."""
     if not isinstance(settings, Mapping):
         raise InputTypeError(f"settings is {type(settings).__name__}, expected a mapping: settings={{'width': 100}}")
     try:

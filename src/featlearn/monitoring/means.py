@@ -1,4 +1,4 @@
-"""Numbers that come in at every step, averaged without waiting for the device that computes them."""
+"""Averages of the numbers of every step, without device synchronisation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,32 +11,32 @@ from featlearn.monitoring.names import safe_path
 
 
 class Means:
-    """Sums by name; tensors on a device are added up there, and read only when a line is written."""
+    """Sums by name. Tensors are summed on their device and read only when a line is written."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """One more number."""
+        """Add one number."""
         number = _detached(name, value)
         if name in self._sums:
             self._sums[name] = self._sums[name] + number
             self._counts[name] += 1
         else:
-            # A copy: what the loop does to its loss later is not ours.
+            # A copy: the training loop may change its loss in place.
             self._sums[name] = number.clone() if isinstance(number, Tensor) else number
             self._counts[name] = 1
 
     def taken(self) -> dict[str, float]:
-        """The mean of each since the last time."""
+        """The mean of each number since the last call."""
         found = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return found
 
 
 def numbers_of(given: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers under names that can be recorded."""
+    """The numbers as floats, under names that can be recorded."""
     means = Means()
     for name, value in given.items():
         means.add(safe_path(name), value)
@@ -44,7 +44,7 @@ def numbers_of(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _detached(name: str, value: Any) -> Any:
-    """The number, or a tensor with it on the device where it is."""
+    """The number as a float, or as a detached tensor if it is on another device."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         if value.device.type == "cpu":
             return value.item()

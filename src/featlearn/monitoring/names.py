@@ -1,10 +1,10 @@
-"""Names of layers that can be recorded: parts of a path and heads of columns."""
+"""Layer names that are valid as parts of paths and as column heads."""
 
 import hashlib
 import re
 
 LONGEST = 80
-"""Two names and what stands around them fit into the name of a scalar."""
+"""Characters of a name, at most: two of them must fit into the name of a scalar."""
 
 
 def safe(name: str) -> str:
@@ -15,16 +15,17 @@ def safe(name: str) -> str:
     if len(plain) <= LONGEST:
         return plain
     mark = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{mark}_{plain[len(mark) + 1 - LONGEST :]}"  # the end of a long name says more than its beginning
+    # the end of a long name identifies the layer better than its beginning
+    return f"{mark}_{plain[len(mark) + 1 - LONGEST :]}"
 
 
 def safe_path(name: str) -> str:
-    """A name of the user's, in parts divided by /."""
+    """A name of the user, made safe part by part between slashes."""
     return "/".join(safe(part) for part in name.split("/"))
 
 
 class Names(dict[str, str]):
-    """Name of a layer -> the one it is recorded under; two layers never share one."""
+    """Layer name -> the unique name under which it is recorded."""
 
     def __missing__(self, name: str) -> str:
         found, number, taken = safe(name), 1, set(self.values())

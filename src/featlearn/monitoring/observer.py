@@ -1,4 +1,4 @@
-"""Measurements of one run, each compared with the first and with the one before."""
+"""Measurements of one run, each compared with the first and with the previous one."""
 
 import time
 from collections.abc import Sequence
@@ -19,36 +19,36 @@ from featlearn.quantities.neural_features import network_at
 from featlearn.record import Run
 
 COMPARED = {"features": 3.0}
-"""Quantity -> how many times longer it takes once there is a start to compare with."""
+"""Quantity -> factor by which it is slower once there is a baseline to compare with."""
 
 
 class Observation(NamedTuple):
-    """What one measurement gave."""
+    """Result of one measurement."""
 
     record: Record
     failures: list[tuple[ScheduledQuantity, Exception]]
     outputs: Tensor
     """(P, C), on the CPU."""
     costs: dict[str, float]
-    """Seconds that each quantity will take in the middle of a run, by what it took now."""
+    """Quantity -> expected seconds in the middle of a run, from the time it took now."""
     common: float
-    """Seconds that all of them need, without the audit that only the first measurement makes."""
+    """Seconds shared by all quantities, without the audit of the first measurement."""
 
 
 class Latest(NamedTuple):
-    """What is kept of the latest measurement, lest it be the last."""
+    """Summary of the latest measurement: if it is the last, only missing arrays are added."""
 
     step: int
     tried: set[str]
-    """Names of the quantities."""
+    """Quantities that were due."""
     read: set[str]
-    """Those that could be read."""
+    """Quantities that were measured without error."""
     outputs: int
     """C"""
 
 
 class Observer:
-    """Reads the network through its probe, step after step."""
+    """Measures a network on its probe, step after step."""
 
     def __init__(self, watched: WatchedNetwork, names: Names) -> None:
         self.watched, self.names = watched, names
@@ -61,11 +61,11 @@ class Observer:
     def observe(
         self, step: int, chosen: Sequence[ScheduledQuantity], *, end: bool = False, last: bool = False
     ) -> Observation:
-        """The network as it is now."""
+        """Measure the network as it is now."""
         return self._observe(self.watched, step, chosen, end, last)
 
     def observe_start(self, chosen: Sequence[ScheduledQuantity], *, end: bool = True) -> Observation:
-        """The network as it was when the run began; later measurements are compared with it."""
+        """Measure the network at the start of the run; later measurements are compared with it."""
         start = replace(self.watched, model=network_at(self.watched.model, self.watched.initial), optimizer=None)
         before, self.baseline, self._previous = self.baseline, None, None
         found = self._observe(start, 0, chosen, end, False)
@@ -75,11 +75,11 @@ class Observer:
         return found
 
     def follow(self, past: Run) -> None:
-        """Of a run that goes on: the kernel before the next is on disk."""
+        """Take the previous kernel from a resumed run on disk."""
         self._past, self._previous = past, None
 
     def _before(self, step: int) -> tuple[int, Tensor] | None:
-        """Step and kernel of the measurement before this step, None where they are not known."""
+        """Step and kernel of the measurement before this step; None if unknown."""
         if self._previous is not None or self._past is None:
             return self._previous
         earlier = [number for number in self._past.arrays.get("kernel", ()) if number < step]
@@ -87,12 +87,12 @@ class Observer:
             return None
         try:
             kernel = torch.from_numpy(self._past.array("kernel", earlier[-1])["mean"])
-        except (FeatlearnError, KeyError):  # damaged: a number less, and no reason to stop
+        except (FeatlearnError, KeyError):  # damaged: skip one number rather than stop
             return None
         return (earlier[-1], kernel) if kernel.shape == (self.watched.probe.samples,) * 2 else None
 
     def synchronise(self) -> None:
-        """Wait for what is under way: it is not measuring that takes this time."""
+        """Wait for pending device work, so that it is not counted as measuring."""
         if any(p.device.type == "cuda" for p in self.watched.model.parameters()):
             torch.cuda.synchronize()
 
@@ -105,7 +105,7 @@ class Observer:
         except CoupledSamplesError:
             if self._audited is None:
                 raise
-            # Rounding may have grown since the first measurement; a new audit tells it from coupling.
+            # Rounding may have grown since the first measurement; a new audit distinguishes it from coupling.
             self._audited = None
             return self._read(watched, step, chosen, end, last)
 

@@ -1,4 +1,4 @@
-"""What a run is seen through: the network, its probes and where it began."""
+"""The watched network with its probes and its initial weights."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ class ProbeData:
 
     x: Inputs
     y: Tensor | None
-    """(P, C) targets, (P,) for one output, or (P,) class labels; None where only kernels are watched."""
+    """(P, C) targets, (P,) for one output, or (P,) class labels; None if there is no task."""
 
     @property
     def samples(self) -> int:
-        """P."""
+        """Number of samples P."""
         return batch_size(self.x)
 
     @property
     def digest(self) -> str:
-        """A hash of every number in it."""
+        """SHA-256 of inputs and targets."""
         found = hashlib.sha256()
         for tensor in (*tensors_in(self.x), *([] if self.y is None else [self.y])):
             plain = tensor.detach().cpu().contiguous()
@@ -39,7 +39,7 @@ class ProbeData:
         return found.hexdigest()
 
     def every(self, stride: int) -> "ProbeData":
-        """Every so many-th of its samples: data may be sorted."""
+        """Every `stride`-th sample; a slice would be biased, as data may be sorted."""
         samples = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class ProbeData:
 
 
 def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
-    """A pair (x, y), copied to where the model is."""
+    """The pair (x, y), checked and copied to the device of the model."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputTypeError(
             f"{name} is {type(given).__name__}, expected a pair (x, y): inputs and their targets; y=None for kernels "
@@ -70,7 +70,7 @@ def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
     homes = list({p.device for p in model.parameters()})
 
     def own(tensor: Tensor) -> Tensor:
-        # A copy: a batch is often written over by the next one.
+        # A copy: loaders often overwrite a batch with the next one.
         with torch.inference_mode(False):
             return tensor.detach().to(homes[0] if len(homes) == 1 else tensor.device, copy=True)
 
@@ -81,7 +81,7 @@ def _refuse_not_finite(tensor: Tensor, name: str) -> None:
     if not tensor.is_floating_point():
         return
     wrong = ~tensor.isfinite()
-    # A mask that is added to attention consists of zeros and -inf, and is as it should be.
+    # Additive attention masks consist of zeros and -inf, which is valid.
     if bool(wrong.any()) and not bool(((tensor == 0) | tensor.isneginf()).all()):
         raise InputValueError(
             f"{name}, of shape {tuple(tensor.shape)}, has {int(wrong.sum())} entries that are nan or infinite, "
@@ -91,7 +91,7 @@ def _refuse_not_finite(tensor: Tensor, name: str) -> None:
 
 @dataclass(frozen=True)
 class WatchedNetwork:
-    """What stays the same from one measurement to the next."""
+    """What stays the same between measurements: network, probes, optimiser, readout, initial weights."""
 
     model: nn.Module
     probe: ProbeData
@@ -99,12 +99,12 @@ class WatchedNetwork:
     optimizer: Optimizer | None = None
     readout: Readout | None = None
     initial: Mapping[str, Any] = field(default_factory=dict)
-    """The state dict at the first measurement, on the CPU; empty where it is not known."""
+    """The state dict at the first measurement, on the CPU; empty if unknown."""
     stride: int = 1
-    """Every so many-th sample of the probes that were given."""
+    """Stride over the samples of the given probes."""
 
     def thinned(self, stride: int) -> "WatchedNetwork":
-        """The same through every so many-th sample."""
+        """The same with every `stride`-th sample of the probes."""
         test = None if self.test is None or self.test.samples < 2 * stride else self.test.every(stride)
         return replace(
             self, probe=self.probe.every(stride), test=test or self.test, stride=self.stride * stride
@@ -112,9 +112,9 @@ class WatchedNetwork:
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether any parameter of the model is the optimiser's."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(p) in held for p in model.parameters())
+    """Whether the optimiser has any parameter of the model."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in trained for p in model.parameters())
 
 
 def kept_state(model: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Several processes train one network: the first decides what is measured, the others follow.
+"""Distributed training: rank 0 decides what is measured, the other ranks follow.
 
-Clocks differ, and a rank that measures alone may fail alone; the others must know. Decisions go through the key-value
-store that `torch.distributed` already has: no collective is called, so nothing hangs where only rank 0 has a watch.
+Clocks differ between ranks, and an error on rank 0 must reach the others. Decisions go through the key-value store of
+`torch.distributed`. No collective is called, so nothing hangs if only rank 0 has a watch.
 """
 
 import os
@@ -14,13 +14,13 @@ import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 KEPT = 100
-"""Decisions that stay in the store: no rank is further behind."""
+"""Number of decisions kept in the store; no rank lags further behind."""
 
 _opened: Counter[str] = Counter()
 
 
 class Ranks:
-    """The processes that take part in a run; one, where nothing is distributed."""
+    """The processes of a run; a single one without `torch.distributed`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -30,7 +30,7 @@ class Ranks:
         self._store: Any = None
         if self.size > 1:
             name = os.fspath(path)
-            _opened[name] += 1  # several runs in one process, one after the other
+            _opened[name] += 1  # a process may watch several runs, one after the other
             store = _get_default_store()
             self._store = PrefixStore(f"featlearn/{name}/{_opened[name]}", store)
 
@@ -40,7 +40,7 @@ class Ranks:
         return self.number == 0
 
     def agreed(self, decide: Callable[[], str]) -> str:
-        """What rank 0 decides; the others wait for it."""
+        """The decision of rank 0, for which the others wait."""
         if self._store is None:
             return decide()
         self._decisions += 1

@@ -19,40 +19,40 @@ from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
 from featlearn.quantities.layer_alignment import pair_alignment
 
 LARGE = 2**20
-"""Outputs of more numbers than this are recorded at the first and the last measurement only."""
+"""Number of outputs above which they are recorded at the first and the last measurement only."""
 
 
 @dataclass
 class Record:
-    """What was read."""
+    """Numbers and arrays of one measurement."""
 
     scalars: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> key -> numbers."""
 
     def add(self, other: "Record") -> None:
-        """Both."""
+        """Merge another record into this one."""
         self.scalars |= other.scalars
         self.arrays |= other.arrays
 
 
 @dataclass
 class RecordContext:
-    """Where a measurement stands in the run."""
+    """Position of a measurement in the run."""
 
     names: Names
     end: bool
-    """Whether it is the first or the last: arrays that are large are recorded then."""
+    """Whether it is the first or the last, at which large arrays are recorded."""
     last: bool
     """Whether it is the last."""
     previous: tuple[int, Tensor] | None = None
-    """Step and kernel of the measurement before."""
+    """Step and kernel of the previous measurement."""
     apart: float = 0.0
-    """Seconds spent on what is recorded at either end of a run only: they say nothing of what comes between."""
+    """Seconds spent on what only the first and the last measurement record; excluded from cost estimates."""
 
     @contextmanager
     def only_at_an_end(self) -> Iterator[None]:
-        """Count these seconds apart."""
+        """Time this block separately."""
         begun = time.perf_counter()
         try:
             yield
@@ -64,7 +64,7 @@ Read = Callable[[StepView, RecordContext], Record]
 
 
 def probe(view: StepView, context: RecordContext) -> Record:
-    """How well the probe is fitted."""
+    """Loss and accuracy on the probe."""
     record = Record(_fit("probe", view.watched.probe, view.outputs, view.targets))
     if context.end or view.outputs.numel() <= LARGE:
         record.arrays["outputs"] = _arrays(f=view.outputs)
@@ -87,7 +87,7 @@ def _fit(name: str, data: ProbeData, outputs: Tensor, targets: Tensor | None) ->
 
 
 def kernel(view: StepView, context: RecordContext) -> Record:
-    """The tangent kernel: size, shape, how far it has moved, what it shares with the task, which layers make it."""
+    """The tangent kernel: norm, rank, distance from the start, kernel-task alignment, share of each layer."""
     whole, y = view.kernel.double(), view.targets
     spectrum = metrics.spectrum(whole, y)
     found = {
@@ -135,7 +135,7 @@ def features(view: StepView, context: RecordContext) -> Record:
     found = {}
     for layer, values in view.features.items():
         for name in names:
-            # At the start nothing has moved, and there is nothing yet to compare with.
+            # At the first measurement the weights have not moved, and there is no baseline.
             value = 0.0 if name == "weight_change" and view.baseline is None else getattr(values, name)
             found[f"features/{context.names[layer]}/{name}"] = float(value)
     for name in ("uncentered", "centered"):
@@ -165,7 +165,7 @@ def _drift(view: StepView, names: tuple[str, str]) -> float:
 
 
 def weights(view: StepView, context: RecordContext) -> Record:
-    """Norms of the weights and how far they are from where they began: by layer, and all of them."""
+    """Norms of the weights and distances from their initial values, by layer and in total."""
     own: dict[str, list[Tensor]] = {}
     for name, parameter in trainable_parameters(view.model).items():
         now = parameter.detach()
@@ -183,7 +183,7 @@ def weights(view: StepView, context: RecordContext) -> Record:
 
 
 def _moved(name: str, norm: Tensor, gone: Tensor, size: Tensor) -> dict[str, float]:
-    """From squares: |W| and |W - W0| / |W0|, nan where W0 vanishes."""
+    """|W| and |W - W0| / |W0| from their squares; nan if W0 = 0."""
     return {
         f"{name}/norm": math.sqrt(norm),
         f"{name}/distance": math.sqrt(gone / size) if float(size) > 0 else math.nan,
@@ -227,9 +227,9 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
 BUILT_IN: Mapping[str, Read] = {
     "kernel": kernel, "features": features, "layers": layers, "weights": weights, "test": test, "optimizer": optimizer,
 }  # fmt: skip
-"""Names of what can be switched on and off, in the order in which they are read."""
+"""Name -> quantity, in the order of measurement."""
 
 
 def _arrays(**given: Tensor | None) -> dict[str, Any]:
-    """In single precision, those that are there."""
+    """The tensors that are not None, as float32 arrays."""
     return {key: tensor.detach().float().numpy() for key, tensor in given.items() if tensor is not None}

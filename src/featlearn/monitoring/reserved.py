@@ -1,4 +1,4 @@
-"""Names that the watch itself writes: a number of the user's under one of them would pass for a measured one."""
+"""Names that the watch itself writes; user numbers under these names are refused."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from featlearn.errors import InputValueError
 
 ALWAYS = {"probe"}
-"""Read at every measurement."""
+"""Quantities of every measurement."""
 
 _NAMES = {
     "probe": r"probe/(loss|accuracy|cross_entropy)",
@@ -25,14 +25,14 @@ _PATTERNS = {quantity: re.compile(pattern) for quantity, pattern in _NAMES.items
 
 
 def is_measured(name: str) -> bool:
-    """Whether a recorded number is one that a measurement gives."""
+    """Whether a name belongs to a measured number."""
     return any(_PATTERNS[quantity].fullmatch(name) for quantity in _PATTERNS.keys() - {"rate", "loss", "axes"})
 
 
 def refuse_reserved(names: Iterable[str], quantities: Collection[str]) -> None:
-    """Refuse names that one of these quantities has.
+    """Refuse names that one of these quantities records.
 
-    Only those are refused that the run writes: without `test=`, say, `test/accuracy` is free for a number of your own.
+    Names of quantities that are switched off are allowed: without `test=`, `test/accuracy` is free.
     """
     for name in names:
         for quantity in quantities:
@@ -44,7 +44,7 @@ def refuse_reserved(names: Iterable[str], quantities: Collection[str]) -> None:
 
 
 def refuse_own(names: Iterable[str], quantity: str, own: Collection[str]) -> None:
-    """Refuse names that a quantity of the user's own has: two things in one curve could not be told apart."""
+    """Refuse names that a user's own quantity already records."""
     for name in names:
         if name in own:
             raise InputValueError(

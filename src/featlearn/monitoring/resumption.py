@@ -1,4 +1,4 @@
-"""Going on with a run: where it began is read back from it."""
+"""Resuming a run: its initial state is read back from disk."""
 
 import math
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from featlearn.monitoring.step_view import Baseline
 from featlearn.record import Run
 
 LARGEST = 2**26
-"""Bytes of weights that are kept in a run for it to be resumed."""
+"""Bytes of initial weights, at most, that are stored in a run."""
 
 
 def stored_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
-    """Weights as arrays with plain keys, and the names they stand for; nothing where they are too large."""
+    """Weights as arrays t0, t1 ..., and their names; ({}, None) if they are too large."""
     size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, Tensor))
     if size > LARGEST or not all(isinstance(t, Tensor) for t in state.values()):
         return {}, None
@@ -38,7 +38,7 @@ def _array(tensor: Tensor) -> numpy.ndarray:
 
 
 def resumed(observer: Observer, run: Run) -> None:
-    """Make an observer go on where a run stood: the same names, samples and start."""
+    """Restore the names, samples and initial weights of a run in an observer."""
     config = run.config
     watched = observer.watched
     probe = config.get("probe")
@@ -65,13 +65,13 @@ def measured_steps(run: Run) -> set[int]:
 
 
 def trained_before(run: Run) -> float:
-    """Seconds of training, as its last line says; 0 where it does not."""
+    """Seconds of training according to the last line; 0 if it has none."""
     seconds = run.lines[-1]["seconds"]
     return float(seconds) if seconds is not None and math.isfinite(seconds) else 0.0
 
 
 def cost_before(run: Run) -> Cost | None:
-    """What it has cost so far; None where that is not known, since it was killed."""
+    """Cost of the run so far; None if unknown because the run was killed."""
     overhead, measuring = run.config.get("overhead"), run.config.get("measuring")
     if not isinstance(overhead, int | float) or not isinstance(measuring, int | float):
         return None

@@ -1,4 +1,4 @@
-"""Writing a run that never stops training: what cannot be written is counted, and the user is told once."""
+"""The log of a run. Write errors never stop training: they are counted, and the user is warned once."""
 
 import os
 import sys
@@ -16,42 +16,42 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class RunLog:
-    """The run on disk and the sinks, once training is under way."""
+    """Writes to the run on disk and to the sinks."""
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool, sinks_: Any) -> None:
         self.path = Path(path)
         self._writer = RunWriter(path, config, resume=resume)
         self._sinks: list[Sink] = sinks(sinks_, self.path)
-        self._told: set[str] = set()
-        self._troubled: dict[tuple[str, str], int] = {}  # kind and what -> the latest step
+        self._warned: set[str] = set()
+        self._failing: dict[tuple[str, str], int] = {}  # kind and what -> the latest step
         self._repeated: Counter[tuple[str, str]] = Counter()
         self._latest: tuple[int, set[str]] = (-1, set())
         self.not_written = 0
-        """How many lines and files were lost."""
+        """Number of lines and files that could not be written."""
         self.missing: set[int] = set()
-        """Steps without a line: it could not be written, or there was nothing to write."""
+        """Steps without a line, because of a write error or because there was nothing to write."""
         self.last_line = self._writer.last_step
-        """The latest step with a line; -1 where there is none."""
+        """The last step with a line; -1 if there is none."""
 
     @property
     def last_step(self) -> int:
-        """Where a run that goes on stood; -1 for a new one."""
+        """Last step of a resumed run; -1 for a new one."""
         return self._writer.last_step
 
     def measurement(
         self, step: int, scalars: Mapping[str, float], arrays: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> None:
-        """Arrays first: a line then says that they are there."""
+        """Write arrays, then the line: a line implies that its arrays exist."""
         self.arrays(step, arrays)
         self.scalars(step, scalars, seconds)
 
     def arrays(self, step: int, arrays: Mapping[str, Mapping[str, Any]]) -> None:
-        """A file for each."""
+        """Write one file per array."""
         for name, content in arrays.items():
             self._try(step, self._writer.array, name, step, **content)
 
     def scalars(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """One line, on disk and in every sink; what was written at this step already is left out."""
+        """Write one line to disk and to every sink, without the values already written at this step."""
         if self._latest[0] != step:
             self._latest = (step, set())
         values = {name: value for name, value in values.items() if name not in self._latest[1]}
@@ -71,44 +71,44 @@ class RunLog:
             except Exception as error:
                 self._sinks.remove(sink)
                 self.event("failed", step, what=type(sink).__name__, message=f"{type(error).__name__}: {error}")
-                self.tell("sink", f"{type(sink).__name__} takes no numbers any more: {error}")
+                self.warn_once("sink", f"{type(sink).__name__} failed and gets no more numbers: {error}")
 
     def event(self, kind: str, step: int | None = None, /, **details: Any) -> None:
-        """Something that happened."""
+        """Record an event."""
         self._try(step, self._writer.event, kind, step, **details)
 
-    def trouble(self, kind: str, what: str, step: int, told: str, **details: Any) -> None:
-        """Something that went wrong, told once; while it lasts an event at first, and then only counted."""
-        before = self._troubled.get((kind, what))
+    def failure(self, kind: str, what: str, step: int, told: str, **details: Any) -> None:
+        """Record a failure and warn once; repeated failures of the same kind are only counted."""
+        before = self._failing.get((kind, what))
         if before is None:
             self.event(kind, step, what=what, **details)
         elif before != step:
             self._repeated[kind, what] += 1
-        self._troubled[kind, what] = step
-        self.tell(f"{kind} {what}", told)
+        self._failing[kind, what] = step
+        self.warn_once(f"{kind} {what}", told)
 
-    def well(self, names: Iterable[str]) -> None:
-        """These went well: should they go wrong again, that is another event."""
+    def recovered(self, names: Iterable[str]) -> None:
+        """These quantities work again: their next failure is a new event."""
         fine = set(names)
-        self._troubled = {key: step for key, step in self._troubled.items() if key[1] not in fine}
+        self._failing = {key: step for key, step in self._failing.items() if key[1] not in fine}
 
-    def sum_up(self, step: int) -> None:
-        """How often what went wrong did so again."""
+    def count_repeats(self, step: int) -> None:
+        """Record how often each failure was repeated."""
         for (kind, what), count in self._repeated.items():
             self.event("repeated", step, what=what, of=kind, count=count)
 
     def describe(self, /, **entries: Any) -> None:
-        """Add to run.json."""
+        """Add entries to run.json."""
         self._try(None, self._writer.describe, **entries)
 
-    def tell(self, topic: str, message: str) -> None:
-        """A warning, once for each topic."""
-        if topic not in self._told:
-            self._told.add(topic)
+    def warn_once(self, topic: str, message: str) -> None:
+        """Warn once per topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
             warnings.warn(f"fl.watch: {message} (training goes on)", UserWarning, stacklevel=_outside())
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the run and the sinks."""
         if self.not_written:
             self.event("not_written", None, count=self.not_written)
         self._try(None, self._writer.close)
@@ -116,24 +116,24 @@ class RunLog:
             try:
                 getattr(sink, "close", lambda: None)()
             except Exception as error:
-                self.tell("sink", f"{type(sink).__name__} could not be closed: {error}")
+                self.warn_once("sink", f"{type(sink).__name__} could not be closed: {error}")
 
     def _try(self, step: int | None, write: Any, /, *args: Any, **kwargs: Any) -> bool:
-        """Whether it was written."""
+        """Write, and return whether that succeeded."""
         try:
             write(*args, **kwargs)
             return True
         except FeatlearnError as error:
             self.not_written += 1
-            self.tell("disk", f"{error}")
+            self.warn_once("disk", f"{error}")
             if self.not_written == 1 and write != self._writer.event:
-                # Small, so that it may still fit where a kernel does not.
+                # An event is small: it may fit on a disk that is too full for a kernel.
                 self.event("not_written", step, message=str(error))
             return False
 
 
 def _outside() -> int:
-    """How many calls up the line of the user is, seen from who asks: the first that is not in this package."""
+    """The stack level of the first caller outside this package, for warnings to point at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE + os.sep):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""When to measure."""
+"""The schedule of measurements."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ GROWTH = 1.2  # thirteen measurements in every factor of ten
 
 
 class Schedule:
-    """Says of each step whether to measure after it; step 0 is before training. Asked in the order of the steps."""
+    """Decides for each step whether to measure after it. Step 0 is before training; steps must be asked in order."""
 
     def __init__(self, every: Every) -> None:
         logarithmic = isinstance(every, str) and every == "log"

@@ -1,4 +1,4 @@
-"""Which quantities are read, and when."""
+"""The quantities that are measured, each with its schedule."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -30,19 +30,19 @@ class ScheduledQuantity:
     schedule: Schedule | None
     """Its own schedule; None for that of the run."""
     asked: bool
-    """Whether the user named it: it must then work from the start."""
+    """Whether the user named it; then it must work at the first measurement."""
     pending: bool = False
-    """Whether it is due and has not been read yet."""
+    """Whether it is due and not yet measured."""
     cost: float = 0.0
-    """Seconds that it took the last time."""
+    """Duration of its last measurement in seconds."""
     spent: float = 0.0
-    """Seconds that it has taken, as far as they count."""
+    """Total seconds that count against the budget."""
     own: Collection[str] = ()
-    """Of a quantity of the user's own: what it records, known from the first measurement on."""
+    """Names that a user's own quantity records; known after the first measurement."""
 
 
 def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool) -> list[ScheduledQuantity]:
-    """What is to be read."""
+    """The quantities to measure, from the argument `quantities` of `fl.watch`."""
     defaults: dict[str, Any] = dict.fromkeys(BY_DEFAULT, True)
     if test:
         defaults["test"] = True
@@ -98,7 +98,7 @@ def _own(name: str, function: Callable[[StepView], Any], taken: Collection[str],
         numbers = found if isinstance(found, Mapping) else {name: found}
         record = Record({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
         refuse_reserved(record.scalars, taken)
-        if not own:  # later ones would stop training
+        if not own:  # checked once: an error at a later step would stop training
             own.update(record.scalars)
         return record
 

@@ -1,4 +1,4 @@
-"""Where numbers go besides the run on disk: TensorBoard, Weights & Biases, anything with `log_metrics`."""
+"""Further destinations of the numbers of a run: TensorBoard, Weights & Biases, any object with `log_metrics`."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from featlearn.errors import FeatlearnError, InputTypeError
 
 
 class Sink(Protocol):
-    """Takes the numbers of a step."""
+    """Receives the numbers of a step."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Numbers by name."""
 
 
 def sinks(given: Any, path: Path) -> list[Sink]:
-    """What was asked for, opened."""
+    """The requested sinks, opened."""
     listed = [given] if isinstance(given, str) or hasattr(given, "log_metrics") else given
     if not isinstance(listed, Sequence):
         raise InputTypeError(
@@ -29,7 +29,7 @@ _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
 def checked_sinks(given: Any) -> None:
-    """Refuse what is no sink or not installed, before anything runs."""
+    """Raise for a sink that is unknown or not installed, before anything runs."""
     for one in [given] if isinstance(given, str) or not isinstance(given, Sequence) else given:
         if isinstance(one, str) and one in _MODULES:
             _module(one)
@@ -53,21 +53,21 @@ class TensorBoard:
         self._writer = _module("tensorboard").SummaryWriter(str(folder))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """One point on every curve."""
+        """Log the numbers of one step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the writer."""
         self._writer.close()
 
 
 class WandB:
-    """The run that is under way, or one of its own; needs the extra `wandb`.
+    """The active run of wandb, or a new one; needs the extra `wandb`.
 
-    The counter of a run belongs to the user: numbers come with the step as a metric of its own, `watch/step`, over
-    which they are drawn. Names without a / (`loss`, `lr`), which the user may log as well, stand below `watch/`.
+    The step counter of a wandb run belongs to the user. Numbers are drawn over a metric `watch/step` instead. Names
+    without a slash (`loss`, `lr`), which the user may log as well, are prefixed with `watch/`.
     """
 
     STEP = "watch/step"
@@ -82,7 +82,7 @@ class WandB:
         self._known: set[str] = set()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """One point on every curve."""
+        """Log the numbers of one step."""
         named = {name if "/" in name else f"watch/{name}": value for name, value in metrics.items()}
         for name in named.keys() - self._known:
             self._run.define_metric(name, step_metric=self.STEP)
@@ -90,7 +90,7 @@ class WandB:
         self._run.log({**named, self.STEP: step})
 
     def close(self) -> None:
-        """Nothing more will come: a run of its own is finished."""
+        """Finish the run if this sink started it."""
         if self._own:
             self._run.finish()
 

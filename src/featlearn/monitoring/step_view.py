@@ -1,4 +1,4 @@
-"""The network at one step, seen through its probe: what several quantities need is captured once."""
+"""The network at one step, measured on its probe. What several quantities need is computed once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,14 +24,14 @@ from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
-"""Up to so many outputs each has its kernel; beyond, a few random directions, always the same, stand for all."""
+"""Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
 LARGEST_FULL = 2048
 """Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
 
 
 @dataclass
 class Baseline:
-    """What is kept of the first measurement, for later ones to be compared with."""
+    """Values of the first measurement, with which later ones are compared."""
 
     kernel: Tensor | None = None
     """(P, P), the mean over outputs."""
@@ -46,9 +46,9 @@ class Baseline:
 
 
 class StepView:
-    """One step of a run: what is asked of it is measured, once. Tensors are on the CPU.
+    """The network at one step of a run. Each attribute is measured on first access. Tensors are on the CPU.
 
-    Quantities of your own take it: `quantities={"mine": lambda view: float(view.kernel.trace())}`.
+    User quantities receive it: `quantities={"mine": lambda view: float(view.kernel.trace())}`.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class StepView:
     ) -> None:
         self.watched, self.step = watched, step
         self.baseline = baseline
-        """What is kept of the first measurement of the run; None if this is it."""
+        """Values of the first measurement; None if this is the first."""
         self._now, self._stack = now, stack
 
     @property
     def model(self) -> nn.Module:
-        """The network as it is now; only read it."""
+        """The network as it is now; do not modify it."""
         return self.watched.model
 
     @property
     def x(self) -> Inputs:
-        """The probe."""
+        """Inputs of the probe."""
         return self.watched.probe.x
 
     @cached_property
@@ -97,7 +97,7 @@ class StepView:
 
     @cached_property
     def kernel_full(self) -> Tensor | None:
-        """(P, P, C, C) between all outputs; None where it is large, and for one output, whose `kernel` it is."""
+        """(P, P, C, C) between all outputs; None if it is too large, or for a single output."""
         return self._full(self._now, {})
 
     @cached_property
@@ -109,7 +109,7 @@ class StepView:
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
-        """Weights that follow each other."""
+        """Pairs of consecutive weight layers."""
         return self._followed[0]
 
     @cached_property
@@ -125,8 +125,8 @@ class StepView:
             return self.baseline.rates
         optimizer = self.watched.optimizer
         known = optimizer is not None and all(float(group["lr"]) > 0 for group in optimizer.param_groups)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
-        complete = all(id(p) in held for p in self._now.originals.values())
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
+        complete = all(id(p) in trained for p in self._now.originals.values())
         return Rates(optimizer if known and complete else None, self._now, [])
 
     @cached_property
@@ -169,7 +169,7 @@ class StepView:
         return None if self.watched.test is None else self._cross({})
 
     def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
-        """What later moments are compared with, as far as it is asked for."""
+        """The values with which later steps are compared."""
         baseline = Baseline(self.kernel if kernel else None, self.outputs, rates=self.rates)
         if layers:
             baseline.balances = self.balances
@@ -199,14 +199,14 @@ class StepView:
         pairs = consecutive(self._now.pilots[0])[0]
         if all(pair.after is not None for pair in pairs.values()):
             return pairs, self._now
-        # Fused attention has no second derivative, by which channels are followed; its parts have.
+        # Fused attention has no second derivative, which tracing channels needs; the math backend has.
         with sdpa_kernel(SDPBackend.MATH):
             again = self._measured_layers(self.watched.model)
             return consecutive(again.pilots[0])[0], again
 
     @property
     def _step_rates(self) -> dict[str, Rate] | None:
-        """As they stand after the step that was made: the measurement has put its gradients aside."""
+        """Rates after the last optimiser step; gradients are set aside during a measurement."""
         optimizer = self.watched.optimizer
         if optimizer is None or (not optimizer.state and not isinstance(optimizer, torch.optim.SGD)):
             return None
@@ -223,7 +223,7 @@ class StepView:
             return mean, full
 
     def _full(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor | None:
-        """(P, P2, C, C) between all outputs, where it is wanted and the memory is there."""
+        """(P, P2, C, C) between all outputs; None for one output, or if it does not fit into memory."""
         samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
         if measurement.classes < 2 or samples * measurement.classes > LARGEST_FULL:
             return None
@@ -268,5 +268,5 @@ def step_view(
 
 
 def audit_of(now: StepView) -> Measurement:
-    """What the next measurement need not check again, without what this one holds."""
+    """The audit of this measurement for the next one to reuse, without its tensors."""
     return replace(now._now, probes=(), pilots=(), last={}, graphs=[])

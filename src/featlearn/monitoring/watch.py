@@ -1,4 +1,4 @@
-"""The watch around a training loop."""
+"""The context manager around a training loop."""
 
 import json
 import math
@@ -28,13 +28,13 @@ from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
 
 PATIENCE = 100
-"""Steps after which a second measurement that does not fit into the budget is made with fewer samples."""
+"""Steps without a second measurement after which the probe is thinned."""
 FEWEST = 32
-"""Samples that thinning leaves."""
+"""Samples that thinning leaves, at least."""
 
 
 class Watch:
-    """A run being watched; `fl.watch` makes one."""
+    """A watched training run; created by `fl.watch`."""
 
     def __init__(
         self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: Budget, chosen: list[ScheduledQuantity],
@@ -43,7 +43,7 @@ class Watch:
         self.path = path
         """The directory of the run."""
         self.steps = 0
-        """How many steps of training have been made."""
+        """Number of training steps so far."""
         self._observer = Observer(watched, Names())
         self._schedule, self._budget, self._quantities = schedule, budget, chosen
         self._allocation = BudgetAllocation(budget, chosen)
@@ -55,9 +55,9 @@ class Watch:
         self._frequent: dict[str, int] = {}
         self._ask_at = self._look_at = 0
         self._skipped = 0
-        self._waited = 0.0  # seconds of training that the device was still at
-        self._trained_before = 0.0  # seconds, by processes that this one goes on for
-        self._trained = 0.0  # seconds in all, when what is under way began
+        self._waited = 0.0  # seconds of training that the device was still busy with
+        self._trained_before = 0.0  # seconds, by the processes that this one resumes
+        self._trained = 0.0  # total seconds when the current action began
         self._cost_known_from = 0
         self._diverged = False
         self._measured: set[int] = set()
@@ -71,7 +71,7 @@ class Watch:
 
     @property
     def measurements(self) -> int:
-        """How many measurements the run holds, those before a resume among them."""
+        """Number of measurements in the run, including those before a resume."""
         return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
 
     def __enter__(self) -> "Watch":
@@ -93,18 +93,17 @@ class Watch:
         return self
 
     def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
-        """Call it after every step of the optimiser.
+        """Call this after every optimiser step.
 
         Args:
-            loss: the loss of this step; what is recorded is the mean since the last line, or since the run was resumed.
-            step: the number of this step, a whole number from 0, where it is not one more than before; it may go back,
-                to a checkpoint.
-            scalars: numbers of your own: accuracy on test data, say. Those that come at every step are averaged as the
-                loss is, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` where
-                the optimizer is known; those of quantities of your own) are refused.
+            loss: the loss of this step. The mean since the last line, or since the run was resumed, is recorded.
+            step: the number of this step, from 0; by default one more than before. It may go back to a checkpoint.
+            scalars: your own numbers, for example accuracy on test data. Numbers passed at every step are averaged like
+                the loss, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` if the
+                optimizer is known; those of your own quantities) are refused.
         """
         if step is None and not scalars and self.steps + 1 < self._look_at:
-            # Most steps: they must cost microseconds.
+            # The common case must take microseconds only.
             self.steps += 1
             if loss is not None and self._writes:
                 self._means.add("loss", loss)
@@ -138,13 +137,13 @@ class Watch:
         self._look_at = self._next()
 
     def _next(self) -> int:
-        """Before this step there is nothing to do."""
+        """The next step at which something may be due."""
         own = [one.schedule for one in self._quantities if one.schedule is not None]
         following = min(schedule.following for schedule in (self._schedule, *own))
         return min(following, self._ask_at) if any(one.pending for one in self._quantities) else following
 
     def log(self, loss: Any = None, **scalars: Any) -> None:
-        """Record numbers of the present step at once."""
+        """Record numbers at the current step at once."""
         if self._entered().first:
             given = scalars if loss is None else {"loss": loss, **scalars}
             self._refuse_taken(given)
@@ -158,7 +157,7 @@ class Watch:
                 self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
             try:
                 self._last()
-            except KeyboardInterrupt:  # of somebody who does not want to wait for it
+            except KeyboardInterrupt:  # a user who does not want to wait for it
                 self._run_log.event("failed", self.steps, message="the last measurement was interrupted")
                 if error is None:
                     raise
@@ -170,7 +169,7 @@ class Watch:
     def _begin(self) -> None:
         observer = self._observer
         if self._resume and (self.path / "run.json").exists() and open_run(self.path).lines:
-            self._go_on()
+            self._resume_run()
             return
         observer.watched = replace(observer.watched, initial=kept_state(observer.watched.model))
         found = observer.observe(0, self._quantities, end=True)
@@ -180,28 +179,28 @@ class Watch:
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
         self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
-            self._run_log.describe(**config)  # a run that was killed before its first line may say something else
+            self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
         self._run_log.event("started", 0)
-        self._tell_failures(found, 0)
+        self._log_failures(found, 0)
         arrays = {**found.record.arrays, **({"initial": state} if state else {})}
         self._run_log.measurement(0, {**self._rate(), **found.record.scalars}, arrays, 0.0)
         self._measured.add(0)
         self._allocation.note(found.costs, found.common, counted=False)
 
-    def _go_on(self) -> None:
+    def _resume_run(self) -> None:
         run = open_run(self.path)
         self._run_log = RunLog(self.path, {}, resume=True, sinks_=self._sinks)
         self.steps = max(self._run_log.last_step, 0)
         self._measured, self._trained_before = measured_steps(run), trained_before(run)
         cost = cost_before(run)
         self._cost_known_from = self.steps if cost is None else 0
-        self._budget.go_on(self.steps, cost)
+        self._budget.resume(self.steps, cost)
         resumed(self._observer, run)
         found = self._observer.observe_start(self._quantities, end=False) if self._observer.watched.initial else None
         if found is None:
             found = self._observer.observe(self.steps, self._quantities)
-            self._run_log.tell("resume", "the weights at the start were too large to be kept, so that distances from "
-                              "the start are not known after a resume")  # fmt: skip
+            self._run_log.warn_once("resume", "the initial weights were too large to be stored, so distances from the "
+                                    "start are unknown after a resume")  # fmt: skip
         self._drop_failing(found)
         self._observer.follow(run)
         self._schedule.due(self.steps)
@@ -212,11 +211,11 @@ class Watch:
         log, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
         changed = settings is not None and settings != before
         log.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
-        # What it cost is not known any more once this process is killed.
+        # If this process is killed, the total cost is unknown.
         log.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
 
     def _drop_failing(self, found: Observation) -> None:
-        """What cannot be measured at the start is an error if it was asked for, and else left out."""
+        """Raise for quantities that fail at the start if the user asked for them; drop the others."""
         for one, error in found.failures:
             if one.asked or one.name == "kernel":
                 raise error
@@ -248,7 +247,7 @@ class Watch:
             refuse_own(names, one.name, one.own)
 
     def _decided(self, ranks: Ranks) -> list[ScheduledQuantity]:
-        """What is measured now, as rank 0 sees it; if nothing is, when to ask again."""
+        """The quantities to measure now, decided by rank 0; if there are none, set the step of the next decision."""
         decision = json.loads(ranks.agreed(self._decision))
         self._ask_at = self.steps + decision["wait"]
         chosen = [one for one in self._quantities if one.name in decision["read"]]
@@ -261,14 +260,14 @@ class Watch:
         if not chosen and self._thinned():
             chosen = self._allocation.affordable(self.steps)
         wait = 1
-        if not chosen:  # asking at every step would cost more than all the rest of it
+        if not chosen:  # deciding at every step would cost more than the measurements
             seconds = self._allocation.missing(self.steps) / (self._budget.share or 1.0)
-            pace = self._budget.pace(self.steps)
-            wait = max(1, min(int(seconds / pace / 2), self.steps // 10)) if pace > 0 else 1
+            each = self._budget.seconds_per_step(self.steps)
+            wait = max(1, min(int(seconds / each / 2), self.steps // 10)) if each > 0 else 1
         return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
 
     def _thinned(self) -> bool:
-        """Fewer samples, where a second measurement does not fit for long; the first is then made again with them."""
+        """Thin the probe if no second measurement fits for long, and repeat the first measurement with it."""
         watched, stride = self._observer.watched, 2
         if len(self._measured) != 1 or self.steps < PATIENCE or not watched.initial:
             return False
@@ -290,7 +289,7 @@ class Watch:
         self._allocation.note(found.costs, found.common, counted=False)
 
     def _spend(self, act: Callable[[], None], *, counted: bool = True) -> None:
-        """Do something that is not training."""
+        """Run an action and count its time as measuring."""
         asked = time.perf_counter()
         self._observer.synchronise()
         begun = time.perf_counter()
@@ -310,15 +309,15 @@ class Watch:
             self._failed("measurement", error, self.steps)
             self._write(numbers)
             return
-        self._tell_failures(found, self.steps)
-        log.well({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
+        self._log_failures(found, self.steps)
+        log.recovered({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
         self._allocation.note(found.costs, found.common, counted=not last)
         self._check(numbers)
         log.measurement(self.steps, {**numbers, **found.record.scalars}, found.record.arrays, self._trained)
         self._measured.add(self.steps)
         self._recorded = self.steps
 
-    def _tell_failures(self, found: Observation, step: int) -> None:
+    def _log_failures(self, found: Observation, step: int) -> None:
         for one, error in found.failures:
             self._failed(one.name, error, step)
 
@@ -328,10 +327,10 @@ class Watch:
             f"nothing could be measured at step {step}" if what == "measurement" else f"{what} could not be measured"
         )
         said = f"{type(error).__name__}: {error}"[:2000]
-        self._written().trouble(kind, what, step, f"{words}: {error}", message=said)
+        self._written().failure(kind, what, step, f"{words}: {error}", message=said)
 
     def _line(self) -> dict[str, float]:
-        """Means since the last line, and the learning rate."""
+        """Means since the last line, and the current learning rate."""
         return {**self._rate(), **self._means.taken()}
 
     def _rate(self) -> dict[str, float]:
@@ -347,7 +346,7 @@ class Watch:
         if not math.isfinite(numbers.get("loss", 0.0)) and not self._diverged:
             self._diverged = True
             log.event("diverged", self.steps, what="loss", value=str(numbers["loss"]))
-            log.tell("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
+            log.warn_once("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
 
     def _written(self) -> RunLog:
         assert self._run_log is not None
@@ -362,7 +361,7 @@ class Watch:
             and self._recorded == latest.step == self.steps
             and latest.tried >= {one.name for one in chosen}
         ):
-            # It was measured just now; only arrays that are recorded at the end alone are missing.
+            # This step is measured already; only arrays of the last measurement are missing.
             missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
             chosen = [one for one in chosen if one.name in missing & latest.read]
             if not chosen:
@@ -374,7 +373,7 @@ class Watch:
         summary = {"measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring}
         if self._skipped:
             log.event("skipped", self.steps, count=self._skipped, reason="budget")
-        log.sum_up(self.steps)
+        log.count_repeats(self.steps)
         log.event("finished", self.steps, complete=finished, last_line=log.last_line, **summary)
         log.describe(finished=finished, steps=self.steps, **summary)
         log.close()
@@ -382,6 +381,6 @@ class Watch:
         since = f", since step {self._cost_known_from}" if self._cost_known_from else ""
         print(
             f"featlearn: {self.measurements} measurements in {self.steps} steps, "
-            f"{cost.account(self._budget.share)}{since}{lost}: {self.path}",
+            f"{cost.summary(self._budget.share)}{since}{lost}: {self.path}",
             file=sys.stderr,
         )
