@@ -1,4 +1,4 @@
-"""What a watched run did, in plain words, with the evidence: `diagnose(run)`."""
+"""The diagnosis of a watched run in plain words, with its evidence: `diagnose(run)`."""
 
 from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism

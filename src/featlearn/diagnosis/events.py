@@ -1,4 +1,4 @@
-"""When things happened: the half of the loss, alignment, the growth of the kernel; and whether alignment was silent."""
+"""Event times: the loss halves, alignment rises, the kernel grows; and whether alignment was silent."""
 
 import math
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
 from featlearn.diagnosis.run_data import Curve, RunData
 
 RISEN = 0.01
-"""A rise of alignment that is large enough to have a time."""
+"""Smallest rise of alignment that gets an event time."""
 WIDE = 1.5
-"""Measurements whose steps differ by more than this factor leave a gap, in which no time is told; next steps do not."""
+"""Consecutive measurements whose steps differ by more than this factor leave a gap: no time is given inside it."""
 SAME = 1.1
-"""Factor within which training and probe loss may part, beside a constant one, for one to fill gaps of the other."""
+"""Training loss fills gaps of the probe loss if their ratio is constant within this factor."""
 COMPARED = 3
-"""Steps of the probe loss at which they are compared at least, while it is above LEFT of the first."""
+"""Number of steps at which the two are compared, at least, while the probe loss is above LEFT of the first."""
 LEFT = 0.05
 
 
 @dataclass(frozen=True)
 class CrossingTime:
-    """When a curve came to a level; all nan if it did not, or had before the first measurement."""
+    """When a curve reached a level; all nan if it never did, or did before the first measurement."""
 
     at: float
-    """a fraction of steps, by interpolation"""
+    """step, interpolated"""
     after: float
-    """the last measurement before"""
+    """step of the last measurement before it"""
     by: float
-    """the first one at which it had happened"""
+    """step of the first measurement after it"""
 
     @property
     def wide(self) -> bool:
@@ -38,16 +38,16 @@ class CrossingTime:
 
     @property
     def earliest(self) -> float:
-        """As far as it can be told."""
+        """Lower bound of the step."""
         return self.after if self.wide else self.at
 
     @property
     def latest(self) -> float:
-        """As far as it can be told."""
+        """Upper bound of the step."""
         return self.by if self.wide else self.at
 
     def precedes(self, other: "CrossingTime") -> bool | None:
-        """Whether it came first, or at the same time; None where both lie in one gap."""
+        """Whether it happened first, or at the same time; None if both lie in one gap."""
         if self.latest <= other.earliest:
             return True
         return False if self.earliest >= other.latest else None
@@ -58,27 +58,27 @@ NEVER = CrossingTime(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Events:
-    """What happened when, and by how much alignment and the kernel grew."""
+    """Event times, and by how much alignment and the kernel grew."""
 
     loss_half: CrossingTime
     """the loss is at half of its first value"""
     alignment_90: CrossingTime
-    """90 % of the rise of centred kernel-task alignment are done; never where it rose by less than a hundredth"""
+    """centred kernel-task alignment reaches 90 % of its rise; never if it rose by less than 0.01"""
     norm_10: CrossingTime
     """the kernel norm passes 10 % of its final value; never if it started above"""
     rise: float
-    """of alignment, first to last"""
+    """of alignment, from the first to the last measurement"""
     growth: float
-    """last kernel norm by the first"""
+    """last kernel norm divided by the first"""
 
     @property
     def silent(self) -> bool | None:
-        """Alignment was done before kernel norm and loss moved (002); None where that cannot be told."""
+        """Whether alignment was complete before kernel norm and loss moved (002); None if unknown."""
         return None if self.missing else not self.against
 
     @property
     def against(self) -> str:
-        """Why alignment was not silent, if it can be told; empty where nothing speaks against it."""
+        """Why alignment was not silent; empty if nothing indicates that."""
         if self.rise < ALIGNMENT_ROSE.high:
             return f"alignment changed by {self.rise:.2g}, and a rise counts from {ALIGNMENT_ROSE.high:g}"
         if self.growth < NORM_GREW.low:
@@ -87,7 +87,7 @@ class Events:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be told whether alignment was silent; empty where it can."""
+        """Why it is unknown whether alignment was silent; empty if it is known."""
         if math.isnan(self.rise):
             return "centred alignment is not known before and after training"
         if math.isnan(self.growth):
@@ -104,7 +104,7 @@ class Events:
 
 
 def alignment_curve(run_data: RunData) -> Curve | None:
-    """Centred kernel-task alignment; None also for a constant target, of which nothing is left without its mean."""
+    """Centred kernel-task alignment; None also for a constant target, which vanishes when centred."""
     return run_data.curve("ntk/centered_alignment")
 
 
@@ -126,9 +126,9 @@ def events(run_data: RunData) -> Events:
 
 
 def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> CrossingTime:
-    """When a curve first comes to a level from the side on which it starts.
+    """When a curve first reaches a level from the side on which it starts.
 
-    `logarithmic` for what grows or falls by factors: linear interpolation comes too early for a growing one.
+    Use `logarithmic` for exponential growth or decay, where linear interpolation is biased.
     """
     away = curve.values - level
     crossed = (away * away[0].sign() <= 0).nonzero().flatten()
@@ -143,7 +143,7 @@ def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Crossi
 
 
 def halving_loss(run_data: RunData) -> Curve | None:
-    """The loss on the probe and, in its gaps, the one that was recorded in training, if the two agree."""
+    """The loss on the probe; its gaps are filled with the training loss if the two agree."""
     probe = run_data.loss
     if probe is None or not probe.from_start or not bool((probe.values > 0).all()):
         return probe if probe is not None and probe.from_start else None
@@ -162,7 +162,7 @@ def halving_loss(run_data: RunData) -> Curve | None:
 
 
 def _training_loss(run_data: RunData) -> Curve | None:
-    """What the loop passed, a mean since the line before; each loss was that before a step, hence the middle."""
+    """The training loss: means since the previous line, placed in the middle of that interval."""
     passed = run_data.curve("loss")
     if passed is None or not bool((passed.values > 0).all()):
         return None
@@ -171,8 +171,8 @@ def _training_loss(run_data: RunData) -> Curve | None:
 
 
 def _in_gap(curve: Curve, steps: Tensor) -> Tensor:
-    """Whether steps lie between measurements that leave a gap, or beyond the last."""
-    after = torch.searchsorted(curve.steps, steps)  # of the first measurement not before
+    """Whether steps lie in a gap between measurements, or after the last one."""
+    after = torch.searchsorted(curve.steps, steps)  # index of the first measurement at or after the step
     met = curve.steps[after.clamp_max(len(curve.steps) - 1)]
     before = curve.steps[(after - 1).clamp_min(0)]
     wide = met > (WIDE * before).maximum(before + 1)

@@ -1,4 +1,4 @@
-"""Everything that one run shows, before any of it is judged."""
+"""All numbers of one run that a diagnosis is based on."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from featlearn.record import Run
 
 
 class Findings:
-    """Numbers of one run, nan where they were not recorded."""
+    """Numbers of one run; nan if they were not recorded."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -26,16 +26,16 @@ class Findings:
 
     @cached_property
     def moved(self) -> float:
-        """1 - cosine of the first and the last kernel, both without their constant."""
+        """1 - cosine of the first and the last kernel, both centred."""
         return self._distance(centered=True)
 
     @cached_property
     def moved_raw(self) -> float:
-        """The same with it: mostly a constant in ReLU networks, which hides what the rest does."""
+        """The same without centring: dominated by a constant in ReLU networks."""
         return self._distance(centered=False)
 
     def _distance(self, *, centered: bool) -> float:
-        """From the kernels themselves, if the first and another are there, else as the run recorded it."""
+        """From the recorded kernels if there are at least two, else from the recorded scalar."""
         steps = self.run_data.kernel_steps
         if len(steps) > 1 and steps[0] == 0:
             first, last = (self.run_data.kernel(step).double() for step in (steps[0], steps[-1]))
@@ -45,7 +45,7 @@ class Findings:
 
     @cached_property
     def loss_left(self) -> float:
-        """Lowest loss by the first."""
+        """Lowest loss divided by the first."""
         loss = self.run_data.loss
         if loss is None or not loss.from_start or loss.first <= 0:
             return math.nan
@@ -53,7 +53,7 @@ class Findings:
 
     @cached_property
     def constant_target(self) -> bool:
-        """Whether nothing is left of the targets without their mean."""
+        """Whether the centred targets vanish."""
         if self.run_data.targets is None:
             return False
         y = self.run_data.targets.double()
@@ -67,7 +67,7 @@ class Findings:
 
     @cached_property
     def speed(self) -> SpeedRatio | Unknown:
-        """Of the loss, against the first kernel."""
+        """Speed of the loss relative to the frozen first kernel."""
         return self.loss_speed.speed
 
     @cached_property
@@ -82,7 +82,7 @@ class Findings:
 
     @cached_property
     def machine(self) -> KernelMachine:
-        """Regression against the network; after little training every kernel would do."""
+        """Kernel regression against the network; undecided after little training, when every kernel fits."""
         found = kernel_machine(self.run_data)
         if found.errors and not self.loss_left <= FALLEN.high:
             return replace(found, of=None, reason="the loss has hardly fallen, so that any kernel would do")
@@ -100,12 +100,12 @@ class Findings:
 
     @property
     def specialization(self) -> float:
-        """Mean of the diagonal of the last specialisation matrix, less that of the rest."""
+        """Mean of the diagonal of the last specialisation matrix minus the mean of the rest."""
         return self._specialization(-1)
 
     @property
     def specialization_at_start(self) -> float:
-        """The same of the first one."""
+        """The same for the first matrix."""
         return self._specialization(0)
 
     def _specialization(self, at: int) -> float:
@@ -134,5 +134,5 @@ class Findings:
 
 @lru_cache(maxsize=8)
 def findings_of(run: Run) -> Findings:
-    """Those of a run, which does not change once it is open: the verdict, that of all seeds and the page share them."""
+    """The findings of a run, cached: an open run does not change, and verdicts and page share them."""
     return Findings(run)

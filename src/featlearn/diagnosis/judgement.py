@@ -1,4 +1,4 @@
-"""From numbers to the regime: each against its threshold, over one run or several; and the verdict in a sentence."""
+"""The regime of one run or several: each number is compared with its threshold; and the verdict in a sentence."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _SIDES = {-1: "lazy", 0: "between", 1: "rich"}
 
 
 def numbers(findings: Sequence[Findings]) -> dict[str, float]:
-    """What the regime is judged by, as means over runs; nan where it is not known."""
+    """The numbers that decide the regime, as means over runs; nan if unknown."""
     speeds = [one.speed for one in findings if isinstance(one.speed, SpeedRatio)]
     return {
         "kernel_moved": mean([one.moved for one in findings]),
@@ -43,7 +43,7 @@ def numbers(findings: Sequence[Findings]) -> dict[str, float]:
 
 
 class Votes(NamedTuple):
-    """What each number speaks for: -1 lazy, 1 rich, 0 neither; None where it is not known."""
+    """What each number indicates: -1 lazy, 1 rich, 0 neither; None if unknown."""
 
     moved: int | None
     speed: int | None
@@ -51,15 +51,15 @@ class Votes(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """In words, the numbers that are not known."""
+        """The unknown numbers, in words."""
         return [words for side, words in zip(self, _MISSING, strict=True) if side is None]
 
     @property
     def majority(self) -> Regime:
-        """How much faster the loss fell has two votes: alone it classifies all calibration runs.
+        """Lazy or rich with at least two votes for it and none against, else mixed.
 
-        Lazy or rich with two votes for it and none against, else mixed; that alignment did not rise is no vote against
-        rich, as features may be learned that the targets do not show.
+        The speed of the loss has two votes: alone it classifies all calibration runs. Alignment that did not rise is no
+        vote against rich, as a network may learn features that do not align with the targets.
         """
         votes = [self.speed, self.speed, self.moved, self.rise]
         if votes.count(1) >= 2 and -1 not in votes[:3]:
@@ -68,7 +68,7 @@ class Votes(NamedTuple):
 
     @property
     def regime(self) -> Regime:
-        """Less must not say more: without one number, what it cannot change, or what both others speak for."""
+        """With one number unknown, the regime that it cannot change, or that both others indicate; else unknown."""
         if not self.missing:
             return self.majority
         if len(self.missing) > 1:
@@ -87,20 +87,20 @@ _MISSING = ("how far the kernel moved", "how much faster than its first kernel i
 
 
 def votes_of(moved: Sample | None, frozen: Sample | None, rise: Sample | None) -> Votes:
-    """Three numbers vote: how far the kernel moved, how much faster the loss fell, how much alignment rose."""
+    """Votes of three numbers: distance of the kernel, speed of the loss, rise of alignment."""
     return Votes(_side(moved, _moved_threshold(frozen)), _side(frozen, SPEED), _side_of_rise(rise))
 
 
 def regime_of(moved: Sample | None, frozen: Sample | None, rise: Sample | None, left: Sample | None) -> Regime:
-    """By the votes; unless it is rich, a loss that has hardly fallen does not tell."""
+    """The regime by votes; unless it is rich, unknown if the loss has hardly fallen."""
     found = votes_of(moved, frozen, rise).regime
     return "cannot tell" if found != "rich" and _unfinished(left) else found
 
 
 def assess_regime(findings: Sequence[Findings], learned: Sequence[str] = ()) -> tuple[Regime, str, list[Evidence]]:
-    """The regime, in a word and in a sentence, and what speaks for it.
+    """The regime as a word and as a sentence, with its evidence.
 
-    `learned` are the layers whose neural feature correlation rose: of lazy training that has them this is said.
+    `learned` are the layers whose neural feature correlation rose; the sentence names them for lazy training.
     """
     moved, left = (sample([getattr(one, name) for one in findings]) for name in ("moved", "loss_left"))
     rise = sample([one.events.rise for one in findings])
@@ -131,7 +131,7 @@ def _moved_threshold(frozen: Sample | None) -> Threshold:
 
 def _side_of_rise(rise: Sample | None) -> int | None:
     if rise is not None and rise.mean < -ALIGNMENT_ROSE.low:
-        return 0  # it fell: the kernel went elsewhere, which is not lazy
+        return 0  # alignment fell: the kernel moved away from the task, which is not lazy
     return _side(rise, ALIGNMENT_ROSE)
 
 
@@ -140,7 +140,7 @@ def _unfinished(left: Sample | None) -> bool:
 
 
 def _broken(findings: Sequence[Findings]) -> str:
-    """How the verdict on training that broke down begins."""
+    """The beginning of the verdict if training broke down."""
     broken = [one for one in findings if one.run_data.diverged is not None]
     if not broken:
         return ""
@@ -155,7 +155,7 @@ def _broken(findings: Sequence[Findings]) -> str:
 
 
 def _sentence(regime: Regime, votes: Votes, left: Sample | None, learned: Sequence[str] = ()) -> str:
-    """The regime in words, by what is known."""
+    """The regime as a sentence, with the reason."""
     if regime == "rich":
         why = "The kernel left its first state behind" if votes.moved == 1 else (
             "The loss fell faster than the first kernel predicts"
@@ -187,7 +187,7 @@ def _breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
 
 
 def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
-    """What makes the numbers that follow less sure."""
+    """Warnings about optimisers and layers that make the numbers less reliable."""
     kinds = sorted({kind for one in findings if (kind := one.run_data.optimizer[0]) not in ("", "SGD")})
     notes = [f"trained with {kind}, whose steps are not those of the tangent kernel: speeds are less sure"
              for kind in kinds]  # fmt: skip

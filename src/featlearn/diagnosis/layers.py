@@ -1,4 +1,4 @@
-"""What happened between and in the layers: mechanism of each pair, where features were learned."""
+"""Changes of layers: the mechanism of each pair, and where features were learned."""
 
 import math
 import re
@@ -19,8 +19,8 @@ class LayerPairMechanism:
     """
 
     name: str
-    """"alignment" or "disalignment" where zeta changed, "rescaling" where only norms did, else "none"; "cannot tell"
-    where zeta stayed and the norms were not recorded"""
+    """"alignment" or "disalignment" if zeta changed, "rescaling" if only norms did, else "none"; "cannot tell" if zeta
+    did not change and the norms were not recorded"""
     alignment: float
     """change of ln zeta; negative is disalignment"""
     first_norm: float
@@ -36,12 +36,12 @@ class LayerPairMechanism:
 
     @property
     def rescaling(self) -> float:
-        """Change of ln |U| |W|; nan where one of the norms was not recorded."""
+        """Change of ln |U| |W|; nan if one of the norms was not recorded."""
         return self.first_norm + self.second_norm
 
 
 def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
-    """ "first--second" -> what happened between them."""
+    """ "first--second" -> the mechanism of this pair."""
     found = {}
     for name in run_data.scalar_names:
         match = _PAIR.fullmatch(name)
@@ -59,7 +59,7 @@ def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
 
 
 def name_of(turned: float, stretched: float) -> str:
-    """By the angle first: rescaling is what happens where it stays (004 Sec. 3.2 to 3.4)."""
+    """The angle decides first; rescaling is a change of norms at a constant angle (004 Sec. 3.2 to 3.4)."""
     if abs(turned) >= LAYER_CHANGED.low:
         return "alignment" if turned > 0 else "disalignment"
     if math.isnan(stretched):
@@ -76,7 +76,7 @@ def _log_growth(run_data: RunData, layer: str) -> float:
 
 @dataclass(frozen=True)
 class LayerLearning:
-    """How much one layer learned; nan where it was not recorded."""
+    """How much one layer learned; nan for what was not recorded."""
 
     distance: float
     """|W - W0| / |W0|"""
@@ -89,7 +89,7 @@ class LayerLearning:
 
 
 def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
-    """Layer -> how much it learned, the one whose weight went furthest first."""
+    """Layer -> how much it learned, sorted by how far its weight moved."""
     found = {}
     for name in run_data.scalar_names:
         match = _LAYER.fullmatch(name)

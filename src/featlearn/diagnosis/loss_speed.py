@@ -1,4 +1,4 @@
-"""How fast the loss fell, against what the first kernel predicts: frozen, and rescaled to the size it came to have."""
+"""Speed of the loss relative to the prediction of the first kernel: frozen, and rescaled to its later size."""
 
 import math
 from dataclasses import dataclass
@@ -14,51 +14,51 @@ from featlearn.dynamics import rate
 from featlearn.dynamics.rate import NEEDS
 
 LEVEL = 0.2
-"""Speeds are compared at this share of the first loss, or at the lowest loss of a run that does not come so far."""
+"""Speeds are compared at this share of the first loss, or at the lowest loss if the run does not reach it."""
 REACH = 1e4
-"""How many times as long as the run the frozen kernel is followed."""
+"""Longest time of descent with the frozen kernel, relative to the run."""
 REPLAYED = 40
-"""Kernels that are replayed at most."""
+"""Largest number of kernels that are replayed."""
 SAMPLES = 64
-"""Samples of the probe that are replayed at most, for cross-entropy."""
+"""Largest number of probe samples that are replayed for cross-entropy."""
 FITS = 0.3
-"""Relative error up to which the first change of the outputs counts as a step of kernel descent."""
+"""Relative error up to which the first change of the outputs counts as kernel descent."""
 FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
 AGREES = 1.5
-"""Factor up to which a declared rate agrees with that of the first steps."""
+"""Factor within which a declared rate agrees with the rate of the first steps."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Why something cannot be told."""
+    """An unknown value, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class SpeedRatio:
-    """How many times longer the first kernel takes to the loss that the run came to."""
+    """How many times longer than the run the first kernel takes to reach the same loss."""
 
     frozen: float
-    """as it was; 1 where training was lazy"""
+    """with the frozen kernel; 1 for lazy training"""
     rescaled: float
-    """multiplied to the size of the kernel at that loss: what is left is due to its shape"""
+    """with the kernel rescaled to its norm at that loss; the rest is due to its shape"""
     level: float
-    """the loss at which this was asked, as a share of the first one"""
+    """the loss at which speeds are compared, as a share of the first loss"""
     rate: float
-    """per unit of learning rate (or step), with which the recorded kernels came to that loss when the run did"""
+    """per unit of learning rate (or step); descent with the recorded kernels then reaches that loss when the run did"""
     bound: bool
-    """whether the frozen kernel never got there, or not within reach: the numbers are lower bounds"""
+    """whether the frozen kernel did not reach that loss in time: the numbers are then lower bounds"""
 
 
 @dataclass(frozen=True)
 class TimeScale:
-    """Time in units in which df/dt = -K (f - y): a rate times the learning rate summed over steps."""
+    """Time t in df/dt = -K (f - y): a rate times the sum of learning rates over steps."""
 
     rate: float
-    """per unit of learning rate, or per step where none was recorded"""
+    """per unit of learning rate, or per step if none was recorded"""
     source: str
-    """in words, where it comes from"""
+    """the source of the rate, in words"""
     elapsed: Curve
     """steps -> sum of learning rates (or steps)"""
 
@@ -68,14 +68,14 @@ class TimeScale:
 
 
 class LossSpeed:
-    """The measured loss of a run beside predictions from recorded kernels."""
+    """The measured loss of a run compared with predictions from recorded kernels."""
 
     def __init__(self, run_data: RunData) -> None:
         self.run_data = run_data
 
     @cached_property
     def elapsed(self) -> Curve:
-        """Steps -> learning rates summed over steps; steps themselves where no learning rate is known."""
+        """Steps -> sum of learning rates over steps; the step itself if no learning rate is known."""
         run_data = self.run_data
         lr = run_data.curve("lr")
         last = float(max(run_data.steps, 1))
@@ -89,11 +89,11 @@ class LossSpeed:
 
     @cached_property
     def speed(self) -> SpeedRatio | Unknown:
-        """Descent with the first kernel against descent with the kernels as they came.
+        """Descent with the first kernel compared with descent with the recorded kernels.
 
-        The rate is the one with which the recorded kernels bring the loss to where it was, when it was there: no
-        learning rate has to be known, and what the recorded kernels leave out (terms between outputs, samples that are
-        not in the probe) is left out of both.
+        The rate is fitted so that descent with the recorded kernels reaches the measured loss at the measured step. So
+        no learning rate is needed, and what the recorded kernels omit (terms between outputs, samples outside of the
+        probe) is omitted on both sides.
         """
         loss, steps = self.run_data.loss, self.run_data.kernel_steps
         if loss is None or not loss.from_start:
@@ -125,7 +125,7 @@ class LossSpeed:
         return SpeedRatio(needed / taken, needed / taken / growth, level / loss.first, found, bound)
 
     def _replay(self, steps: list[int], until: float) -> Replay:
-        """Kernels of these steps and, in between, of the step (a fraction) at which the replay ends."""
+        """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""
         run_data = self.run_data
         after = next(s for s in run_data.kernel_steps if s >= until or s == run_data.kernel_steps[-1])
         if len(steps) > REPLAYED:
@@ -142,21 +142,21 @@ class LossSpeed:
 
     @cached_property
     def targets(self) -> Tensor:
-        """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded less their mean."""
+        """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded without their mean."""
         y = self.run_data.targets
         assert y is not None
         rows = y.double()
         return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.run_data.entropy else rows
 
     def loss_of(self, f: Tensor) -> float:
-        """Of outputs (P, C), in the unit of `RunData.loss`."""
+        """The loss of outputs (P, C), in the unit of `RunData.loss`."""
         if self.run_data.entropy:
             return -float((self.targets * f.log_softmax(1)).sum(1).mean())
         return float((f - self.targets).square().sum(1).mean())
 
     @cached_property
     def time_scale(self) -> TimeScale | Unknown:
-        """The rate of the run itself: as declared, if the first steps agree; else from the first steps."""
+        """The rate of the run: the declared one if it agrees with the first steps, else fitted to them."""
         steps = self.run_data.kernel_steps
         if not steps or steps[0] != 0:
             return Unknown(FIRST_IS_MISSING)
@@ -180,7 +180,7 @@ class LossSpeed:
         return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
 
     def _fitted(self) -> TimeScale | Unknown:
-        """The rate with which the first kernel moves the outputs as the first steps did."""
+        """The rate at which descent with the first kernel reproduces the first steps."""
         run_data, loss = self.run_data, self.run_data.loss
         if loss is None:
             return Unknown("too few losses were recorded")
@@ -223,13 +223,13 @@ class LossSpeed:
         return math.sqrt(max(float(errors[best]), 0.0)) / float(moved.norm()), step, float(times[best]) / elapsed
 
     def _momentum_share(self, step: int) -> float:
-        """How much of its final speed momentum had reached over the first steps, on average."""
+        """Mean speed over the first steps relative to the final speed under momentum."""
         momentum = self.run_data.optimizer[1]
         return 1 - momentum * (1 - momentum**step) / ((1 - momentum) * step)
 
 
 def reached(curve: Curve, level: float) -> float:
-    """The step, a fraction, at which a falling curve first comes to a level that it reaches; by its logarithm."""
+    """The fractional step at which a falling curve first reaches a level, by logarithmic interpolation."""
     i = int((curve.values <= level * (1 + 1e-9)).nonzero()[0])
     if i == 0:
         return float(curve.steps[0])

@@ -1,4 +1,4 @@
-"""Whether the network is a kernel machine: regression with a recorded kernel against the network on test points."""
+"""Whether the network is a kernel machine: compares kernel regression with the network on test points."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from featlearn.errors import FeatlearnError
 from featlearn.metrics import Agreement, agreement
 
 LONGEST, LONGEST_OF_ENTROPY = 1e8, 1e4
-"""How long descent is followed, in units of the inverse of the largest eigenvalue."""
+"""Longest time of kernel descent, in units of the inverse largest eigenvalue."""
 TIMES = 200
 LARGEST = 4096
-"""Samples times outputs up to which a kernel between all outputs is solved with."""
+"""Samples times outputs up to which the kernel between all outputs is used."""
 
 BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
 BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may be what is missing"
@@ -25,25 +25,25 @@ BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may 
 
 @dataclass(frozen=True)
 class KernelMachine:
-    """How well regression with the kernels of a run stands for the network."""
+    """How well regression with the kernels of a run reproduces the network."""
 
     of: str | None
-    """the kernel whose machine the network is: "final", "initial", "optimizer"; None if of none, or if unknown"""
+    """the kernel that reproduces the network: "final", "initial", "optimizer"; None if none does, or if unknown"""
     errors: dict[str, float] = field(default_factory=dict)
     """kernel -> relative error |g - f| / |f - f0| on test points"""
     correlations: dict[str, float] = field(default_factory=dict)
     """kernel -> correlation of the changes g - f0 and f - f0"""
     outputs: str = ""
-    """"all" where kernels between all outputs were used, "mean" where only their mean was recorded"""
+    """"all" if kernels between all outputs were used, "mean" if only their mean was recorded"""
     reason: str = ""
-    """why it cannot be told"""
+    """why it is unknown"""
 
 
 def kernel_machine(run_data: RunData) -> KernelMachine:
-    """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
+    """Kernel descent from f0 to the network's loss on the probe, for each kernel; evaluated on the test points.
 
-    At zero loss that is the regression of 002 Theorem 1. Training that ended before is compared with a regression that
-    ended as early: no rate has to be known.
+    At zero loss this is the regression of 002 Theorem 1. Training that stopped earlier is compared with a regression
+    stopped at the same loss, so no learning rate is needed.
     """
     first, last = 0, max(run_data.array_steps("test"), default=-1)
     if last < 0:
@@ -71,7 +71,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
             whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
     if not errors:
         return KernelMachine(None, reason="no kernel between test points and probe was recorded")
-    # the simplest that will do: a network that is a machine of its first kernel is one of its last, too
+    # the simplest kernel first: if the initial kernel reproduces the network, so does the final one
     of = next((name for name in ("initial", "final", "optimizer") if errors.get(name, math.inf) <= MACHINE.high), None)
     outputs = "all" if whole else "mean"
     if of is not None:
@@ -80,7 +80,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
 
 
 def _kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
-    """Kernel of the probe, and of test points with the probe: between all outputs, if recorded, else their mean."""
+    """Kernels (probe, probe) and (test, probe): between all outputs if recorded, else their mean over outputs."""
     crosses = place if place == "optimizer_kernel" else "test"
     whole = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
     if whole[0] is not None and whole[1] is not None and whole[0].dim() == whole[1].dim() == 4:
@@ -116,7 +116,7 @@ def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1:
 
 
 def _largest_eigenvalue(kernel: Tensor) -> float:
-    """By power iteration, good to a percent or so: it sets a grid of times, and a decomposition would take seconds."""
+    """By power iteration, accurate to about 1 %: enough for a time grid, and much faster than a decomposition."""
     vector = torch.ones(len(kernel), dtype=kernel.dtype)
     for _ in range(20):
         vector = kernel @ (vector / vector.norm())
@@ -124,7 +124,7 @@ def _largest_eigenvalue(kernel: Tensor) -> float:
 
 
 def _stopped(loss: Tensor, outputs: Tensor, level: float) -> Tensor:
-    """Outputs (T, P, C) where a falling loss (T,) comes to a level; the last where it does not."""
+    """Outputs (T, P, C) interpolated to where a falling loss (T,) reaches a level; the last if it does not."""
     below = (loss <= level).nonzero().flatten()
     i = int(below[0]) if len(below) else len(loss) - 1
     if i == 0 or not len(below):

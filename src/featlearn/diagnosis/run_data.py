@@ -1,6 +1,6 @@
-"""A recorded run as the diagnosis reads it: what is missing or not finite is None; what is damaged is a `RunError`.
+"""A recorded run as the diagnosis reads it: missing or non-finite data is None, damaged data raises a `RunError`.
 
-Nothing is put in the place of what is damaged: another kernel would give another verdict.
+Damaged data is never replaced: another kernel would give another verdict.
 """
 
 import math
@@ -17,22 +17,22 @@ from featlearn.errors import RunError
 from featlearn.record import Run
 
 LOST = 2.0
-"""A run that broke down is read up to where its loss came to stay above so many times the first."""
+"""A diverged run is read up to where its loss stays above this multiple of the first."""
 EXPLODED = 1e3
-"""A loss above so many times the first, and that of no output at all, is a breakdown, even if it is finite later: what
-comes down from there is mostly a network whose units are all dead."""
+"""A loss above this multiple of both the first loss and the loss of zero outputs is a divergence, even if it falls
+later: such networks mostly consist of dead units."""
 AXES = {
     "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
     "outputs": {"f": "PC"},
     "test": {"f": "TC", "cross": "TP", "cross_full": "TPCC"},
     "optimizer_kernel": {"mean": "PP", "full": "PPCC", "cross": "TP", "cross_full": "TPCC"},
 }
-"""Of the arrays that are read: P samples of the probe, T test points, C outputs."""
+"""Axes of the arrays: P samples of the probe, T test points, C outputs."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One recorded quantity, where it is finite."""
+    """The finite values of one recorded quantity."""
 
     steps: Tensor
     """(T,) increasing"""
@@ -41,36 +41,36 @@ class Curve:
 
     @property
     def first(self) -> float:
-        """At the first measurement."""
+        """Value of the first measurement."""
         return float(self.values[0])
 
     @property
     def last(self) -> float:
-        """At the last one."""
+        """Value of the last measurement."""
         return float(self.values[-1])
 
     @property
     def from_start(self) -> bool:
-        """Whether the first measurement was made before training: it then is what later ones are held against."""
+        """Whether the first measurement was made before training, so that later ones can be compared with it."""
         return float(self.steps[0]) == 0.0
 
     @property
     def rise(self) -> float:
-        """Last less first."""
+        """Last minus first value."""
         return self.last - self.first
 
     def at(self, steps: Tensor) -> Tensor:
-        """By linear interpolation, constant beyond the ends."""
+        """Values by linear interpolation, constant beyond the ends."""
         found = numpy.interp(steps.numpy(), self.steps.numpy(), self.values.numpy())
         return torch.from_numpy(numpy.atleast_1d(found))
 
     def logarithmic_at(self, steps: Tensor) -> Tensor:
-        """Logarithms of positive values, by linear interpolation between them."""
+        """Logarithms of positive values, linearly interpolated."""
         return Curve(self.steps, self.values.log()).at(steps)
 
 
 class RunData:
-    """One run. Of one that broke down, what came after the loss was lost is left out."""
+    """One run; data after a divergence is left out."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -78,7 +78,7 @@ class RunData:
 
     @cached_property
     def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
-        """(step, values), up to where training broke down."""
+        """(step, values) before a divergence."""
         lines = [(int(line["step"]), line["values"]) for line in self.run.lines]
         if self.diverged is None:
             return lines
@@ -92,7 +92,7 @@ class RunData:
 
     @cached_property
     def diverged(self) -> int | None:
-        """The step of the first loss that exploded, or was not finite and stayed so; None if training went on."""
+        """The first step at which the loss exploded, or became non-finite for good; None if it did not."""
         fits = [
             (line["step"], line["values"]["probe/loss"]) for line in self.run.lines if "probe/loss" in line["values"]
         ]
@@ -104,11 +104,11 @@ class RunData:
 
     @property
     def _exploded(self) -> list[int]:
-        """Steps at which the loss is far above the first: the one that was trained, or, if it is not known, each."""
+        """Steps at which the training loss is far above the first; if its kind is unknown, every recorded loss."""
         told, y = self.run.config.get("loss_convention"), self.targets
         if isinstance(told, str):
             names = ["probe/cross_entropy" if told == "cross-entropy" else "probe/loss"]
-        else:  # outputs trained on cross-entropy may grow, and the squared error with them
+        else:  # under cross-entropy outputs may grow, and with them the squared error
             names = [name for name in ("probe/loss", "probe/cross_entropy") if name in self.run.names]
         none = 0.0 if y is None else float(y.double().square().sum(1).mean())
         found = []
@@ -120,12 +120,12 @@ class RunData:
 
     @property
     def steps(self) -> int:
-        """The last step that can be used."""
+        """The last usable step."""
         return self._lines[-1][0] if self._lines else 0
 
     @property
     def lost(self) -> bool:
-        """Whether training broke down before anything could be seen of it."""
+        """Whether training diverged before the second measurement."""
         return self.diverged is not None and len(self._lines) < 2
 
     @property
@@ -134,7 +134,7 @@ class RunData:
         return self.run.names
 
     def curve(self, name: str) -> Curve | None:
-        """One scalar where it is finite; None with fewer than two such measurements."""
+        """The finite values of one scalar; None if there are fewer than two."""
         pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
         if len(pairs) < 2:
             return None
@@ -142,12 +142,12 @@ class RunData:
         return Curve(steps, values)
 
     def since_start(self, name: str) -> Curve | None:
-        """The same, if it was measured before training."""
+        """The same; None if it was not measured before training."""
         curve = self.curve(name)
         return curve if curve is not None and curve.from_start else None
 
     def array(self, name: str, step: int, key: str) -> Tensor | None:
-        """One recorded array, as it was recorded; None where it is missing or not finite."""
+        """One recorded array; None if it is missing or not finite."""
         place = (name, step, key)
         if place not in self._arrays:
             self._arrays[place] = self._read(name, step, key)
@@ -170,7 +170,7 @@ class RunData:
         return tensor if bool(torch.isfinite(tensor).all()) else None
 
     def _misfit(self, found: numpy.ndarray, axes: str) -> str:
-        """What was expected in the place of an array; empty where it fits."""
+        """The expected type or shape of an array; empty if it fits."""
         if found.dtype.kind not in "fiu" or found.size == 0:
             return "numbers"
         sizes = [self._sizes.get(letter) for letter in axes]
@@ -183,7 +183,7 @@ class RunData:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        """Of the axes, where they are known: from the targets, and the first outputs of test points."""
+        """Known sizes of the axes, from the targets and the first outputs on test points."""
         found = {} if self.targets is None else {"P": len(self.targets), "C": self.targets.shape[1]}
         for step in self.run.arrays.get("test", [])[:1]:
             f = self.run.array("test", step).get("f")
@@ -192,7 +192,7 @@ class RunData:
         return found
 
     def array_steps(self, name: str) -> list[int]:
-        """The steps at which an array was recorded, before training broke down."""
+        """The steps at which an array was recorded, before a divergence."""
         return [step for step in self.run.arrays.get(name, []) if step <= self.steps]
 
     @cached_property
@@ -205,7 +205,7 @@ class RunData:
 
     @cached_property
     def kernel_steps(self) -> list[int]:
-        """Steps at which the kernel and the outputs are there, of one and the same probe."""
+        """Steps at which both kernel and outputs were recorded."""
         y = self.targets
         found = []
         for step in self.array_steps("kernel"):
@@ -215,7 +215,7 @@ class RunData:
         return found
 
     def kernel(self, step: int) -> Tensor:
-        """(P, P), the mean over outputs, as it was recorded; for a step of `kernel_steps`."""
+        """(P, P), the recorded mean over outputs; for a step of `kernel_steps`."""
         kernel = self.array("kernel", step, "mean")
         assert kernel is not None
         return kernel
@@ -229,7 +229,7 @@ class RunData:
 
     @cached_property
     def entropy(self) -> bool:
-        """Whether it was trained on cross-entropy: as it says, or by which of the two losses fell further."""
+        """Whether the training loss is cross-entropy: as declared, or the one of the two losses that fell further."""
         told = self.run.config.get("loss_convention")
         entropy, square = self.curve("probe/cross_entropy"), self.curve("probe/loss")
         if entropy is None or isinstance(told, str):
@@ -239,19 +239,19 @@ class RunData:
 
     @cached_property
     def loss(self) -> Curve | None:
-        """Of the probe, as it was trained: mean over samples of |f - y|^2, or of the cross-entropy."""
+        """The training loss on the probe: mean over samples of |f - y|^2, or of the cross-entropy."""
         entropy = self.curve("probe/cross_entropy") if self.entropy else None
         return entropy or self.curve("probe/loss")
 
     @property
     def batch_norm(self) -> bool:
-        """Whether statistics of batches took part in training: kernels are measured without them."""
+        """Whether the network has BatchNorm: kernels are measured in eval mode, without batch statistics."""
         told = self.run.config.get("model")
         return isinstance(told, dict) and told.get("batch_norm") is True
 
     @property
     def optimizer(self) -> tuple[str, float, bool]:
-        """Class, momentum, and whether all groups have one learning rate; ("", 0, True) where nothing is known."""
+        """Class, momentum, and whether all groups share one learning rate; ("", 0, True) if unknown."""
         told = self.run.config.get("optimizer")
         if not isinstance(told, dict):
             return "", 0.0, True

@@ -1,4 +1,4 @@
-"""What else is said of runs: silence, settling, the kernel machine, mechanisms, layers, specialisation."""
+"""Further statements about runs: silent alignment, settling, kernel machine, mechanisms, layers, specialisation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.settling import STILL, Settling, against_power_law
 
 LISTED = 6
-"""Layers that are named in words, at most."""
+"""Largest number of layers named in a statement."""
 
 
 def assess_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
-    """Whether alignment was done before kernel norm and loss moved, and when each happened."""
+    """Whether alignment was complete before kernel norm and loss moved, and the event times."""
     crossings = {name: [getattr(one.events, name) for one in findings] for name in _EVENTS}
     middles = {name: mean([crossing.at for crossing in found]) for name, found in crossings.items()}
-    # a time that is only known to lie in a gap is none
+    # no time is given inside a gap
     times = {name: math.nan if any(one.wide for one in found) else middles[name] for name, found in crossings.items()}
     known = [one.events for one in findings if not one.events.missing]
     order = sorted((name for name in _EVENTS if math.isfinite(middles[name])), key=lambda name: middles[name])
@@ -64,7 +64,7 @@ _SILENT = (
 
 
 def _when(crossings: Sequence[CrossingTime]) -> str:
-    """The step of an event, or the measurements that it lies between where they are far apart."""
+    """The step of an event, or the two measurements around it if they are far apart."""
     known = [crossing for crossing in crossings if math.isfinite(crossing.at)]
     if any(crossing.wide for crossing in known):
         return f"between steps {min(one.earliest for one in known):.3g} and {max(one.latest for one in known):.3g}"
@@ -72,7 +72,7 @@ def _when(crossings: Sequence[CrossingTime]) -> str:
 
 
 def _unknown_reason(one: Findings) -> str:
-    """Why it cannot be told whether alignment was silent on a run."""
+    """Why it is unknown whether alignment was silent in a run."""
     return "the target is constant" if math.isnan(one.events.rise) and one.constant_target else one.events.missing
 
 
@@ -115,7 +115,7 @@ def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
 
 
 def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:
-    """Whether regression with one of the kernels is the network."""
+    """Whether regression with one of the kernels reproduces the network."""
     topic = "kernel machine"
     machines = [one.machine for one in findings]
     names = [name for name in ("final", "initial", "optimizer") if any(name in m.errors for m in machines)]
@@ -123,7 +123,7 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
         reason = machines[0].reason
         return machines[0], [unknown(topic, f"whether the network is a kernel machine: {reason}")]
     errors = {name: sample([m.errors[name] for m in machines if name in m.errors]) for name in names}
-    # one kernel for all outputs is exact only where there is one output; machine.py says so by "all"
+    # one kernel for all outputs is exact only for a single output, for which machine.py sets "all"
     whole = "" if all(m.outputs == "all" for m in machines if m.errors) else ", its mean over outputs,"
     statements = [
         evidence(topic, f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
@@ -132,7 +132,7 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
                   error, f"at most {MACHINE.high:g}", MACHINE, "yes" if error.mean <= MACHINE.high else "no")
         for name, error in errors.items() if error is not None
     ]  # fmt: skip
-    # near enough, and yet not called one: too little was learned to say so
+    # accurate, yet not accepted because too little was learned
     barred = next(
         (m.reason for m in machines if m.of is None and min(m.errors.values(), default=1) <= MACHINE.high), ""
     )
@@ -140,7 +140,7 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
     of = None if barred else of
     reason = barred or (next((m.reason for m in machines if m.reason), "") if of is None else "")
     if reason:
-        statements.append(Evidence(topic, f"this is not the last word: {reason}", math.nan, "", "", verdict="thin"))
+        statements.append(Evidence(topic, f"this is not conclusive: {reason}", math.nan, "", "", verdict="thin"))
     correlations = {n: mean([m.correlations[n] for m in machines if n in m.correlations]) for n in names}
     means = {name: error.mean for name, error in errors.items() if error is not None}
     return KernelMachine(of, means, correlations, "mean" if whole else "all", reason), statements
@@ -149,7 +149,7 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
 def assess_layers(
     findings: Sequence[Findings],
 ) -> tuple[dict[str, LayerPairMechanism], dict[str, LayerLearning], list[Evidence]]:
-    """What happened between layers, and in which features were learned."""
+    """The mechanism of each layer pair, and the layers in which features were learned."""
     statements: list[Evidence] = []
     pairs = {
         name: [one.mechanisms[name] for one in findings if name in one.mechanisms] for name in findings[0].mechanisms
@@ -172,7 +172,7 @@ def assess_layers(
 
 
 def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
-    """Which weights moved, in which layers the neural feature correlation rose, and for which it is not known."""
+    """Which weights moved, and in which layers the neural feature correlation rose or is unknown."""
     topic, told = "where features are learned", []
     if layers:
         moved = [name for name, one in layers.items() if one.distance > MOVED.high]
@@ -195,7 +195,7 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
 
 
 def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
-    """Layers that moved and whose neural feature correlation rose, the one in which it rose most first."""
+    """Layers that moved and whose neural feature correlation rose, sorted by its rise."""
     found = [name for name, one in layers.items() if one.correlation > LEARNED.high and one.distance > MOVED.high]
     return sorted(found, key=lambda name: -layers[name].correlation)
 
