@@ -1,4 +1,4 @@
-"""`featlearn diagnose`: train, watch, and say what happened."""
+"""`featlearn diagnose`: train and watch a network, and diagnose the run."""
 
 import json as jsons
 import os
@@ -27,9 +27,9 @@ PLOTTED = {
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
-"""Title -> names of scalars, of which the first that a run has is shown, and the least height of the axis."""
+"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
 JUDGED = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
-"""Numbers of a diagnosis that decide on the regime -> the heads of their columns."""
+"""Numbers of a diagnosis that decide the regime -> column heads."""
 
 
 def diagnose(
@@ -74,7 +74,7 @@ def diagnose(
 
     chosen = range(settings.seed, settings.seed + seeds)
     paths = [folder if seeds == 1 else folder / f"seed-{seed}" for seed in chosen]
-    complete = False  # stdout is for the answer, whatever the user's own function prints
+    complete = False  # stdout is for the result only; the user's function may print
     try:
         for seed, path in zip(chosen, paths, strict=True):
             errors = nullcontext() if subject is None else reporting_user_errors(subject)
@@ -84,7 +84,7 @@ def diagnose(
                 ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress,
             ):
                 rate = train(subject, replace(settings, seed=seed), path, progress)
-            settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
+            settings = replace(settings, lr=rate)  # the same for all seeds, so that they can be averaged
         complete = True
     except KeyboardInterrupt:
         paths = [path for path in paths if (path / "run.json").exists()]
@@ -142,7 +142,7 @@ def _text(
 
 
 def summary(run: "Run", runs: int = 1) -> str:
-    """What was trained, in a line."""
+    """One line about the trained network."""
     by = run.config.get("optimizer") or {}
     rate = (by.get("groups") or [{}])[0].get("lr")
     told = number(rate) if isinstance(rate, int | float) else "-"
@@ -152,7 +152,7 @@ def summary(run: "Run", runs: int = 1) -> str:
 
 
 def of_command(run: "Run") -> bool:
-    """Whether `featlearn diagnose` made it, whose settings are options; those given to `fl.watch` can be anything."""
+    """Whether `featlearn diagnose` recorded the run, so that its settings are command-line options."""
     settings = run.config.get("settings")
     return isinstance(settings, dict) and settings.keys() >= {"subject", *DEFAULT.entry}
 
@@ -174,7 +174,7 @@ def _steps(run: "Run") -> int:
 
 
 def curves(runs: "Sequence[Run]") -> list[Panel]:
-    """What is plotted in the terminal."""
+    """The panels of the terminal plot."""
     found = []
     for title, (names, least) in PLOTTED.items():
         name = next((name for name in names if all(name in run.names for run in runs)), None)
@@ -191,7 +191,7 @@ def _page(runs: "Sequence[Run]", path: Path) -> Path:
 
 
 def _new_folder(subject: str | None, settings: Settings) -> Path:
-    """runs/NAME with a digest of the settings, numbered where it is there already."""
+    """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
     paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))

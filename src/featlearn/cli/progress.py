@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ProgressDisplay:
-    """How far a run is."""
+    """Shows the progress of a run."""
 
     def __init__(self, name: str, steps: int, *, quiet: bool = False) -> None:
         self.name, self.steps, self.quiet = name, steps, quiet
@@ -25,7 +25,7 @@ class ProgressDisplay:
             self._task = self._bar.add_task(name, total=steps, loss="")
 
     def step(self, step: int, loss: Any) -> None:
-        """So many steps are done."""
+        """Show that this many steps are done."""
         if self.quiet or (step < self._next and step != self.steps):
             return
         if self._bar is None:

@@ -1,4 +1,4 @@
-"""A learning rate that trains at every output scale, from the first kernel."""
+"""The default learning rate, from the first kernel; stable at every output scale."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from featlearn.cli.training_task import TrainingTask
 from featlearn.quantities.ntk import ntk
 
 SHARE = 0.5
-"""Of the inverse of the largest curvature, a quarter of where descent becomes unstable: kernels grow."""
+"""Learning rate times largest curvature, a quarter of the limit of stability, since kernels grow."""
 ROWS = 1280
-"""Samples times outputs of the kernel that it is read from."""
+"""Samples times outputs of the kernel from which it is computed."""
 
 
 def step_size(task: TrainingTask, settings: Settings) -> float:
@@ -39,7 +39,7 @@ def step_size(task: TrainingTask, settings: Settings) -> float:
 
 
 def _kernel(task: TrainingTask, batch: int) -> Tensor:
-    """Between all outputs, (P C, P C), of as many samples as fit, and scaled as if it were of the whole batch."""
+    """(P C, P C) kernel between all outputs, of as many samples as fit, scaled to the whole batch."""
     with torch.no_grad():
         one = task.some(slice(1))[0]
         outputs: int = read_output(task.output(one), one, None).numel()
@@ -49,7 +49,7 @@ def _kernel(task: TrainingTask, batch: int) -> Tensor:
 
 
 def curvature(task: TrainingTask, x: object, y: Tensor) -> float:
-    """Largest second derivative of the loss in the outputs, at most; of another loss, as it is at the start."""
+    """Upper bound of the second derivative of the loss in the outputs; for an unknown loss, its value at the start."""
     known = {"mean": 2.0, "cross-entropy": 1.0, "mean-over-outputs": 2.0 / max(1, y[0].numel())}
     if task.convention is not None:
         return known[task.convention] / len(y)

@@ -26,13 +26,13 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }  # fmt: skip
 
 SMALL = 10**8
-"""Weights times samples of a step, below which it is over in about ten milliseconds."""
+"""Weights times samples per step below which a step takes about ten milliseconds."""
 
 
 def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> float:
-    """Train what the settings, or a function of the user, say, and record it in `out`.
+    """Train the built-in task, or that of the user's function at `place`, and record the run in `out`.
 
-    Returns the learning rate. What is interrupted, or fails, is recorded until there.
+    Returns the learning rate. An interrupted or failed run is recorded up to that point.
     """
     torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
@@ -41,10 +41,10 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     optimizer = task.optimizer or _optimizer(task, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = task.samples <= settings.probe
-    with _told(progress), _few_threads(task, settings), watch(
+    with _shown_warnings(progress), _few_threads(task, settings), watch(
         task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
         loss=task.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
-        # Regression on a part of the samples is not what the network did: nothing to compare it with.
+        # Kernel regression on a part of the samples cannot be compared with a network trained on all.
         test=task.test if whole else None,
     ) as watched:  # fmt: skip
         for batch in _batches(task, settings):
@@ -86,7 +86,7 @@ def _device(name: str) -> str:
 
 @contextmanager
 def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
-    """One thread for a small network: several would wait for each other longer than they compute."""
+    """Use one thread for a small network, for which several are slower."""
     before = torch.get_num_threads()
     weights = sum(p.numel() for p in task.model.parameters())
     if weights * min(settings.batch or task.samples, task.samples) < SMALL and "OMP_NUM_THREADS" not in os.environ:
@@ -98,8 +98,8 @@ def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _told(progress: ProgressDisplay) -> Iterator[None]:
-    """Warnings as lines of ours; nothing where quiet is asked for."""
+def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
+    """Print warnings in our own format; suppress them if quiet."""
 
     def show(message: Warning | str, *others: object) -> None:
         print(f"featlearn: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What is trained and watched: a network, its data and its loss."""
+"""A network with its data and loss, before training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,32 +21,32 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingTask:
-    """One training run before it begins."""
+    """Network, data, loss and optionally an optimiser."""
 
     model: nn.Module
     x: Any
-    """of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
+    """inputs of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
     y: Tensor
     loss: Loss
     """of the model's output and y"""
     convention: str | None
-    """the loss as `fl.watch` names it, None where it is another"""
+    """the name of the loss in `fl.watch`; None if it has none"""
     test: tuple[Any, Tensor] | None = None
     optimizer: torch.optim.Optimizer | None = None
-    """one that is there already; None to have it chosen"""
+    """the user's optimiser; None for the one of the settings"""
 
     @property
     def samples(self) -> int:
-        """P."""
+        """Number of samples P."""
         return batch_size(self.x)
 
     @property
     def weight_layers(self) -> int:
-        """Trainable weights, parameters of two axes or more."""
+        """Number of trainable weights: parameters with two axes or more."""
         return max(1, sum(p.requires_grad and p.dim() > 1 for p in self.model.parameters()))
 
     def some(self, index: Any) -> tuple[Any, Tensor]:
-        """(x, y) of a few samples, by a slice or a tensor of indices."""
+        """(x, y) of the samples at a slice or a tensor of indices."""
         samples = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
@@ -55,14 +55,14 @@ class TrainingTask:
         return map_tensors(self.x, rows), self.y[index]
 
     def output(self, x: Any) -> Any:
-        """What the model gives."""
+        """The output of the model."""
         if isinstance(x, tuple):
             return self.model(*x)
         return self.model(**x) if hasattr(x, "keys") else self.model(x)
 
 
 def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
-    """Weights and output scaled, and outputs counted from where they start."""
+    """The task with scaled weights, and with outputs scaled and counted from their initial values."""
     if settings.init_scale != 1:
         scale_init(task.model, settings.init_scale)
     if settings.output_scale is None:
@@ -71,7 +71,7 @@ def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
 
 
 def placed(task: TrainingTask, device: str) -> TrainingTask:
-    """Everything on one device."""
+    """The task on one device."""
 
     def there(thing: Any) -> Any:
         return map_tensors(thing, lambda tensor: tensor.to(device))

@@ -1,4 +1,4 @@
-"""The user's own network: a function that returns it with its data and its loss."""
+"""The user's task: a function that returns network, data and loss."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
 BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "test", "whiten", "loss")
-"""Settings that say what the built-in networks, data and losses are."""
+"""Settings of the built-in networks, data and losses."""
 
 
 def user_task(place: str, settings: Settings) -> TrainingTask:
@@ -48,14 +48,14 @@ def loaded(place: str) -> Callable[[], Any]:
 
 
 def _from_path(name: str) -> Any:
-    """As `python -m` finds it: the working directory counts."""
+    """Import a module as `python -m` does, with the working directory on the path."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> Any:
-    """As `python path.py` would: its folder counts for its imports."""
+    """Import a file as `python path.py` does, with its folder on the path."""
     name = f"_user_task_{path.stem}"  # a file may be called torch.py
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -64,13 +64,13 @@ def _from_file(path: Path) -> Any:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[name] = module  # pickling and dataclasses look there
+    sys.modules[name] = module  # needed by pickle and dataclasses
     spec.loader.exec_module(module)
     return module
 
 
 def checked(returned: Any, place: str) -> TrainingTask:
-    """(model, (x, y), loss), or a mapping with model, data, loss and perhaps test and optimizer."""
+    """The task from (model, (x, y), loss), or from a mapping with model, data, loss and optionally test, optimizer."""
     if isinstance(returned, Mapping):
         unknown = [key for key in returned if key not in ENTRIES]
         missing = [key for key in ENTRIES[:3] if key not in returned]
@@ -133,7 +133,7 @@ def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
 
 
 def _one_number(loss: Loss, place: str, output: Any, y: Tensor) -> Tensor:
-    """What a loss of the user's own gives, which must be something to descend on."""
+    """The value of a user's loss, checked to be one differentiable number."""
     value = loss(output, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

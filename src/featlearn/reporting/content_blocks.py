@@ -1,4 +1,4 @@
-"""What a report shows, before it is drawn: the page and the figures are two drawings of the same numbers."""
+"""The content of a report as data; page and figures draw the same blocks."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,24 +8,24 @@ from typing import Literal
 import numpy
 
 POINTS = 200
-"""Points of a line at most; a longer one is thinned evenly in the logarithm of its place."""
+"""Largest number of points of a line; longer ones are thinned evenly in the logarithm of the index."""
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One curve. Where it is the mean over seeds, `low` and `high` are the smallest and the largest of them."""
+    """One curve. For a mean over seeds, `low` and `high` are the smallest and the largest value."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     color: int
-    """which of the colours"""
+    """index of the colour"""
     dash: int = 0
-    """0 solid, for what was measured; 1 dashed, 2 dotted, 3 dash-dotted, for what was predicted or for kinds"""
+    """0 solid, for measurements; 1 dashed, 2 dotted, 3 dash-dotted, for predictions and other quantities"""
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     group: int | None = None
-    """which of the runs it belongs to; None for what belongs to all, or to a theory"""
+    """index of its run; None for lines of all runs or of a theory"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Window:
-    """A marked stretch."""
+    """A marked interval."""
 
     begin: float
     end: float
@@ -47,7 +47,7 @@ class Window:
 
 
 Axis = Literal["steps", "log", "linear"]
-"""steps are drawn as log(1 + step), for step 0 to have a place"""
+"""steps are drawn as log(1 + step), so that step 0 is visible"""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Chart:
     title: str
     lines: Sequence[ChartLine]
     y: str
-    """what the vertical axis says"""
+    """label of the vertical axis"""
     x: str = "step"
     x_axis: Axis = "steps"
     y_axis: Axis = "linear"
     marks: Sequence[Mark] = ()
     windows: Sequence[Window] = ()
     note: str = ""
-    """what to know about it, below it"""
+    """remark below the chart"""
 
     def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
-        """(x, one (y, low, high) for each line): all places that any line has, nan where one has none."""
+        """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
         known = [_by_place(line) for line in self.lines]
         nothing = (math.nan, math.nan, math.nan)
         for place in sorted({x for line in known for x in line}):
@@ -76,21 +76,21 @@ class Chart:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the vertical axis can be, and is to be, logarithmic."""
+        """Whether the vertical axis is logarithmic: requested, and possible."""
         return self.y_axis == "log" and any(y > 0 for line in self.lines for y in line.y)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A matrix as colours."""
+    """A matrix as a heat map."""
 
     label: str
-    """of the step, say"""
+    """for example the step"""
     values: numpy.ndarray
     """(rows, columns)"""
     step: float = math.nan
     facts: Mapping[str, float] = field(default_factory=dict)
-    """numbers that say in a table what the colours show"""
+    """summary numbers for the table"""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class MatrixSequence:
     rows: str
     columns: str
     middle: float | None = None
-    """the value between two colours; None for a scale of one hue"""
+    """the centre of a diverging colour scale; None for a sequential one"""
     slider: bool = True
     note: str = ""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
-        """What the ends of the colours stand for: of this picture, or as far above as below the middle over all."""
+        """Limits of the colour scale: those of this picture, or symmetric about the middle over all pictures."""
         if self.middle is None:
             return float(values.min()), float(values.max())
         pictures = [picture for _, sequence in self.sequences for picture in sequence]
@@ -119,7 +119,7 @@ class MatrixSequence:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of its own."""
+    """A table."""
 
     key: str
     title: str
@@ -133,19 +133,19 @@ ContentBlock = Chart | MatrixSequence | Grid
 
 @dataclass(frozen=True)
 class Section:
-    """Exhibits that answer one question."""
+    """Blocks that answer one question."""
 
     key: str
     title: str
     intro: str
-    """HTML of our own, never of a run"""
+    """trusted HTML, never from a run"""
     blocks: Sequence[ContentBlock] = ()
     missing: Sequence[str] = field(default=())
-    """what is not there, and why"""
+    """what is missing, and why"""
 
 
 def thinned(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:
-    """At most so many points of a line, the first and the last among them."""
+    """At most `points` points of a line, including the first and the last."""
     count = len(places)
     if count <= points:
         return list(places), list(values)

@@ -1,4 +1,4 @@
-"""Sections that are curves over training: the loss beside predictions, events, alignment and size of the kernel."""
+"""Sections with curves over training: the loss and its predictions, events, alignment and norm of the kernel."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 
 def present(lines: Iterable[ChartLine | None]) -> list[ChartLine]:
-    """Those that are there."""
+    """The lines that are not None."""
     return [line for line in lines if line is not None]
 
 
@@ -30,7 +30,7 @@ def points(curve: Curve | None) -> Points | None:
 
 
 def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
-    """The loss on the probe beside what kernels predict for it."""
+    """The loss on the probe and the losses that kernels predict."""
     lines, missing, sources = [], [], set()
     for group in groups:
         found = {id(one): predicted_loss(one) for one in group.findings}
@@ -65,7 +65,7 @@ def _prediction(found: PredictedLoss | Unknown, place: str) -> Points | None:
 
 
 def _samples(groups: Sequence[RunGroup]) -> int | None:
-    """Of the probe, if all runs have as many."""
+    """Number of probe samples if all runs have the same, else None."""
     known = [one.run_data.targets for group in groups for one in group.findings]
     sizes = {len(y) for y in known if y is not None}
     return sizes.pop() if len(sizes) == 1 else None
@@ -81,7 +81,7 @@ def _accuracy(groups: Sequence[RunGroup]) -> list[Chart]:
 
 
 def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
-    """When alignment, kernel norm and loss moved, on one axis; then alignment and norm as they are."""
+    """The times at which alignment, kernel norm and loss moved, on one axis; then alignment and norm themselves."""
     lines = [
         line
         for group in groups
@@ -131,7 +131,7 @@ _ALIGNMENTS = {
 
 
 def _apart(groups: Sequence[RunGroup], lines: list[ChartLine]) -> list[ChartLine]:
-    """Colours tell quantities apart where they need not tell runs apart."""
+    """For a single group, one colour per quantity instead of one per run."""
     return [replace(line, color=color) for color, line in enumerate(lines)] if groups[0].alone else lines
 
 
@@ -146,7 +146,7 @@ def _norm_share(one: Findings) -> Points | None:
 
 
 def _event_marks(groups: Sequence[RunGroup]) -> tuple[list[Window], list[Mark]]:
-    """The window between alignment and the rest, where alignment was silent; and what happened when."""
+    """The window of silent alignment, if there is one, and marks of all events."""
     windows, marks = [], []
     for group in groups:
         times = group.diagnosis.times
@@ -176,7 +176,7 @@ def _silence(groups: Sequence[RunGroup]) -> str:
 
 
 def overlaid(groups: Sequence[RunGroup], theory: Overlay) -> Section | None:
-    """What a theory predicts beyond the other sections; None without a theory."""
+    """Predictions of theories that no other section shows; None without a theory."""
     if not theory:
         return None
     charts, missing = [], []
@@ -191,13 +191,13 @@ def overlaid(groups: Sequence[RunGroup], theory: Overlay) -> Section | None:
 
 
 def shares(values: Sequence[float]) -> list[float]:
-    """Of the first value, where that is not zero."""
+    """Values divided by the first; nan if that is zero."""
     numbers = numpy.asarray(values, dtype=float)
     return (numbers / numbers[0]).tolist() if numbers[0] else [math.nan] * len(numbers)
 
 
 def named_layers(groups: Sequence[RunGroup]) -> Mapping[str, str]:
-    """Recorded name of a layer -> its real one, where a run says so."""
+    """Recorded name of a layer -> its name in the model, if a run has it."""
     found: dict[str, str] = {}
     for group in groups:
         known: Any = group.first.run.config.get("layer_names")

@@ -37,7 +37,7 @@ def style() -> str:
 
 
 def loss(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
-    """Loss on the probe beside what kernels predict; returns the axes."""
+    """Loss on the probe and the losses that kernels predict; returns the axes."""
     return _drawn(runs, curves.loss, "loss", ax, theory, time_scale)
 
 
@@ -72,7 +72,7 @@ def spectrum(runs: Any, *, ax: Any = None) -> Any:
 
 
 def task_power(runs: Any, *, ax: Any = None) -> Any:
-    """Share of the targets in the first directions of the kernel, before and after; returns the axes."""
+    """Cumulative task power over the eigenvectors of the kernel, before and after; returns the axes."""
     return _drawn(runs, _without_theory(matrices.spectra), "power", ax)
 
 
@@ -88,7 +88,7 @@ def features(runs: Any, *, ax: Any = None, centered: bool = False) -> Any:
 
 
 def layer_alignment(runs: Any, *, ax: Any = None) -> Any:
-    """Alignment of layers that follow each other; returns the axes."""
+    """Alignment of consecutive layers; returns the axes."""
     return _drawn(runs, _without_theory(layers.layers), "layers", ax)
 
 
@@ -98,12 +98,12 @@ def weight_norms(runs: Any, *, ax: Any = None) -> Any:
 
 
 def weight_distance(runs: Any, *, ax: Any = None) -> Any:
-    """How far the weights went; returns the axes."""
+    """Distance of the weights from their initial values; returns the axes."""
     return _drawn(runs, _without_theory(layers.layers), "weights", ax)
 
 
 def kernel(runs: Any, *, ax: Any = None) -> Any:
-    """The last kernel of the (first) run, its samples sorted by their target; returns the axes."""
+    """The last kernel of the (first) run, with samples sorted by their target; returns the axes."""
     return _drawn(runs, _kernels, "kernels", ax)
 
 
@@ -111,9 +111,9 @@ def save_figures(
     runs: Any, folder: str | os.PathLike[str], *, bands: bool = True, theory: Mapping[str, Any] | None = None,
     time_scale: float = 1.0,
 ) -> list[Path]:  # fmt: skip
-    """Every figure that the runs have, as PDF and PNG, with the plotted numbers as CSV; returns the paths.
+    """Save all figures of the runs as PDF and PNG, with the plotted numbers as CSV; returns the paths.
 
-    Arguments are those of `report`. Files in the folder that have these names are replaced.
+    Arguments are those of `fl.report`. Existing files of the same names are replaced.
     """
     import matplotlib.pyplot as plt
     import matplotlib.style
@@ -213,12 +213,12 @@ def _chart(one: Chart, ax: Any) -> Any:
 
 
 def _crowded(one: Chart) -> bool:
-    """Whether its legend needs a place of its own."""
+    """Whether the legend is placed outside of the axes."""
     return len(one.lines) > 4 or bool(one.marks)
 
 
 def _plain(label: str) -> str:
-    """Names from a run are no formulas."""
+    """Escape $, which matplotlib would take for a formula."""
     return label.replace("$", r"\$")
 
 
@@ -232,14 +232,14 @@ def _picture(one: MatrixSequence, sequence: int, at: int, ax: Any) -> Any:
     ax.set_title(_plain(f"{label}, {picture.label}"))
     ax.set_xlabel(one.columns)
     ax.set_ylabel(one.rows)
-    if one.slider:  # sorted and thinned, samples have no numbers
+    if one.slider:  # indices mean nothing after sorting and thinning
         ax.set_xticks([])
         ax.set_yticks([])
     return ax
 
 
 def _first_and_last(one: MatrixSequence) -> Any:
-    """First and last of every run; returns the last axes."""
+    """The first and the last matrix of every run; returns the last axes."""
     import matplotlib.pyplot as plt
 
     count = len(one.sequences)
@@ -275,5 +275,5 @@ def _to_csv(one: Chart | MatrixSequence, path: Path) -> None:
 
 
 def _cell(label: str) -> str:
-    """A name from a run is no formula in a spreadsheet either."""
+    """Quote a name that a spreadsheet would take for a formula."""
     return f"'{label}" if label.startswith(("=", "+", "-", "@")) else label

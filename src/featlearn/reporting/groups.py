@@ -1,4 +1,4 @@
-"""Runs that belong together: those that differ in nothing but their seed become one line with a band."""
+"""Groups of runs: runs that differ only in their seed become one line with a band."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 from featlearn.reporting.content_blocks import ChartLine, thinned
 
-# Of a run, not of what was run.
+# Entries of run.json that may differ between runs of one experiment.
 _OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 
 Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
-"""(places, values) of one run; None where it has none"""
+"""(steps, values) of one run; None if it has none"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class RunGroup:
     findings: Sequence[Findings]
     color: int
     points: int
-    """of a line, at most"""
+    """largest number of points of a line"""
     alone: bool
-    """whether there is no other, so that lines need not say whose they are"""
+    """whether it is the only group, so that labels need not name it"""
 
     @property
     def runs(self) -> list[Run]:
@@ -43,21 +43,21 @@ class RunGroup:
 
     @property
     def first(self) -> Findings:
-        """The one that stands for all where there is no mean: a kernel, say."""
+        """The first run, shown where there is no mean over runs, for example for kernels."""
         return self.findings[0]
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What they did."""
+        """The diagnosis of these runs."""
         return diagnose(self.runs)
 
     @cached_property
     def names(self) -> set[str]:
-        """Scalars that any of the runs has."""
+        """Names of the scalars of any run."""
         return {name for run in self.runs for name in run.names}
 
     def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
-        """One curve of the group, the mean over its runs; None where none of them has it."""
+        """A curve of the group, the mean over its runs; None if no run has it."""
         found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
         if not found:
             return None
@@ -69,23 +69,23 @@ class RunGroup:
         return ChartLine(name, x, mean, shade, dash, low, high, self.color)
 
     def named(self, label: str) -> str:
-        """What a line is called."""
+        """The label of a line."""
         return self.label if not label else label if self.alone else f"{self.label}: {label}"
 
     def scalar(self, name: str, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
-        """The curve of a recorded number."""
+        """The curve of a recorded scalar."""
         return self.line(lambda one: finite(one.run, name), label, color=color, dash=dash)
 
 
 def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
-    """(steps, values) of a recorded number where it is finite; None if it nowhere is."""
+    """(steps, values) of the finite values of a recorded scalar; None if there are none."""
     pairs = [(float(line["step"]), line["values"][name]) for line in run.lines if name in line["values"]]
     pairs = [pair for pair in pairs if math.isfinite(pair[1])]
     return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
 
 
 def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
-    """Open runs, refuse damaged ones, and put those together that share everything but the seed."""
+    """Open runs, raise for damaged ones, and group those that differ only in their seed."""
     opened = _opened(runs)
     if not opened:
         raise InputValueError("no runs are given, expected at least one")
@@ -116,7 +116,7 @@ def _opened(runs: Any) -> list[Run]:
 
 
 def _sound(run: Run) -> None:
-    """Read all that will be shown: what is damaged is a RunError here, before anything is written."""
+    """Read all data of the report, so that damaged runs raise before anything is written."""
     _ = run.lines, run.events
     for name in _SHOWN:
         for step in run.arrays.get(name, ()):
@@ -124,7 +124,7 @@ def _sound(run: Run) -> None:
 
 
 def _belongs(run: Run, others: Sequence[Run]) -> bool:
-    """Equal up to the seed, which differs from that of each of the others."""
+    """Whether a run equals the others up to its seed, which no other has."""
     seed = run.config.get("seed")
     return (
         seed is not None
@@ -141,16 +141,16 @@ def _identity(config: Mapping[str, Any]) -> str:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Names, with a number where two runs share one."""
+    """Names, numbered if several runs share one."""
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
 def _band(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Mean, smallest and largest where all runs were measured; in between by interpolation over log(1 + step).
+    """Mean, smallest and largest value over the common range of steps, interpolated in log(1 + step).
 
-    Runs under a budget are measured at steps of their own.
+    Under a budget, each run is measured at its own steps.
     """
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     places = sorted({p for x, _ in curves for p in x if begin <= p <= end})

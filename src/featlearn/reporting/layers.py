@@ -1,4 +1,4 @@
-"""Sections by layer: neural features, alignment of layers that follow each other, norms."""
+"""Sections by layer: neural features, alignment of consecutive layers, norms."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from featlearn.reporting.curves import Points, named_layers, present, shares
 from featlearn.reporting.groups import RunGroup, finite
 
 MOST = 8
-"""Lines of a chart for each run; more are not told apart."""
+"""Largest number of lines per run in a chart; more cannot be distinguished."""
 
 _KINDS = {
     "uncentered": "uncentred",
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def features(groups: Sequence[RunGroup]) -> Section:
-    """Neural feature correlations over training, and all of them at its end."""
+    """Neural feature correlations over training, and their final values in a table."""
     pattern = re.compile(r"features/(?P<layer>.+)/(?P<kind>\w+)")
     charts: list[Chart | Grid] = []
     missing = []
@@ -41,7 +41,7 @@ def features(groups: Sequence[RunGroup]) -> Section:
 
 
 def layers(groups: Sequence[RunGroup]) -> Section:
-    """Layer alignment, and how far weights went."""
+    """Layer alignment, norms and distances of weights."""
     charts, missing = [], []
     lines, left = _by_layer(groups, re.compile(r"layers/(?P<layer>.+--.+)/alignment"))
     if lines:
@@ -66,9 +66,9 @@ def layers(groups: Sequence[RunGroup]) -> Section:
 def _by_layer(
     groups: Sequence[RunGroup], pattern: re.Pattern[str], of_first: bool = False
 ) -> tuple[list[ChartLine], str]:
-    """A line for each layer, a colour of its own, the dash telling runs apart; and what was left out.
+    """One line per layer, with a colour per layer and a dash per run; and a remark about omitted layers.
 
-    Of many layers those that changed most are shown.
+    The layers that changed most are shown.
     """
     real = named_layers(groups)
     found: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _by_layer(
 
 
 def _in_order(found: Mapping[str, str], real: Mapping[str, str]) -> list[str]:
-    """Layers in the order of the network, as far as the run says it."""
+    """Layers in the order of the network, if the run has it."""
     places = {layer: place for place, layer in enumerate(real)}
     return sorted(found, key=lambda layer: (places.get(layer.split("--")[0], len(places)), layer))
 
@@ -106,7 +106,7 @@ def _change(groups: Sequence[RunGroup], name: str) -> float:
 
 
 def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
-    """The value of random weights, where it is one for all pairs."""
+    """The value of random weights, if it is the same for all pairs."""
     names = {name for group in groups for name in group.names if re.fullmatch(r"layers/.+--.+/random", name)}
     curves = [curve for group in groups for name in sorted(names) if (curve := finite(group.first.run, name))]
     values = {round(v, 6) for _, ys in curves for v in ys}

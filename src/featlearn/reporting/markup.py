@@ -1,4 +1,4 @@
-"""HTML from what runs say: every string is escaped here, and nowhere else is HTML put together from data."""
+"""HTML from data of runs. All strings are escaped here; no other module builds HTML from data."""
 
 import base64
 import html
@@ -9,22 +9,22 @@ from typing import Any, NewType
 import numpy
 
 Html = NewType("Html", str)
-"""Text that is safe to stand in a page."""
+"""Escaped text, safe to insert into a page."""
 
 _VOID = {"input", "link", "meta"}
 
 
 def text(value: object) -> Html:
-    """A string from anywhere, as text or in quotes."""
+    """Escape a string, for text and for quoted attributes."""
     # control characters are not allowed in HTML, not even as references
     plain = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(value))
     return Html(html.escape(plain, quote=True))
 
 
 def tag(name: str, /, *content: str, **attributes: object) -> Html:
-    """An element. Content is HTML already; attributes are escaped; `_` in their names becomes `-`.
+    """An element. Content must be HTML; attributes are escaped, and `_` in their names becomes `-`.
 
-    True is an attribute without value, None and False are none.
+    True gives an attribute without value; None and False omit it.
     """
     given = "".join(
         f" {key.strip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
@@ -35,12 +35,12 @@ def tag(name: str, /, *content: str, **attributes: object) -> Html:
 
 
 def joined(*parts: str) -> Html:
-    """One after the other."""
+    """Join the parts that are not empty."""
     return Html("\n".join(part for part in parts if part))
 
 
 def data(value: Any) -> Html:
-    """JSON that can stand in a script element, whatever strings it holds: no <, no &, no line separators."""
+    """JSON that is safe inside a script element: without <, & and line separators."""
     plain = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     for sign in "<>&'":
         plain = plain.replace(sign, f"\\u{ord(sign):04x}")
@@ -48,19 +48,19 @@ def data(value: Any) -> Html:
 
 
 def number(value: float) -> float | None:
-    """Five digits are more than a picture shows; None where it is not finite."""
+    """A number rounded to five digits, enough for a chart; None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def written(value: float) -> str:
-    """The same for a table."""
+    """A number formatted for a table."""
     if not math.isfinite(value):
         return "–"
     return f"{value:g}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
 def bytes_of(values: numpy.ndarray, low: float, high: float) -> str:
-    """A matrix in 256 levels from low to high, row by row, in base64."""
+    """A matrix in 256 levels from low to high, row by row, as base64."""
     span = high - low if high > low else 1.0
     levels = numpy.clip(numpy.round((values - low) / span * 255), 0, 255).astype(numpy.uint8)
     return base64.b64encode(levels.tobytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Sections that are matrices, or come from one: spectra, specialisation, the kernel over time."""
+"""Sections about matrices: spectra, specialisation, the kernel over time."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence,
 from featlearn.reporting.groups import RunGroup
 
 SIDE = 64
-"""Rows and columns of a picture at most."""
+"""Largest number of rows and columns of a picture."""
 FRAMES = 96
-"""Pictures of kernels in a report at most, over all runs."""
+"""Largest number of kernel pictures in a report, over all runs."""
 
 
 def spectra(groups: Sequence[RunGroup]) -> Section:
-    """Eigenvalues, and the task in their directions, before and after."""
+    """Eigenvalues and task power, before and after training."""
     values, powers, missing = [], [], []
     for group in groups:
         one = group.first
@@ -24,7 +24,7 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
             missing.append(f'{group.label}: no spectrum was recorded; ask fl.watch for quantities=["kernel", ...]')
             continue
         ends = [steps[0]] if len(steps) == 1 else [steps[0], steps[-1]]
-        for dash, step in enumerate(reversed(ends)):  # solid: how it is now
+        for dash, step in enumerate(reversed(ends)):  # solid: the last step
             color = dash if group.alone else group.color
             label = group.named(f"step {step}")
             values.append(_ranked(label, _vector(one, step, "eigenvalues"), color, dash, group.points))
@@ -77,7 +77,7 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
 
 
 def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
-    """The kernel itself, its samples sorted by their target."""
+    """The kernel itself, with samples sorted by their target."""
     if not shown:
         return Section("kernels", "The kernel over time", "", (), ["left out, as was asked for"])
     sequences, missing = [], []
@@ -94,7 +94,7 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
 
 
 def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Picture]:
-    """Square matrices under one name, sorted by target where they are of samples."""
+    """Square matrices of one name; kernels are sorted by target."""
     run_data, found = one.run_data, []
     steps = run_data.array_steps(name)
     if frames is not None and len(steps) > frames:
@@ -128,7 +128,7 @@ def _facts(one: Findings, kernel: numpy.ndarray) -> dict[str, float]:
 
 
 def sample_order(one: Findings, samples: int) -> numpy.ndarray:
-    """By class, or by target where there is one output."""
+    """Order of samples by class, or by target for a single output."""
     y = one.run_data.targets
     if y is None or len(y) != samples:
         return numpy.arange(samples)
@@ -137,7 +137,7 @@ def sample_order(one: Findings, samples: int) -> numpy.ndarray:
 
 
 def smaller(matrix: numpy.ndarray, side: int = SIDE) -> numpy.ndarray:
-    """At most `side` rows and columns, each the mean of those it stands for."""
+    """The matrix averaged over blocks to at most `side` rows and columns."""
     size = len(matrix)
     if size <= side:
         return matrix

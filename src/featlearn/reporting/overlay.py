@@ -1,4 +1,4 @@
-"""Theories laid over runs: curves over the time of gradient flow, drawn over steps."""
+"""Theory curves in charts of runs: times of gradient flow are converted to steps."""
 
 import math
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.reporting.content_blocks import ChartLine, thinned
 
 COLORS = 4
-"""The colour of the first theory: lines of a single run have those before it."""
+"""Index of the first theory's colour; lower ones belong to the lines of a run."""
 POINTS = 80
-"""Of a curve, at most: theories are smooth."""
+"""Largest number of points of a curve: theories are smooth."""
 
 
 class Overlay:
     """Predictions by label.
 
-    Anything with `times` and `curves()` is one, a result of `fl.theory` say. `time_scale` is what steps are multiplied
-    by to be its times, as for `Prediction.overlay`.
+    A prediction is any object with `times` and `curves()`, such as a result of `fl.theory`. Its time is `time_scale`
+    times the step, as for `Prediction.overlay`.
     """
 
     def __init__(self, theory: Mapping[str, Any] | None, time_scale: float = 1.0) -> None:
@@ -31,11 +31,11 @@ class Overlay:
         return bool(self._curves)
 
     def names(self) -> list[str]:
-        """What is predicted."""
+        """Names of the predicted quantities."""
         return list(dict.fromkeys(name for curves in self._curves.values() for name in curves))
 
     def lines(self, name: str, samples: int | None = None) -> list[ChartLine]:
-        """The predictions of one quantity. Theories sum the loss over `samples`, runs take the mean."""
+        """Predictions of one quantity. Theories sum the loss over samples, runs average it: divide it by `samples`."""
         share = samples or 1
         return [
             ChartLine(f"theory: {label}", x, [v / share for v in y], color, dash=3)

@@ -1,4 +1,4 @@
-"""One run or several as one HTML file that needs nothing else: no network, no fonts, no server."""
+"""One run or several as one self-contained HTML file: no network, fonts or server needed."""
 
 import base64
 import hashlib
@@ -22,9 +22,9 @@ from featlearn.reporting.rendering import numbers, section, swatch
 from featlearn.reporting.verdict import verdict
 
 LARGEST = 1_000_000
-"""Bytes of a page without kernels; lines are thinned until it fits."""
+"""Largest size of a page without kernels in bytes; lines are thinned until it fits."""
 FEWEST = 25
-"""Points of a line below which it is not thinned."""
+"""Smallest number of points to which lines are thinned."""
 
 Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
@@ -33,21 +33,21 @@ def report(
     runs: Runs, path: str | os.PathLike[str], *, title: str | None = None, kernels: bool = True, bands: bool = True,
     theory: Mapping[str, Any] | None = None, time_scale: float = 1.0,
 ) -> Path:  # fmt: skip
-    """Write what runs did into one self-contained HTML file: the verdict, and what led to it.
+    """Write a report on runs as one self-contained HTML file: the verdict with its evidence, and charts.
 
     Args:
-        runs: a run, its path (a directory or a `.zip`), or several of them, which are laid over each other.
-        path: of the file, written whole or not at all; one that is there is replaced.
-        title: of the page; by default the names of the runs.
-        kernels: whether kernels are shown as pictures; without them a page is smaller than 1 MB.
-        bands: whether runs that differ in nothing but the seed become one line, with a band from the smallest to the
-            largest.
-        theory: label -> prediction of `fl.theory` (anything with `times` and `curves()`), drawn beside what was
-            measured. A loss, which theories sum over samples, is divided by the samples of the probe.
-        time_scale: what steps are multiplied by to be times of the theory: a learning rate, say.
+        runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts.
+        path: the file to write, atomically; an existing one is replaced.
+        title: title of the page; by default the names of the runs.
+        kernels: whether to show kernels as heat maps; without them a page is smaller than 1 MB.
+        bands: whether runs that differ only in their seed become one line, with a band from the smallest to the
+            largest value.
+        theory: label -> prediction of `fl.theory` (any object with `times` and `curves()`), drawn with the
+            measurements. Theories sum the loss over samples; it is divided by the number of probe samples.
+        time_scale: theory time per step, for example a learning rate.
 
-    Returns the path. What a run does not hold is said to be missing, with the reason; a damaged run is a `RunError`,
-    and nothing is written. Curves longer than 200 points are thinned.
+    Returns the path. The page says what a run does not contain, and why; a damaged run raises a `RunError`, and nothing
+    is written. Curves longer than 200 points are thinned.
     """
     overlay = Overlay(theory, time_scale)
     points = POINTS
@@ -62,7 +62,7 @@ def report(
 
 
 def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
-    """Everything but verdict, provenance and citations, in the order of the page."""
+    """All sections except verdict, provenance and citations, in the order of the page."""
     extra = curves.overlaid(found, overlay)
     return [
         curves.loss(found, overlay),
@@ -78,7 +78,7 @@ def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) 
 
 
 def _weight(shown: Sequence[Section]) -> int:
-    """Bytes that pictures of kernels take."""
+    """Size of the kernel pictures in bytes."""
     kernels = [block for one in shown for block in one.blocks if one.key == "kernels"]
     return sum(len(data(numbers(block))) for block in kernels)
 
@@ -111,7 +111,7 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
 
 
 def _legend(found: Sequence[RunGroup]) -> Html:
-    """Buttons that show and hide all lines of a run, where there are several."""
+    """Buttons that show and hide all lines of a run; empty for a single run."""
     if len(found) < 2:
         return Html("")
     buttons = [
@@ -130,7 +130,7 @@ def _counted(group: RunGroup) -> str:
 
 
 def _head(heading: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
-    """Only our own scripts and styles run, by their hashes, and nothing is fetched."""
+    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access."""
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -149,7 +149,7 @@ def _head(heading: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
 
 
 def static(name: str) -> str:
-    """A file that is part of every page."""
+    """The text of a static file of the page."""
     return (files("featlearn.reporting") / "static" / name).read_text(encoding="utf-8")
 
 
@@ -165,7 +165,7 @@ def _written(content: str, path: Path) -> Path:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(content)
-        os.chmod(part, 0o644)  # mkstemp keeps others out, a report is to be shown
+        os.chmod(part, 0o644)  # mkstemp creates private files; a report is to be shared
         os.replace(part, path)
     except OSError as error:
         # the error itself names a temporary file

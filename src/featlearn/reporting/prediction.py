@@ -1,4 +1,4 @@
-"""The loss that kernels predict: the first one frozen, the first one rescaled to its later size, all as they came."""
+"""Losses predicted by kernels: the first one frozen, the first one rescaled to its later norm, all recorded ones."""
 
 from dataclasses import dataclass
 
@@ -13,33 +13,33 @@ from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
 
 SAMPLES = 128
-"""Of the probe, at most, for cross-entropy, whose descent is followed step by step."""
+"""Largest number of probe samples for cross-entropy, whose descent is integrated step by step."""
 REPLAYED = 40
-"""Kernels at most, where all are used."""
+"""Largest number of kernels in the evolving prediction."""
 
 
 @dataclass(frozen=True)
 class PredictedLoss:
-    """Losses in the unit of the measured one, at its steps."""
+    """Predicted losses in the unit of the measured loss, at its steps."""
 
     frozen: Curve
     rescaled: Curve
-    """the first kernel times |K(t)| / |K(0)|: what growth alone would have done (aKGD of 000)"""
+    """with the first kernel times |K(t)| / |K(0)|: the effect of growth alone (aKGD of 000)"""
     evolving: Curve | None
-    """with the kernels as they came; None for cross-entropy"""
+    """with the recorded kernels; None for cross-entropy"""
     source: str
-    """in words, where the rate comes from"""
+    """the source of the rate, in words"""
 
 
 def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
-    """What the recorded kernels of a run predict for its loss on the probe."""
+    """The losses on the probe that the recorded kernels of a run predict."""
     loss_speed, run_data = findings.loss_speed, findings.run_data
     loss, steps = run_data.loss, run_data.kernel_steps
     if loss is None or len(steps) < 2 or steps[0] != 0:
         return Unknown("kernels with outputs and targets, from step 0 on, and the loss on the probe are needed")
     speed, time_scale = loss_speed.speed, loss_speed.time_scale
     single = loss_speed.targets.shape[1] == 1
-    # with several outputs the recorded kernels leave out terms between them, which a rate of their own makes up for
+    # with several outputs the recorded kernels omit terms between them; a fitted rate compensates for that
     if isinstance(speed, SpeedRatio) and not (single and isinstance(time_scale, TimeScale)):
         rate, source = speed.rate, "the one with which the recorded kernels come to the measured loss"
     elif isinstance(time_scale, TimeScale):
@@ -71,7 +71,7 @@ def _steps(steps: list[int]) -> Tensor:
 
 
 def _followed(replay: Replay, steps: Tensor, times: Tensor) -> Curve:
-    """As far as it can be followed."""
+    """The predicted loss, as far as it can be integrated."""
     try:
         return Curve(steps, replay.frozen_losses(times))
     except TooStiffError:
@@ -87,7 +87,7 @@ def _followed(replay: Replay, steps: Tensor, times: Tensor) -> Curve:
 
 
 def _evolving(findings: Findings, rate: float) -> Curve | None:
-    """Interval by interval, with the mean of the kernels at its ends."""
+    """Descent with the mean of the kernels at the ends of each interval."""
     run_data, loss_speed = findings.run_data, findings.loss_speed
     steps = run_data.kernel_steps
     if len(steps) > REPLAYED:

@@ -1,4 +1,4 @@
-"""Where the numbers come from: cost of measuring, events, versions, configuration; and what to cite."""
+"""Provenance of the numbers: cost of measuring, events, versions, configuration; and what to cite."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from featlearn.reporting.rendering import table
 
 MOST_EVENTS = 50
 LONGEST_CONFIG = 20_000
-"""Characters of a configuration that are shown."""
+"""Largest number of characters of a configuration that are shown."""
 
 
 def overhead(groups: Sequence[RunGroup]) -> Section:
-    """What measuring took, and what happened besides."""
+    """Cost of measuring, and recorded events."""
     runs = _runs(groups)
     costs = [[run.name, *_cost(run)] for run in runs]
     events = [

@@ -1,4 +1,4 @@
-"""Exhibits as HTML, each with its text alternative and its table, and as the numbers that the page draws."""
+"""Content blocks as HTML, with text alternative and table, and as the data that the page draws."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from featlearn.reporting.markup import Html, bytes_of, number, tag, text, writte
 
 DASHES = ("", "7 4", "2 3", "8 3 2 3")
 MATRIX_TABLE = 12
-"""Rows of a matrix up to which all its numbers stand in a table."""
+"""Number of rows up to which a matrix is shown as a table."""
 
 
 def section(one: Section) -> Html:
-    """A section, with what is missing in it and why."""
+    """A section, including what is missing and why."""
     absent = [tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in one.missing]
     return tag(
         "section",
@@ -34,14 +34,14 @@ def block(one: ContentBlock) -> Html:
 
 
 def numbers(one: ContentBlock) -> dict[str, Any] | None:
-    """What the page draws of it."""
+    """The data that the page draws; None for a table."""
     if isinstance(one, Grid):
         return None
     return _chart_numbers(one) if isinstance(one, Chart) else _sequence_numbers(one)
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
-    """A table that scrolls by itself, also by keyboard; the first cell of a row is its head."""
+    """A scrollable table, also by keyboard; the first cell of a row is its header."""
     rows = [
         tag("tr", tag("th", text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:])) for row in body
     ]
@@ -93,7 +93,7 @@ def _chart(one: Chart) -> Html:
 
 
 def swatch(color: int, dash: int = 0) -> Html:
-    """A piece of a line, for legends."""
+    """A sample of a line style for legends."""
     stroke = tag("line", x1=1, x2=27, y1=5, y2=5, stroke_dasharray=DASHES[dash % 4] or None)
     return tag("svg", stroke, width=28, height=10, aria_hidden="true", class_=f"c{color % 8}")
 
@@ -104,7 +104,7 @@ def _cell(values: tuple[float, float, float]) -> str:
 
 
 def _said(one: Chart) -> str:
-    """The chart in words, for who does not see it."""
+    """Text alternative of a chart."""
     ends = []
     for line in one.lines[:8]:
         seen = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
@@ -165,7 +165,7 @@ def _matrix_sequence(one: MatrixSequence) -> Html:
 
 
 def _scale(one: MatrixSequence) -> Html:
-    """What the colours stand for."""
+    """The legend of the colour scale."""
     low, high = "lowest of a picture", "highest"
     if one.middle is not None:
         low, high = map(written, one.levels(one.sequences[0][1][0].values))

@@ -1,4 +1,4 @@
-"""The verdict as HTML: what each run did, with the number, the threshold and its source for every statement."""
+"""The verdict as HTML: for each run all statements with number, threshold and source."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def verdict(groups: Sequence[RunGroup]) -> Html:
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """The verdict in words, as it is printed first."""
+    """The headline of a diagnosis as a sentence."""
     return diagnosis.headline[:1].upper() + diagnosis.headline[1:]
 
 
@@ -57,15 +57,15 @@ def _topic(topic: str, items: Sequence[Evidence], sources: Sequence[str], anchor
 
 
 def _statement(item: Evidence, sources: Sequence[str], anchor: str) -> Html:
-    """What it says; then the threshold, with a link to where that comes from."""
+    """The statement, then its threshold with a link to the source."""
     told = item.verdict if item.verdict in _TONES or item.verdict == "between" else ""
     chip = tag("span", text(told), class_=f"chip {_tone(told)}") if told else ""
-    held = ""
+    threshold = ""
     if item.threshold:
         place = sources.index(item.source) + 1 if item.source in sources else 0
         link = tag("sup", tag("a", f"[{place}]", href=f"#{anchor}-{place}", aria_label=f"source {place}"))
-        held = tag("small", text(f"threshold: {item.threshold}"), link if place else "")
-    return tag("li", chip, text(item.says), held)
+        threshold = tag("small", text(f"threshold: {item.threshold}"), link if place else "")
+    return tag("li", chip, text(item.says), threshold)
 
 
 def _tone(verdict: str) -> str:
@@ -76,7 +76,7 @@ def _tone(verdict: str) -> str:
 
 
 def _gauges(found: Diagnosis) -> Html:
-    """How far the kernel moved, how much faster the loss fell, how much alignment rose; each from lazy to rich."""
+    """Gauges from lazy to rich: distance of the kernel, speed of the loss, rise of alignment."""
     drawn = [
         _gauge("The kernel moved", found.numbers.get("kernel_moved", math.nan), KERNEL_MOVED, True),
         _gauge("Frozen kernel slower by", found.numbers.get("speedup", math.nan), SPEED, True, " times"),
