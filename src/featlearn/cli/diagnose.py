@@ -28,7 +28,7 @@ PLOTTED = {
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
-JUDGED = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
+DECISIVE = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
 
@@ -40,7 +40,7 @@ def diagnose(
 
     Without options: two hidden layers on 200 handwritten digits, in under a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
-    early: what was measured is kept and judged, and the exit status is 130.
+    early: what was measured is kept and diagnosed, and the exit status is 130.
 
     For example:
 
@@ -128,9 +128,9 @@ def _text(
     if diverged:
         lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
     if len(each) > 1:
-        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in JUDGED)]
+        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in DECISIVE)]
                 for run, one in zip(runs, each, strict=True)]  # fmt: skip
-        lines += [table(["seed", "verdict", *JUDGED.values()], rows), ""]
+        lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
     lines += said[evidence:thresholds]
     if "hardly fallen" in together.headline and not diverged:
         lines += ["", "train longer (--steps) to be able to tell"]

@@ -103,7 +103,7 @@ def reproduce(
         raise InputValueError(words) from error
     if keep_result:
         keep(request.out)
-    return _judged(result)
+    return _assessment(result)
 
 
 def _declared(figure: str) -> registry.Declaration:
@@ -175,7 +175,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _judged(result: Result) -> Answer:
+def _assessment(result: Result) -> Answer:
     rows, wrong = [], failed(result.claims)
     for claim in result.claims:
         details = result.meta["claims"][claim["id"]]

@@ -24,7 +24,7 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "weights moved": ("weights/distance",),
 }
 """Column -> scalars, of which the last value of the first available one is shown."""
-JUDGED = {"distance": "kernel_moved", "weights moved": "weights_moved"}
+EQUIVALENT = {"distance": "kernel_moved", "weights moved": "weights_moved"}
 """Column -> the equivalent number of a diagnosis."""
 TIMES = {
     "step of loss_half": "step of half of the loss",
@@ -109,7 +109,7 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
     said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
     rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
     rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    last = [name for name in NUMBERS if JUDGED.get(name) not in said]  # the same number once
+    last = [name for name in NUMBERS if EQUIVALENT.get(name) not in said]  # the same number once
     rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in last]
     rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
              for key in said]  # fmt: skip

@@ -113,11 +113,11 @@ def trained(
 ) -> Any:  # fmt: skip
     """The run of gradient descent, with kernels at the moments."""
 
-    def classes(moment: Any) -> dict[str, float]:
+    def classes(view: Any) -> dict[str, float]:
         """How the kernel of one output is aligned with each target, and how much outputs interfere."""
-        aligned = fl.metrics.class_alignment(moment.kernel_each, moment.targets)[CHANNEL]
-        centered = fl.metrics.class_alignment(moment.kernel_each, moment.targets, centered=True)[CHANNEL]
-        full = fl.ntk(moment.model, moment.x[: setup.few], outputs="full")
+        aligned = fl.metrics.class_alignment(view.kernel_each, view.targets)[CHANNEL]
+        centered = fl.metrics.class_alignment(view.kernel_each, view.targets, centered=True)[CHANNEL]
+        full = fl.ntk(view.model, view.x[: setup.few], outputs="full")
         return {
             **{f"channel/{target}": float(value) for target, value in enumerate(aligned)},
             **{f"centered_channel/{target}": float(value) for target, value in enumerate(centered)},
