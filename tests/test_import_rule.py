@@ -13,8 +13,8 @@ ROOT = Path(featlearn.__file__).parent
 
 FOUNDATION = {"errors", "shapes", "linalg"}
 MEASURING = FOUNDATION | {"ops", "capture", "quantities", "readouts"}
-READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "report"}
-LIBRARY = MEASURING | READING | {"citations", "data", "steer", "watch", "integrations"}
+READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
+LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -31,10 +31,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
-    "report": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
+    "reporting": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
     "steer": MEASURING | {"metrics", "theory", "record", "diagnosis"},
-    "watch": MEASURING | {"metrics", "dynamics", "record"},
-    "integrations": {"errors", "record", "watch"},
+    "monitoring": MEASURING | {"metrics", "dynamics", "record"},
+    "integrations": {"errors", "record", "monitoring"},
     "papers": LIBRARY | {"featlearn"},
     "cli": LIBRARY | {"featlearn", "papers"},
     "featlearn": LIBRARY,  # the package's own __init__
@@ -131,11 +131,11 @@ def test_the_table_has_no_cycle():
         ("featlearn.ops.form", "import featlearn as fl"),
         ("featlearn.ops.form", "from ..capture import snapshot"),
         ("featlearn.ops.form", "from .. import capture"),
-        ("featlearn.ops.form", "def f():\n    from featlearn.watch import watch"),
+        ("featlearn.ops.form", "def f():\n    from featlearn.monitoring.entry import watch"),
         ("featlearn.ops.form", "from featlearn import novelty"),
         ("featlearn.theory.ofe", "from featlearn.capture import probe"),
         ("featlearn.record.run", "import torch.nn"),
-        ("featlearn.report.page", "from featlearn.quantities import ntk"),
+        ("featlearn.reporting.page", "from featlearn.quantities import ntk"),
         ("featlearn.quantities.ntk", "from featlearn.papers import models"),
         ("featlearn.data.digits", "from sklearn.datasets import load_digits"),
         ("featlearn.novelty", ""),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featlearn import ops as ops
     from featlearn import readouts as readouts
     from featlearn import record as record
-    from featlearn import report as report
+    from featlearn import reporting as reporting
     from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Probes as Probes
     from featlearn.linalg.estimate import Estimate as Estimate
+    from featlearn.monitoring.entry import watch as watch
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.planning.plan import Plan as Plan
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
     from featlearn.record.reader import open_run as open_run
+    from featlearn.reporting.page import report as report
     from featlearn.session import Session as Session
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
-    from featlearn.watch.entry import watch as watch
 
 __version__ = "0.1.0.dev0"
 
@@ -73,11 +74,13 @@ _HOME = {
     "plan": "featlearn.quantities.ntk",
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
+    "report": "featlearn.reporting.page",
     "representation_kernels": "featlearn.quantities.representation",
-    "watch": "featlearn.watch.entry",
+    "watch": "featlearn.monitoring.entry",
 }
 _SUBMODULES = (
-    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "report", "steer", "theory",
+    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",
+    "theory",
 )  # fmt: skip
 
 

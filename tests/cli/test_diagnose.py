@@ -12,11 +12,11 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.cli.app import main
-from featlearn.cli.built_in import built_in
-from featlearn.cli.own_subject import checked, own_subject
+from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import curvature, step_size
-from featlearn.cli.subject import Subject, scaled, squared_error
+from featlearn.cli.training_task import TrainingTask, scaled, squared_error
+from featlearn.cli.user_task import checked, user_task
 from tests.cli.conftest import SMALL
 
 OWN = """
@@ -218,7 +218,7 @@ def test_what_a_function_returns_is_checked(returned: object, said: str):
 
 def test_options_of_the_built_in_network_are_refused_beside_ones_own():
     with pytest.raises(fl.FeatlearnError, match="--samples is given beside own:setup"):
-        own_subject("own:setup", Settings(samples=3))
+        user_task("own:setup", Settings(samples=3))
 
 
 def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -248,14 +248,14 @@ def test_ctrl_c_before_anything_is_measured_leaves_the_runs_before_it(
 ):  # fmt: skip
     import featlearn.cli.training as training
 
-    build = training.built_in
+    build = training.built_in_task
 
-    def interrupted(settings: Settings) -> Subject:
+    def interrupted(settings: Settings) -> TrainingTask:
         if settings.seed == 1:
             raise KeyboardInterrupt
         return build(settings)
 
-    monkeypatch.setattr(training, "built_in", interrupted)
+    monkeypatch.setattr(training, "built_in_task", interrupted)
     options = ["diagnose", *SMALL, "--no-report", "--json"]
     assert main([*options, "--seeds", "2", "--out", "a"]) == 130
     found = json.loads(capsys.readouterr().out)
@@ -277,21 +277,21 @@ def test_the_default_rate_is_stable_at_every_output_scale(loss: str, scale: floa
     """rate x curvature x largest eigenvalue of the kernel between all outputs is a half, or less where it will grow."""
     settings = small(loss=loss, output_scale=scale, optimizer=optimizer)
     torch.manual_seed(0)
-    subject = scaled(built_in(settings), settings)
-    full = fl.ntk(subject.model, subject.x, outputs="full", dtype=torch.float64)
+    task = scaled(built_in_task(settings), settings)
+    full = fl.ntk(task.model, task.x, outputs="full", dtype=torch.float64)
     largest = float(torch.linalg.eigvalsh(full.transpose(1, 2).flatten(0, 1).flatten(1))[-1])
-    product = step_size(subject, settings) * largest * curvature(subject, subject.x, subject.y)
+    product = step_size(task, settings) * largest * curvature(task, task.x, task.y)
     product *= 10 if optimizer == "momentum" else 1  # its steps add up to ten times as much
     assert product == pytest.approx(min(0.5, 2 * scale ** (4 / 3)), rel=1e-4)
 
 
 def test_the_default_rate_leaves_room_for_rich_networks_to_grow():
     torch.manual_seed(0)
-    subject = built_in(small())
+    task = built_in_task(small())
     rates = []
     for scale in (0.001, 0.01, 10.0, 100.0):
         settings = small(output_scale=scale)
-        rates.append(step_size(scaled(subject, settings), settings) * scale**2)
+        rates.append(step_size(scaled(task, settings), settings) * scale**2)
     # lazy: the rate times scale^2 is constant; rich: it falls by 10^(-4/3) for three weight layers
     assert rates[3] == pytest.approx(rates[2], rel=1e-4)
     assert rates[0] / rates[1] == pytest.approx(10 ** (-4 / 3), rel=1e-4)
@@ -301,22 +301,22 @@ def test_adam_moves_no_output_further_than_the_targets_are_large():
     for scale in (1.0, 100.0):
         settings = small(output_scale=scale, optimizer="adam")
         torch.manual_seed(0)
-        subject = scaled(built_in(settings), settings)
-        rate = step_size(subject, settings)
-        optimizer = torch.optim.Adam([p for p in subject.model.parameters() if p.requires_grad], rate)
-        before = subject.model(subject.x).detach()
-        subject.loss(subject.model(subject.x), subject.y).backward()
+        task = scaled(built_in_task(settings), settings)
+        rate = step_size(task, settings)
+        optimizer = torch.optim.Adam([p for p in task.model.parameters() if p.requires_grad], rate)
+        before = task.model(task.x).detach()
+        task.loss(task.model(task.x), task.y).backward()
         optimizer.step()
-        moved = float((subject.model(subject.x) - before).detach().square().mean().sqrt())
-        assert 0 < moved < float(subject.y.square().mean().sqrt())
+        moved = float((task.model(task.x) - before).detach().square().mean().sqrt())
+        assert 0 < moved < float(task.y.square().mean().sqrt())
 
 
 def test_the_curvature_of_a_loss_is_that_of_its_definition():
     y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     net = nn.Linear(3, 3).double()
-    named = Subject(model=net, x=y, y=y, loss=squared_error, convention="mean")
-    other = Subject(model=net, x=y, y=y, loss=lambda f, t: 5 * (f - t).square().sum(), convention=None)
-    mean = Subject(model=net, x=y, y=y, loss=nn.MSELoss(), convention="mean-over-outputs")
+    named = TrainingTask(model=net, x=y, y=y, loss=squared_error, convention="mean")
+    other = TrainingTask(model=net, x=y, y=y, loss=lambda f, t: 5 * (f - t).square().sum(), convention=None)
+    mean = TrainingTask(model=net, x=y, y=y, loss=nn.MSELoss(), convention="mean-over-outputs")
     hessian = torch.autograd.functional.hessian(lambda f: squared_error(f, y), y)
     assert curvature(named, y, y) == pytest.approx(float(hessian.reshape(18, 18)[0, 0]))
     assert curvature(other, y, y) == pytest.approx(10.0)
@@ -327,15 +327,15 @@ def test_arrays_from_a_file(tmp_path: Path):
     rng = numpy.random.default_rng(0)
     x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
     numpy.savez(tmp_path / "numbers.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
-    subject = built_in(small(data=str(tmp_path / "numbers.npz")))
-    assert (subject.samples, subject.y.shape) == (24, (24, 2))
-    assert subject.test is not None
-    assert torch.equal(subject.test[0], torch.tensor(x[:5], dtype=torch.float32))
+    task = built_in_task(small(data=str(tmp_path / "numbers.npz")))
+    assert (task.samples, task.y.shape) == (24, (24, 2))
+    assert task.test is not None
+    assert torch.equal(task.test[0], torch.tensor(x[:5], dtype=torch.float32))
     rows = {tuple(row) for row in torch.tensor(x, dtype=torch.float32).tolist()}
-    assert {tuple(row) for row in subject.x.tolist()} < rows
+    assert {tuple(row) for row in task.x.tolist()} < rows
 
     numpy.savez(tmp_path / "classes.npz", x=x.reshape(30, 1, 2, 2), y=numpy.arange(30) % 3)
-    entropy = built_in(small(data=str(tmp_path / "classes.npz"), loss="cross-entropy", model="cnn"))
+    entropy = built_in_task(small(data=str(tmp_path / "classes.npz"), loss="cross-entropy", model="cnn"))
     assert entropy.model(entropy.x).shape == (24, 3)
     assert entropy.y.dtype == torch.int64
     assert entropy.test is not None
@@ -355,18 +355,18 @@ def test_arrays_from_a_file(tmp_path: Path):
 def test_a_file_that_does_not_fit_is_told(arrays: dict[str, numpy.ndarray], said: str, tmp_path: Path):
     numpy.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(fl.FeatlearnError, match=said):
-        built_in(small(data=str(tmp_path / "a.npz")))
+        built_in_task(small(data=str(tmp_path / "a.npz")))
 
 
 def test_a_pickle_in_a_file_is_not_run(tmp_path: Path):
     numpy.savez(tmp_path / "a.npz", x=numpy.array([{"a": 1}], dtype=object), y=numpy.zeros(1), allow_pickle=True)
     with pytest.raises(fl.FeatlearnError, match="cannot be read"):
-        built_in(small(data=str(tmp_path / "a.npz")))
+        built_in_task(small(data=str(tmp_path / "a.npz")))
 
 
 def test_whitened_inputs_have_equal_eigenvalues():
-    subject = built_in(small(whiten=True, samples=200))
-    sizes = torch.linalg.svdvals(subject.x.double())
+    task = built_in_task(small(whiten=True, samples=200))
+    sizes = torch.linalg.svdvals(task.x.double())
     kept = sizes[sizes > 1e-3 * sizes[0]]
     assert float(kept[-1] / kept[0]) > 0.99
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.events import Moment, events
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.events import CrossingTime, events
+from featlearn.diagnosis.run_data import RunData
 from featlearn.record import RunWriter, open_run
 from featlearn.steer import scale_init, whiten
 from tests.diagnosis.recording import record, written
@@ -49,7 +49,7 @@ def test_event_times_are_those_of_the_curves(tmp_path: Path):
     kernels = torch.eye(3, dtype=torch.float64).expand(len(steps), 3, 3)
     run = written(tmp_path / "run", steps, kernels, f, y,
                   scalars={"ntk/centered_alignment": alignment, "ntk/norm": norm})  # fmt: skip
-    found = events(Reading(run))
+    found = events(RunData(run))
     assert found.loss_half.at == pytest.approx(100 * (1 - math.sqrt(0.5)), abs=0.1)
     assert found.alignment_90.at == pytest.approx(30.0, abs=1e-9)
     assert found.norm_10.at == pytest.approx(100 * math.sqrt(0.091), abs=0.1)
@@ -68,7 +68,7 @@ def scalar_run(path: Path, lines: dict[int, dict[str, float]]):
 
 def test_what_grows_or_falls_by_factors_is_interpolated_by_factors(tmp_path: Path):
     lines = {s: {"probe/loss": 3 * math.exp(-s / 90), "ntk/norm": 2 * math.exp(s / 80)} for s in (0, 64, 96, 300, 400)}
-    found = events(Reading(scalar_run(tmp_path / "run", lines)))
+    found = events(RunData(scalar_run(tmp_path / "run", lines)))
     assert found.loss_half.at == pytest.approx(90 * math.log(2), rel=1e-12)
     assert (found.loss_half.after, found.loss_half.by) == (0, 64)
     assert found.norm_10.at == pytest.approx(400 - 80 * math.log(10), rel=1e-12)
@@ -109,7 +109,7 @@ def test_the_training_loss_fills_the_gaps_of_the_probe_where_both_agree(
         lines[step + 1] = {"loss": passed}
     for step in (0, 1, 2, 3, 150, 200):
         lines.setdefault(step, {})["probe/loss"] = probe(step)
-    found = events(Reading(scalar_run(tmp_path / "run", dict(sorted(lines.items()))))).loss_half
+    found = events(RunData(scalar_run(tmp_path / "run", dict(sorted(lines.items()))))).loss_half
     if filled:
         assert found.at == pytest.approx(20 * math.log(0.8 / 0.3), rel=1e-3)
         assert not found.wide
@@ -157,4 +157,4 @@ def test_where_nothing_happened_nothing_is_listed(tmp_path: Path):
     ("after", "by", "wide"), [(0, 1, False), (1, 2, False), (10, 15, False), (0, 2, True), (10, 16, True)]
 )
 def test_steps_that_follow_each_other_leave_no_gap(after: float, by: float, wide: bool):
-    assert Moment((after + by) / 2, after, by).wide is wide
+    assert CrossingTime((after + by) / 2, after, by).wide is wide

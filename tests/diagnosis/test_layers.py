@@ -9,7 +9,7 @@ from torch import nn
 
 from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.layers import mechanisms
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 from featlearn.theory import latent
 from tests.diagnosis.recording import record
 
@@ -35,7 +35,7 @@ def test_the_mechanism_is_that_of_the_exact_solution(tmp_path: Path, overlap: fl
         w = u[:, None].clone()  # parallel to the last digit
     x, targets = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64)
     run = record(tmp_path / "run", network(u, w), x, targets, lr=0.003, steps=1000, loss="mean")
-    found = mechanisms(Reading(run))["0--1"]
+    found = mechanisms(RunData(run))["0--1"]
     assert found.name == name
     theory = latent.solve(u, w, x[0], y, times=torch.tensor([0.0, 3.0], dtype=torch.float64))
     assert theory.mechanism == name

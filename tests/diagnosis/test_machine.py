@@ -9,7 +9,7 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.diagnosis.machine import _largest_eigenvalue, kernel_machine
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 from featlearn.record import open_run
 from tests.diagnosis.recording import record
 
@@ -33,7 +33,7 @@ def test_a_linearised_network_is_the_machine_of_its_first_kernel_at_any_time(tmp
     (x, y), test = data(outputs)
     model = fl.dynamics.linearize(network(outputs))
     run = record(tmp_path / "run", model, x, y, lr=0.05, steps=steps, test=test, layers=False)
-    found = kernel_machine(Reading(run))
+    found = kernel_machine(RunData(run))
     assert found.of == "initial"
     assert found.errors["initial"] < 0.01
     assert found.errors["final"] == pytest.approx(found.errors["initial"], abs=1e-3)
@@ -44,7 +44,7 @@ def test_a_rich_network_is_not(tmp_path: Path):
     (x, y), test = data(1)
     model = fl.steer.scale_output(network(1), 30.0)
     run = record(tmp_path / "run", model, x, y, lr=0.005 * 900, steps=700, test=test, layers=False)
-    found = kernel_machine(Reading(run))
+    found = kernel_machine(RunData(run))
     assert found.errors["initial"] > 0.15
     assert found.of != "initial"
     assert found.errors["final"] < found.errors["initial"]
@@ -53,7 +53,7 @@ def test_a_rich_network_is_not(tmp_path: Path):
 def test_without_test_points_it_cannot_be_told(tmp_path: Path):
     (x, y), _ = data(1)
     run = record(tmp_path / "run", network(1), x, y, lr=0.05, steps=20, layers=False)
-    found = kernel_machine(Reading(run))
+    found = kernel_machine(RunData(run))
     assert found.of is None
     assert found.reason == "no test points were watched (test=(x, y))"
 
@@ -65,7 +65,7 @@ def test_test_points_that_were_measured_once_are_not_taken_for_none(tmp_path: Pa
         folder = tmp_path / str(step)
         shutil.copytree(run.path, folder)
         (folder / "arrays" / "test" / f"{step:012d}.npz").unlink()
-        assert kernel_machine(Reading(open_run(folder))).reason == f"test points were measured {when}"
+        assert kernel_machine(RunData(open_run(folder))).reason == f"test points were measured {when}"
 
 
 def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_between_them(tmp_path: Path):
@@ -83,14 +83,14 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
             loss.backward()
             optimizer.step()
             watch.step(loss=loss)
-    reading = Reading(watch.run)
-    whole = kernel_machine(reading)
+    run_data = RunData(watch.run)
+    whole = kernel_machine(run_data)
     assert whole.of == "initial"
     assert whole.outputs == "all"
     assert whole.errors["initial"] < 0.01
     for step in (0, 400):
-        reading._arrays["kernel", step, "full"] = None
-    mean = kernel_machine(reading)
+        run_data._arrays["kernel", step, "full"] = None
+    mean = kernel_machine(run_data)
     assert mean.outputs == "mean"
     assert mean.errors["initial"] > 3 * whole.errors["initial"]
 

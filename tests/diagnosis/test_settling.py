@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.pace import Pace
-from featlearn.diagnosis.reading import Curve, Reading
+from featlearn.diagnosis.loss_speed import LossSpeed
+from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.diagnosis.settling import Settling, _exponents, above_rounding, against_power_law, settling
 from featlearn.dynamics import evolving_kernel_descent
 from tests.diagnosis.recording import written
@@ -32,7 +32,7 @@ def run(path: Path, stop: float, outputs: int = 1, lr: float = 0.01):
 
 @pytest.mark.parametrize("stop", [0, 60, 150])
 def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
-    found = settling(Pace(Reading(run(tmp_path / "run", stop))))
+    found = settling(LossSpeed(RunData(run(tmp_path / "run", stop))))
     assert isinstance(found, Settling)
     assert not found.fitted
     # shortly before it stops the prediction is good already; steps that are tried are some apart
@@ -41,7 +41,7 @@ def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
 
 
 def test_with_several_outputs_the_rate_is_fitted(tmp_path: Path):
-    found = settling(Pace(Reading(run(tmp_path / "run", 100, outputs=3))))
+    found = settling(LossSpeed(RunData(run(tmp_path / "run", 100, outputs=3))))
     assert isinstance(found, Settling)
     assert found.fitted
     assert 40 <= found.step <= 140
@@ -53,7 +53,7 @@ def test_a_kernel_that_never_stops_does_not_settle(tmp_path: Path):
     growth = torch.exp(times / 40)
     kernels = 1e-10 * growth[:, None, None] * kernel
     f = y * -torch.expm1(-1e-10 * 40 * (growth - 1))[:, None, None]  # the integral of the kernel
-    found = settling(Pace(Reading(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
+    found = settling(LossSpeed(RunData(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
     assert isinstance(found, Settling)
     assert math.isnan(found.step)
     assert found.error > 0.25
@@ -97,7 +97,7 @@ def test_the_exponents_are_those_of_the_loss(tmp_path: Path):
     steps = [0, *sorted({round(10 ** (i / 8)) for i in range(21)})]
     times = torch.tensor(steps, dtype=torch.float64)
     f = y - torch.exp(-kernel.diagonal() * times[:, None])[..., None] * y
-    found = settling(Pace(Reading(written(tmp_path / "run", steps, kernel.expand(len(steps), -1, -1), f, y))))
+    found = settling(LossSpeed(RunData(written(tmp_path / "run", steps, kernel.expand(len(steps), -1, -1), f, y))))
     assert isinstance(found, Settling)
     assert found.step == 0
     assert found.after is not None

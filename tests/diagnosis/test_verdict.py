@@ -15,7 +15,7 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.diagnosis import Diagnosis, diagnose
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 from featlearn.record import Run, RunWriter, open_run
 from tests.diagnosis.recording import record, written
 
@@ -114,7 +114,7 @@ def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
     assert found.kernel_machine.outputs == "all"
     assert set(found.mechanism) == {"0--2"}
     assert set(found.layers) == {"0", "2"}
-    assert Reading(watch.run).entropy == (loss != "mean")
+    assert RunData(watch.run).entropy == (loss != "mean")
 
 
 def test_several_seeds_give_means_and_spreads(runs: dict[str, Run], tmp_path: Path):
@@ -140,12 +140,12 @@ def test_training_that_did_not_happen_cannot_be_judged(tmp_path: Path):
 
 def test_of_a_run_that_broke_down_that_is_the_headline_and_it_is_read_up_to_there(tmp_path: Path):
     run = trained(tmp_path / "run", 0.1, share=40.0, steps=40)
-    reading, found = Reading(run), diagnose(run)
-    assert reading.diverged is not None
-    assert reading.steps < reading.diverged
+    run_data, found = RunData(run), diagnose(run)
+    assert run_data.diverged is not None
+    assert run_data.steps < run_data.diverged
     first = run.lines[0]["values"]["probe/loss"]
-    assert all(line["values"]["probe/loss"] <= 2 * first for line in run.lines if line["step"] <= reading.steps)
-    assert found.headline.startswith(f"training broke down at step {reading.diverged}")
+    assert all(line["values"]["probe/loss"] <= 2 * first for line in run.lines if line["step"] <= run_data.steps)
+    assert found.headline.startswith(f"training broke down at step {run_data.diverged}")
     assert not any(item.value > 1e3 for item in found.evidence)  # no weights of a run that is lost
 
 
@@ -161,7 +161,7 @@ def test_of_a_run_that_was_lost_from_the_start_nothing_else_is_said(tmp_path: Pa
     assert "thresholds:" not in str(found)
 
 
-def exploded(path: Path, losses: list[float], **config) -> Reading:
+def exploded(path: Path, losses: list[float], **config) -> RunData:
     writer = RunWriter(path, {"name": "run", **config})
     writer.array("targets", 0, y=numpy.eye(3)[[0, 1, 2, 0, 1]] - 1 / 3)
     for step, loss in enumerate(losses):
@@ -170,12 +170,12 @@ def exploded(path: Path, losses: list[float], **config) -> Reading:
             values["probe/cross_entropy"] = 1.0 / (1 + step)
         writer.scalars(step, values)
     writer.close()
-    return Reading(open_run(path))
+    return RunData(open_run(path))
 
 
 def test_a_network_that_blew_up_and_died_broke_down_where_its_loss_exploded(tmp_path: Path):
-    reading = exploded(tmp_path / "run", [0.9, 0.8, 24.7, 6.5e5, 4e22, *[0.888] * 20])
-    assert (reading.diverged, reading.steps) == (3, 1)
+    run_data = exploded(tmp_path / "run", [0.9, 0.8, 24.7, 6.5e5, 4e22, *[0.888] * 20])
+    assert (run_data.diverged, run_data.steps) == (3, 1)
     found = diagnose(tmp_path / "run")
     assert found.headline.startswith("training broke down at step 3. Up to step 1: ")
     assert not any(item.value > 1e3 for item in found.evidence)
@@ -183,8 +183,8 @@ def test_a_network_that_blew_up_and_died_broke_down_where_its_loss_exploded(tmp_
 
 @pytest.mark.parametrize("convention", ["cross-entropy", None])
 def test_outputs_that_grow_on_cross_entropy_and_a_small_first_loss_are_no_breakdown(tmp_path: Path, convention):
-    reading = exploded(tmp_path / "entropy", [0.9, 40.0, 2e3, 5e4], loss_convention=convention)
-    assert reading.diverged is None
+    run_data = exploded(tmp_path / "entropy", [0.9, 40.0, 2e3, 5e4], loss_convention=convention)
+    assert run_data.diverged is None
     assert exploded(tmp_path / "fine", [1e-6, 0.5, 0.1]).diverged is None
     assert exploded(tmp_path / "square", [0.9, 40.0, 2e3, 5e4], loss_convention="mean").diverged == 2
 
@@ -209,10 +209,10 @@ def test_a_number_that_was_not_finite_once_is_no_end(tmp_path: Path):
         writer.scalars(step, {"probe/loss": loss})
     writer.event("diverged", 1)
     writer.close()
-    reading = Reading(open_run(tmp_path / "run"))
-    assert reading.diverged is None
-    assert reading.loss is not None
-    assert reading.loss.values.tolist() == [4.0, 2.0, 1.0]
+    run_data = RunData(open_run(tmp_path / "run"))
+    assert run_data.diverged is None
+    assert run_data.loss is not None
+    assert run_data.loss.values.tolist() == [4.0, 2.0, 1.0]
 
 
 def test_the_kernel_is_compared_without_its_constant(tmp_path: Path):

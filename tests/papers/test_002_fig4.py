@@ -9,7 +9,14 @@ import torch
 from featlearn.papers.context import Context
 from featlearn.papers.models import MLP
 from featlearn.papers.paper_002 import fig4
-from featlearn.papers.paper_002.silence import TwoClasses, agreements, followed, seen, settled, two_classes
+from featlearn.papers.paper_002.silence import (
+    TwoClasses,
+    agreements,
+    seen_directions,
+    settled,
+    train_and_measure,
+    two_classes,
+)
 from featlearn.papers.runs import Runs
 from tests.papers.verdicts import failing
 
@@ -26,7 +33,7 @@ def made_up_task(samples=6, others=4, inputs=5):
 def test_directions_that_training_points_hardly_have_are_dropped():
     rows = torch.diag(torch.tensor([3.0, 1.0, 2e-3, 4e-3], dtype=torch.float64))
     rows = torch.cat([rows, torch.full((1, 4), 7.0, dtype=torch.float64)])
-    kept = seen(rows, 4)
+    kept = seen_directions(rows, 4)
     assert torch.allclose(kept[4], torch.tensor([7.0, 7.0, 0.0, 7.0], dtype=torch.float64))
     assert torch.allclose(kept[0], rows[0])
 
@@ -65,7 +72,9 @@ def test_a_followed_network_has_the_curves_and_predictions_of_formulas(adaptive)
     W, a = (weight.detach().clone() for weight in model.parameters())
     a = a[0]
     made = torch.optim.Adam if adaptive else torch.optim.SGD
-    path = followed(model, task, made(model.parameters(), lr=lr), CONTEXT, steps=4, stride=3, dtype=torch.float64)
+    path = train_and_measure(
+        model, task, made(model.parameters(), lr=lr), CONTEXT, steps=4, stride=3, dtype=torch.float64
+    )
     assert path.steps.tolist() == [0, 1, 2, 3]
     first = kernel(W, a, task.x, task.x), kernel(W, a, task.test_x, task.x)
     f0, test_f0 = torch.relu(task.x @ W.T) @ a, torch.relu(task.test_x @ W.T) @ a
@@ -96,7 +105,7 @@ def test_the_kernel_of_adam_weighs_parameters_by_its_second_moments():
     task = made_up_task()
     model = MLP(5, None, width=3, hidden_layers=1, generator=torch.Generator().manual_seed(4)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    path = followed(model, task, optimizer, CONTEXT, steps=5, stride=5)
+    path = train_and_measure(model, task, optimizer, CONTEXT, steps=5, stride=5)
     rows = []
     for x in task.x:
         gradients = torch.autograd.grad(model(x[None]).sum(), list(model.parameters()))

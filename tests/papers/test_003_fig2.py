@@ -9,11 +9,11 @@ from torch import nn
 
 from featlearn.papers.context import Context
 from featlearn.papers.models import GPT, MLP
-from featlearn.papers.paper_003 import fig2, followed
+from featlearn.papers.paper_003 import fig2, tracking
 from featlearn.papers.runs import Runs
 
 SETUP = fig2.SMOKE
-IMAGES = followed.Images(data="digits", samples=40, epochs=2, lr=3.0, batch=16, probe=11)
+IMAGES = tracking.Images(data="digits", samples=40, epochs=2, lr=3.0, batch=16, probe=11)
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def correlation(a, b, centred):
 
 
 def test_a_perceptron_is_followed_as_its_jacobian_says(context):
-    found = followed.perceptron(IMAGES, 9, 2, context)
+    found = tracking.perceptron(IMAGES, 9, 2, context)
     assert found["steps"] == [1, 2, 3, 4]  # 40 images make two batches of 16 an epoch
-    x, y = followed.images(IMAGES, context)
+    x, y = tracking.images(IMAGES, context)
     assert torch.allclose(y.sum(1), torch.zeros(40), atol=1e-6)
     model = MLP(
         64, 10, width=9, hidden_layers=2, distribution="uniform", weight_variance=1 / 3, generator=context.generator(1)
@@ -67,15 +67,15 @@ def test_layers_of_a_gpt_come_as_query_key_and_value_of_each_block(context):
     options = {"layers": [f"blocks.*.attention.{part}" for part in ("query", "key", "value")],
                "readout": lambda logits: logits.flatten(1)}  # fmt: skip
     probe = torch.arange(12).view(2, 6) % 7
-    follower = followed.Follower(model, probe, options, "GPT", context, 2)
+    tracker = tracking.FeatureTracker(model, probe, options, "GPT", context, 2)
     with torch.no_grad():
         model.blocks[1].attention.key.weight += 0.01
-    follower._measure(1, 0.0)
-    assert [value > 0 for value in follower.rows["change"][0]] == [False, False, False, False, True, False]
+    tracker._measure(1, 0.0)
+    assert [value > 0 for value in tracker.rows["change"][0]] == [False, False, False, False, True, False]
 
 
 def test_a_gpt_learns_a_periodic_text(context):
-    found = followed.language_model(replace(SETUP.gpt, steps=30), context)
+    found = tracking.language_model(replace(SETUP.gpt, steps=30), context)
     assert found["loss"][0] == pytest.approx(numpy.log(7), rel=0.05)
     assert found["loss"][-1] < 1.0
     assert numpy.isfinite(found["cosine"]).all()
@@ -88,8 +88,8 @@ def test_momentum_and_warm_up_are_passed_on(context):
     before = model.weight.detach().clone()
     x, y = torch.ones(4, 3), torch.zeros(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    follower = followed.Follower(model, x, {}, "linear", context)
-    follower.through(iter([(x, y)]), nn.functional.mse_loss, optimizer, 1, warm=2)
+    tracker = tracking.FeatureTracker(model, x, {}, "linear", context)
+    tracker.through(iter([(x, y)]), nn.functional.mse_loss, optimizer, 1, warm=2)
     gradient = 2 * (x @ before.T).T @ x / 8
     assert torch.allclose(model.weight.detach(), before - 0.25 * gradient, atol=1e-6)
 

@@ -23,7 +23,7 @@ def numbers():
 
 def test_starts_are_those_of_the_appendix():
     wide = replace(SETUP, linear_width=200_000)
-    at = {start: fig1.begin(wide, start, "linear", torch.Generator().manual_seed(2)) for start in fig1.STARTS}
+    at = {start: fig1.initial_state(wide, start, "linear", torch.Generator().manual_seed(2)) for start in fig1.STARTS}
     assert at["kernel"].scale == pytest.approx(wide.linear_width**-0.5)
     assert float(at["feature"].w.var()) == pytest.approx(1, rel=0.02)
     assert torch.equal(at["orthogonal"].u, at["orthogonal"].w)
@@ -39,7 +39,7 @@ def test_starts_are_those_of_the_appendix():
 ])  # fmt: skip
 def test_training_is_descent_written_out_by_hand(activation, phi, slope):
     """u and w by their own gradients of the mean square, with numpy."""
-    at = fig1.begin(SETUP, "feature", activation, torch.Generator().manual_seed(5))
+    at = fig1.initial_state(SETUP, "feature", activation, torch.Generator().manual_seed(5))
     x, y = numpy.array([0.5, -1.2, 2.0]), numpy.array([1.0, -2.0, 3.5])
     alignments, losses = fig1.trained(
         SETUP, at, activation, torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y)

@@ -171,7 +171,7 @@ def test_many_inputs_come_in_blocks(monkeypatch: pytest.MonkeyPatch):
     x, x2 = drawn(23, 3), drawn(5, 3, seed=1)
     whole = infinite_width.ntk(x, x2, hidden_layers=2)
     monkeypatch.setattr(infinite_width, "BLOCK", 16)
-    monkeypatch.setattr(infinite_width, "HELD", 7)
+    monkeypatch.setattr(infinite_width, "CHUNK_NUMBERS", 7)
     np.testing.assert_allclose(infinite_width.ntk(x, x2, hidden_layers=2), whole, rtol=1e-14)
     assert infinite_width.ntk(x, x2[:0], hidden_layers=2).shape == (23, 0)
 

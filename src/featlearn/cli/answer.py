@@ -1,4 +1,4 @@
-"""What a command answers with: data for programs, text for people."""
+"""The result of a command: data for programs, text for people."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class Answer:
 
 
 class UsageError(InputValueError):
-    """Options that do not fit together, or a word that is none of those expected: exit status 2."""
+    """Conflicting options, or an unknown word: exit status 2."""
 
 
 def document(data: Any) -> str:
@@ -35,13 +35,13 @@ def document(data: Any) -> str:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """'; did you mean ...?', or nothing."""
+    """'; did you mean ...?', or an empty string."""
     close = get_close_matches(word.lower(), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under their heads; the first to the left, the others, numbers mostly, to the right."""
+    """A text table; the first column is left-aligned, the others, mostly numbers, right-aligned."""
     lines = [list(heads), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
 
@@ -54,7 +54,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A few digits, or a dash where there is no number."""
+    """A rounded number, or a dash for None and nan."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 

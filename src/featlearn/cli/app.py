@@ -1,4 +1,4 @@
-"""Which commands there are, and what becomes of their answers and errors."""
+"""The commands, and how their results and errors are printed."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ from cyclopts.config import Dict
 
 import featlearn
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document, suggestion
-from featlearn.cli.blame import in_a_line
+from featlearn.cli.user_errors import one_line_message
 from featlearn.errors import FeatlearnError
 
-ABOUT = """Did the network learn features, or only fit with the kernel it was born with?
+ABOUT = """Did the network learn features, or only fit with its initial kernel?
 
 For example:
 
@@ -47,23 +47,23 @@ RUNS = {
 
 
 def application(words: Sequence[str]) -> App:
-    """The commands, loaded when they are asked for. `words` of the command line."""
+    """The commands, loaded on demand; `words` are those of the command line."""
     app = App(
         name="featlearn", help=ABOUT, version=featlearn.__version__, help_format="plaintext", console=_console(),
-        # a list takes all words up to the next option; there is no --no-flag
+        # a list takes all words up to the next option; flags have no --no- form
         default_parameter=Parameter(consume_multiple=True, negative=()),
     )  # fmt: skip
     runs = App(name="runs", help="Recorded runs: ls, show, compare, pack.", help_format="plaintext")
     for parent, commands in ((app, COMMANDS), (runs, RUNS)):
         for name, (place, summary) in commands.items():
-            # One line where commands are listed; a command that is called upon loads, and has its docstring.
+            # One line in the list of commands; a command that is called loads and shows its docstring.
             parent.command(place, name=name, help=None if name in words else summary)
     app.command(runs)
     return app
 
 
 def _console() -> Any:
-    """Of --help: the parser's own, or one without colours, bold letters among them."""
+    """The console of --help: the parser's own, or one without colours and bold letters."""
     if not os.environ.get("NO_COLOR"):
         return None
     from rich.console import Console
@@ -74,7 +74,7 @@ def _console() -> Any:
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of the process; returns the exit status."""
     words = list(sys.argv[1:] if words is None else words)
-    # closed ones are None, and print(file=None) would write errors into the answer
+    # closed streams are None, and print(file=None) would write errors to stdout
     sys.stdout, sys.stderr = (stream or StringIO() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
@@ -84,12 +84,12 @@ def main(words: Sequence[str] | None = None) -> int:
             code = _status(words)
         except KeyboardInterrupt:
             code = _refused(words, "interrupted", INTERRUPTED)
-        print(end="", flush=True)  # --help leaves that to the end of Python, which is too late for an error
+        print(end="", flush=True)  # --help flushes only at exit, which is too late to report an error
         return code
-    except BrokenPipeError:  # whoever read our output has seen enough: `featlearn ... | head`
+    except BrokenPipeError:  # the reader has closed the pipe: `featlearn ... | head`
         _drop_output()
         return DONE
-    except OSError as error:  # a full disk: there is no place for the answer
+    except OSError as error:  # for example a full disk
         _drop_output()
         _tell(f"the output cannot be written: {error.strerror or error}")
         return FAILED
@@ -98,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _status(words: list[str]) -> int:
     try:
         command, bound = parsed(words)
-        prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version do it themselves
+        prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version print themselves
         answer: Answer | None = None if prints else command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return _refused(words, _explained(error), USAGE)
@@ -108,13 +108,13 @@ def _status(words: list[str]) -> int:
         raise
     except FeatlearnError as error:
         return _refused(words, str(error), FAILED)
-    except OSError as error:  # less its number
+    except OSError as error:  # without its number
         said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         return _refused(words, said, FAILED)
-    except Exception as error:  # a fault of ours; whoever reads --json gets a document all the same
-        return _refused(words, in_a_line(error), FAILED)
+    except Exception as error:  # a bug of ours; --json still prints a document
+        return _refused(words, one_line_message(error), FAILED)
     if answer is None:
-        with suppress(SystemExit):  # of rich, where whoever read --help has gone
+        with suppress(SystemExit):  # raised by rich if the reader of --help has closed the pipe
             command(*bound.args, **bound.kwargs)
         return DONE
     _print(document(answer.data) if "--json" in words else answer.text, sys.stdout)
@@ -122,7 +122,7 @@ def _status(words: list[str]) -> int:
 
 
 def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
-    """The function to call and its arguments; those of the file after --config, unless the command line has them."""
+    """The function to call and its arguments; the command line overrides the file of --config."""
     app = application(words)
     command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
     config = bound.arguments.get("config")
@@ -150,7 +150,7 @@ def _from_file(path: Path, command: App) -> Dict:
 
 
 def _explained(error: CycloptsError) -> str:
-    """What the parser says, which has a word for the choice that was probably meant, in one line."""
+    """The message of the parser, with its suggestion, in one line."""
     return f"{' '.join(str(error).split())} Try --help."
 
 
@@ -169,7 +169,7 @@ def _tell(message: str) -> None:
 
 
 def _drop_output() -> None:
-    """Forget what could not be written, or Python would try once more as it ends."""
+    """Discard what could not be written, or Python would try again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

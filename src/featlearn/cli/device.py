@@ -1,4 +1,4 @@
-"""The device that is asked for."""
+"""The option --device."""
 
 import torch
 
@@ -9,7 +9,7 @@ KNOWN = ("cpu", "cuda", "mps", "xpu")
 
 
 def checked_device(name: str) -> str:
-    """A name that torch has never heard of is wrong usage; a device that is not in this machine is a failure."""
+    """Check a device: an unknown name is a usage error, a device that this machine lacks is a failure."""
     try:
         torch.device(name)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""`featlearn diagnose`: train, watch, and say what happened."""
+"""`featlearn diagnose`: train and watch a network, and diagnose the run."""
 
 import json as jsons
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
-from featlearn.cli.blame import blaming
-from featlearn.cli.plot import COLUMNS, Curve, plot
-from featlearn.cli.progress import Progress
+from featlearn.cli.plot import COLUMNS, Panel, plot
+from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
+from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ PLOTTED = {
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
-"""Title -> names of scalars, of which the first that a run has is shown, and the least height of the axis."""
-JUDGED = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
-"""Numbers of a diagnosis that decide on the regime -> the heads of their columns."""
+"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
+DECISIVE = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
+"""Numbers of a diagnosis that decide the regime -> column heads."""
 
 
 def diagnose(
@@ -40,7 +40,7 @@ def diagnose(
 
     Without options: two hidden layers on 200 handwritten digits, in under a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
-    early: what was measured is kept and judged, and the exit status is 130.
+    early: what was measured is kept and diagnosed, and the exit status is 130.
 
     For example:
 
@@ -74,13 +74,17 @@ def diagnose(
 
     chosen = range(settings.seed, settings.seed + seeds)
     paths = [folder if seeds == 1 else folder / f"seed-{seed}" for seed in chosen]
-    complete = False  # stdout is for the answer, whatever the user's own function prints
+    complete = False  # stdout is for the result only; the user's function may print
     try:
         for seed, path in zip(chosen, paths, strict=True):
-            blamed = nullcontext() if subject is None else blaming(subject)
-            with blamed, redirect_stdout(sys.stderr), Progress(path.name, settings.steps, quiet=quiet) as progress:
+            errors = nullcontext() if subject is None else reporting_user_errors(subject)
+            with (
+                errors,
+                redirect_stdout(sys.stderr),
+                ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress,
+            ):
                 rate = train(subject, replace(settings, seed=seed), path, progress)
-            settings = replace(settings, lr=rate)  # the same for all, or they could not be averaged
+            settings = replace(settings, lr=rate)  # the same for all seeds, so that they can be averaged
         complete = True
     except KeyboardInterrupt:
         paths = [path for path in paths if (path / "run.json").exists()]
@@ -124,9 +128,9 @@ def _text(
     if diverged:
         lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
     if len(each) > 1:
-        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in JUDGED)]
+        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in DECISIVE)]
                 for run, one in zip(runs, each, strict=True)]  # fmt: skip
-        lines += [table(["seed", "verdict", *JUDGED.values()], rows), ""]
+        lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
     lines += said[evidence:thresholds]
     if "hardly fallen" in together.headline and not diverged:
         lines += ["", "train longer (--steps) to be able to tell"]
@@ -138,7 +142,7 @@ def _text(
 
 
 def summary(run: "Run", runs: int = 1) -> str:
-    """What was trained, in a line."""
+    """One line about the trained network."""
     by = run.config.get("optimizer") or {}
     rate = (by.get("groups") or [{}])[0].get("lr")
     told = number(rate) if isinstance(rate, int | float) else "-"
@@ -148,7 +152,7 @@ def summary(run: "Run", runs: int = 1) -> str:
 
 
 def of_command(run: "Run") -> bool:
-    """Whether `featlearn diagnose` made it, whose settings are options; those given to `fl.watch` can be anything."""
+    """Whether `featlearn diagnose` recorded the run, so that its settings are command-line options."""
     settings = run.config.get("settings")
     return isinstance(settings, dict) and settings.keys() >= {"subject", *DEFAULT.entry}
 
@@ -169,25 +173,25 @@ def _steps(run: "Run") -> int:
     return int(run.lines[-1]["step"]) if run.lines else 0
 
 
-def curves(runs: "Sequence[Run]") -> list[Curve]:
-    """What is plotted in the terminal."""
+def curves(runs: "Sequence[Run]") -> list[Panel]:
+    """The panels of the terminal plot."""
     found = []
     for title, (names, least) in PLOTTED.items():
         name = next((name for name in names if all(name in run.names for run in runs)), None)
         if name is not None:
             pairs = [run.scalar(name) for run in runs]
-            found.append(Curve(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
+            found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
     return found
 
 
 def _page(runs: "Sequence[Run]", path: Path) -> Path:
-    from featlearn.report import report
+    from featlearn.reporting.page import report
 
     return report(runs, path)
 
 
 def _new_folder(subject: str | None, settings: Settings) -> Path:
-    """runs/NAME with a digest of the settings, numbered where it is there already."""
+    """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
     paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))

@@ -26,7 +26,7 @@ DATA = {
     "celeba": ("celeba",),
     "shakespeare": ("shakespeare/input.txt",),
 }
-"""Where the files of a data set lie below the root."""
+"""Data set -> patterns of its files below the root."""
 
 
 def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = False) -> Answer:

@@ -1,4 +1,4 @@
-"""Curves in a terminal, over the logarithm of the step."""
+"""Plots in a terminal, over the logarithm of the step."""
 
 import math
 import sys
@@ -8,27 +8,27 @@ from typing import NamedTuple
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLAIN = " ..::+*##"
-"""The same nine heights where the terminal has no blocks."""
+"""The same nine heights for terminals without block characters."""
 COLUMNS = 100
-"""Of the longest line, as in `str(diagnosis)`."""
+"""Largest width of a line, as in `str(diagnosis)`."""
 
 
-class Curve(NamedTuple):
+class Panel(NamedTuple):
     """One quantity of one or several runs."""
 
     title: str
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]
     """(steps, values) of each run"""
     least: float = 0.0
-    """the axis is at least so high: what hardly changes shall look like it"""
+    """smallest range of the axis, so that small changes look small"""
 
 
-def plot(curves: Sequence[Curve], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
-    """Bars whose height is the mean over runs, one panel a curve, on one axis of steps.
+def plot(curves: Sequence[Panel], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
+    """Bar charts of the means over runs, one panel per quantity, on a common axis of steps.
 
-    They are `width` wide, or less where the lines would be longer than `COLUMNS`. Values are linear from the smallest
-    to the largest, or over `least`; at the right stand the first and the last, with their spread over runs. Step 0
-    stands at step 1. nan and infinity are left out.
+    Bars are `width` columns wide, or fewer to keep lines within `COLUMNS`. The vertical axis is linear from the
+    smallest to the largest value, or over `least`. The first and the last value stand at the right, with their spread
+    over runs. Step 0 is drawn at step 1. nan and infinity are left out.
     """
     glyphs = BLOCKS if (_has_blocks() if blocks is None else blocks) else PLAIN
     shown = [c._replace(runs=kept) for c in curves if (kept := [_finite(*run) for run in c.runs if _finite(*run)[0]])]
@@ -51,7 +51,7 @@ def plot(curves: Sequence[Curve], *, width: int = 56, height: int = 3, blocks: b
 
 
 def _bars(values: Sequence[float], height: int, glyphs: str, least: float) -> list[str]:
-    """Rows from the top; the lowest value still shows."""
+    """Rows from the top; the lowest value is still visible."""
     low, levels = min(values), len(glyphs) - 1
     span = max(max(values) - low, least)
     heights = [1 + round((height * levels - 1) * ((v - low) / span if span > 0 else 0.0)) for v in values]
@@ -84,7 +84,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _at(step: float, steps: Sequence[float], values: Sequence[float]) -> float:
-    """By interpolation in the logarithm of the step, constant beyond the ends."""
+    """The value at a step, interpolated in its logarithm, constant beyond the ends."""
     for (s0, v0), (s1, v1) in pairwise(zip(steps, values, strict=True)):
         if s0 <= step <= s1:
             return v0 if s1 == s0 else v0 + (v1 - v0) * math.log(step / s0) / math.log(s1 / s0)

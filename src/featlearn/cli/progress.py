@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 
-class Progress:
-    """How far a run is."""
+class ProgressDisplay:
+    """Shows the progress of a run."""
 
     def __init__(self, name: str, steps: int, *, quiet: bool = False) -> None:
         self.name, self.steps, self.quiet = name, steps, quiet
@@ -25,7 +25,7 @@ class Progress:
             self._task = self._bar.add_task(name, total=steps, loss="")
 
     def step(self, step: int, loss: Any) -> None:
-        """So many steps are done."""
+        """Show that this many steps are done."""
         if self.quiet or (step < self._next and step != self.steps):
             return
         if self._bar is None:
@@ -36,7 +36,7 @@ class Progress:
             self._bar.update(self._task, completed=step, loss=f"{float(loss):.4g}")
             self._next = step + max(1, self.steps // 200)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressDisplay":
         if self._bar is not None:
             self._bar.start()
         return self

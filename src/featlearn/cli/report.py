@@ -32,8 +32,8 @@ def report(
     if not runs:
         raise UsageError("no run is given, expected one folder or .zip at least; featlearn runs ls lists them")
     from featlearn.record import open_run
-    from featlearn.report import report as page
-    from featlearn.report.figures import save_figures
+    from featlearn.reporting.figures import save_figures
+    from featlearn.reporting.page import report as page
 
     first = runs[0]
     path = out or (first.with_suffix(".html") if first.suffix == ".zip" else first / "report.html")

@@ -16,7 +16,7 @@ from featlearn.papers.results import Result, keep, kept
 from featlearn.papers.scale import Scale
 
 if TYPE_CHECKING:
-    from featlearn.papers.session import Estimate
+    from featlearn.papers.request import CostEstimate
 
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -80,30 +80,30 @@ def reproduce(
     if figure is None:
         raise UsageError(f"which figure? pass PAPER/FIGURE, as in {registry.DECLARATIONS[0].id}; --list shows all")
     from featlearn.cli.device import checked_device
-    from featlearn.papers.session import Order, estimate
-    from featlearn.papers.session import reproduce as run
+    from featlearn.papers.request import Request, estimate
+    from featlearn.papers.request import reproduce as run
 
     declared = _declared(figure)
     _check_counts(seeds, jobs)
     if device is not None:
         checked_device(device)
-    order = Order(
+    request = Request(
         id=declared.id, scale=scale, out=out or Path("reproductions") / declared.id / str(scale), seeds=seeds,
         jobs=jobs, device=device, data_root=data_root, fallback_digits=fallback_digits, fresh=fresh, quiet=quiet,
     )  # fmt: skip
     if dry_run:
-        return _estimated(estimate(order))
+        return _estimated(estimate(request))
     if not quiet:
-        print(_cost(estimate(order)), file=sys.stderr, flush=True)
+        print(_cost(estimate(request)), file=sys.stderr, flush=True)
     try:
-        result = run(order)
+        result = run(request)
     except InputValueError as error:
         if (words := _of_the_command(str(error), data_root)) == str(error):
             raise
         raise InputValueError(words) from error
     if keep_result:
-        keep(order.out)
-    return _judged(result)
+        keep(request.out)
+    return _assessment(result)
 
 
 def _declared(figure: str) -> registry.Declaration:
@@ -154,11 +154,11 @@ def _gallery(path: Path) -> Answer:
     return Answer(data={"gallery": path, "figures": list(results)}, text=f"{path}: {len(results)} figures")
 
 
-def _estimated(cost: "Estimate") -> Answer:
+def _estimated(cost: "CostEstimate") -> Answer:
     return Answer(data=asdict(cost), text=_cost(cost))
 
 
-def _cost(cost: "Estimate") -> str:
+def _cost(cost: "CostEstimate") -> str:
     source = "as measured before" if cost.measured else "as expected"
     there = f", {cost.finished} of them there already" if cost.finished else ""
     if cost.seconds is None:
@@ -175,7 +175,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _judged(result: Result) -> Answer:
+def _assessment(result: Result) -> Answer:
     rows, wrong = [], failed(result.claims)
     for claim in result.claims:
         details = result.meta["claims"][claim["id"]]

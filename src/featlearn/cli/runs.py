@@ -1,4 +1,4 @@
-"""`featlearn runs`: what recorded runs there are, and what they say."""
+"""`featlearn runs`: list, show, compare and pack recorded runs."""
 
 import datetime
 import json as jsons
@@ -23,15 +23,15 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "kernel norm": ("ntk/norm",),
     "weights moved": ("weights/distance",),
 }
-"""Column -> scalars whose last value it shows, the first that a run has."""
-JUDGED = {"distance": "kernel_moved", "weights moved": "weights_moved"}
-"""Column -> the number of a diagnosis that says the same."""
+"""Column -> scalars, of which the last value of the first available one is shown."""
+EQUIVALENT = {"distance": "kernel_moved", "weights moved": "weights_moved"}
+"""Column -> the equivalent number of a diagnosis."""
 TIMES = {
     "step of loss_half": "step of half of the loss",
     "step of alignment_90": "step of 90 % of the rise of alignment",
     "step of norm_10": "step of 10 % of the kernel norm",
 }
-"""Times of a diagnosis whose names do not say what they are -> in words."""
+"""Times of a diagnosis -> labels."""
 
 
 def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = False) -> Answer:
@@ -109,7 +109,7 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
     said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
     rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
     rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    last = [name for name in NUMBERS if JUDGED.get(name) not in said]  # the same number once
+    last = [name for name in NUMBERS if EQUIVALENT.get(name) not in said]  # the same number once
     rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in last]
     rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
              for key in said]  # fmt: skip
@@ -148,7 +148,7 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
-    """One run in a few numbers; one that cannot be read says so, unless that is an error here."""
+    """Key numbers of one run; an entry with the error if it cannot be read, unless strict."""
     from featlearn.cli.diagnose import of_command
     from featlearn.diagnosis import diagnose
     from featlearn.record import open_run
@@ -177,7 +177,7 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
 
 
 def _numbers(run: "Run") -> dict[str, float]:
-    """The last value of each of `NUMBERS`, nan where there is none."""
+    """The last value of each of `NUMBERS`; nan if there is none."""
     found = {}
     for column, names in NUMBERS.items():
         name = next((name for name in names if name in run.names), None)
@@ -203,6 +203,6 @@ def _event(event: dict[str, Any]) -> str:
 
 
 def _word(value: Any, longest: int = 60) -> str:
-    """Text of a run file, which may be a stranger's: nothing that a terminal would obey."""
+    """Text of an untrusted run file, without control characters."""
     text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:longest]

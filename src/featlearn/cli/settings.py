@@ -1,4 +1,4 @@
-"""What `featlearn diagnose` can be told."""
+"""The settings of `featlearn diagnose`."""
 
 import hashlib
 import json
@@ -16,19 +16,19 @@ TRAINING = Parameter(group=Group("Training", sort_key=3))
 MEASURING = Parameter(group=Group("Measuring", sort_key=4))
 
 RICH = 0.03
-"""Output scale at which a network learns features, and shows it within the default number of steps."""
+"""Output scale at which a network learns features within the default number of steps."""
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 
 
 def option(name: str) -> str:
-    """A setting as it is called on the command line, where --help names it first."""
+    """The command-line option of a setting, by its first name in --help."""
     return "--depth" if name == "hidden_layers" else f"--{name.replace('_', '-')}"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A training run: everything that its outcome depends on."""
+    """All settings that the outcome of a training run depends on."""
 
     model: Annotated[Literal["mlp", "cnn"], NETWORK] = "mlp"
     """Fully connected or convolutional, ReLU, without biases."""
@@ -86,17 +86,17 @@ class Settings:
             raise UsageError("; ".join(wrong))
 
     def resolved(self, *, own: bool) -> "Settings":
-        """With the output scale that is meant; None leaves a network of the user's own as it is."""
+        """Settings with the default output scale; for a user's own network None stays and means unscaled."""
         return replace(self, output_scale=RICH) if self.output_scale is None and not own else self
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As it stands in run.json; the seed is said there by itself, so that runs that may be averaged share this."""
+        """The entry of run.json, without the seed, so that runs to be averaged share it."""
         entry = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
         return {key: value for key, value in entry.items() if key != "seed"}
 
     @property
     def digest(self) -> str:
-        """Six letters that stand for all of it but the seed and the machine."""
+        """Six characters that identify all settings except seed and machine."""
         entry = {key: value for key, value in self.entry.items() if key not in ("data_root", "device")}
         return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:6]

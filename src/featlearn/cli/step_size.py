@@ -1,20 +1,20 @@
-"""A learning rate that trains at every output scale, from the first kernel."""
+"""The default learning rate, from the first kernel; stable at every output scale."""
 
 import torch
 from torch import Tensor
 
 from featlearn.cli.settings import Settings
-from featlearn.cli.subject import Subject
+from featlearn.cli.training_task import TrainingTask
 from featlearn.network.inputs import read_output
 from featlearn.quantities.ntk import ntk
 
 SHARE = 0.5
-"""Of the inverse of the largest curvature, a quarter of where descent becomes unstable: kernels grow."""
+"""Learning rate times largest curvature, a quarter of the limit of stability, since kernels grow."""
 ROWS = 1280
-"""Samples times outputs of the kernel that it is read from."""
+"""Samples times outputs of the kernel from which it is computed."""
 
 
-def step_size(subject: Subject, settings: Settings) -> float:
+def step_size(task: TrainingTask, settings: Settings) -> float:
     """The default of --lr.
 
     Gradient descent is stable below 2 / (c k), c the curvature of the loss in the outputs and k the largest eigenvalue
@@ -23,40 +23,40 @@ def step_size(subject: Subject, settings: Settings) -> float:
     are as large as the targets, and then k by a^(-2 (L - 1) / L), for which we leave room from the start.
     Adam and its kin move each weight by about the rate: no output shall then move by more than the size of the targets.
     """
-    batch = min(settings.batch or subject.samples, subject.samples)
-    x, y = subject.some(slice(batch))
-    kernel = _kernel(subject, batch)
+    batch = min(settings.batch or task.samples, task.samples)
+    x, y = task.some(slice(batch))
+    kernel = _kernel(task, batch)
     if settings.optimizer not in ("sgd", "momentum"):
-        weights = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
+        weights = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
         reach = (weights * float(kernel.diagonal().mean())) ** 0.5
         size = float(y.square().mean().sqrt()) if y.is_floating_point() else 1.0
         return min(1e-3, size / reach) if reach > 0 else 1e-3
-    layers = subject.weight_layers
+    layers = task.weight_layers
     scale = (settings.output_scale or 1.0) * settings.init_scale**layers
     share = min(SHARE, 4 * SHARE * scale ** (2 - 2 / layers)) * (0.1 if settings.optimizer == "momentum" else 1.0)
     largest = float(torch.linalg.eigvalsh(kernel)[-1])
-    return share / (largest * curvature(subject, x, y)) if largest > 0 else 1.0
+    return share / (largest * curvature(task, x, y)) if largest > 0 else 1.0
 
 
-def _kernel(subject: Subject, batch: int) -> Tensor:
-    """Between all outputs, (P C, P C), of as many samples as fit, and scaled as if it were of the whole batch."""
+def _kernel(task: TrainingTask, batch: int) -> Tensor:
+    """(P C, P C) kernel between all outputs, of as many samples as fit, scaled to the whole batch."""
     with torch.no_grad():
-        one = subject.some(slice(1))[0]
-        outputs: int = read_output(subject.output(one), one, None).numel()
+        one = task.some(slice(1))[0]
+        outputs: int = read_output(task.output(one), one, None).numel()
     samples = min(batch, max(2, ROWS // max(1, outputs)))
-    full: Tensor = ntk(subject.model, subject.some(slice(samples))[0], outputs="full").double()
+    full: Tensor = ntk(task.model, task.some(slice(samples))[0], outputs="full").double()
     return full.transpose(1, 2).reshape(samples * outputs, samples * outputs) * (batch / samples)
 
 
-def curvature(subject: Subject, x: object, y: Tensor) -> float:
-    """Largest second derivative of the loss in the outputs, at most; of another loss, as it is at the start."""
+def curvature(task: TrainingTask, x: object, y: Tensor) -> float:
+    """Upper bound of the second derivative of the loss in the outputs; for an unknown loss, its value at the start."""
     known = {"mean": 2.0, "cross-entropy": 1.0, "mean-over-outputs": 2.0 / max(1, y[0].numel())}
-    if subject.convention is not None:
-        return known[subject.convention] / len(y)
+    if task.convention is not None:
+        return known[task.convention] / len(y)
     with torch.no_grad():
-        output = read_output(subject.output(x), x, None)
+        output = read_output(task.output(x), x, None)
     f = output.detach().requires_grad_(True)
-    (slope,) = torch.autograd.grad(subject.loss(f, y), f, create_graph=True)
+    (slope,) = torch.autograd.grad(task.loss(f, y), f, create_graph=True)
     if not slope.requires_grad:  # linear in the outputs
         return 1.0 / len(y)
     direction = torch.ones_like(f) + torch.arange(f.numel(), device=f.device).reshape(f.shape) / f.numel()

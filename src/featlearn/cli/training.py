@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from featlearn.cli.built_in import built_in
+from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.device import checked_device
-from featlearn.cli.own_subject import own_subject
-from featlearn.cli.progress import Progress
+from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
-from featlearn.cli.subject import Subject, placed, scaled
-from featlearn.watch.entry import watch
+from featlearn.cli.training_task import TrainingTask, placed, scaled
+from featlearn.cli.user_task import user_task
+from featlearn.monitoring.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam,
@@ -26,55 +26,55 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }  # fmt: skip
 
 SMALL = 10**8
-"""Weights times samples of a step, below which it is over in about ten milliseconds."""
+"""Weights times samples per step below which a step takes about ten milliseconds."""
 
 
-def train(place: str | None, settings: Settings, out: Path, progress: Progress) -> float:
-    """Train what the settings, or a function of the user, say, and record it in `out`.
+def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> float:
+    """Train the built-in task, or that of the user's function at `place`, and record the run in `out`.
 
-    Returns the learning rate. What is interrupted, or fails, is recorded until there.
+    Returns the learning rate. An interrupted or failed run is recorded up to that point.
     """
     torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
-    subject = built_in(settings) if place is None else own_subject(place, settings)
-    subject = placed(scaled(subject, settings), _device(settings.device))
-    optimizer = subject.optimizer or _optimizer(subject, settings)
+    task = built_in_task(settings) if place is None else user_task(place, settings)
+    task = placed(scaled(task, settings), _device(settings.device))
+    optimizer = task.optimizer or _optimizer(task, settings)
     rate = float(optimizer.param_groups[0]["lr"])
-    whole = subject.samples <= settings.probe
-    with _told(progress), _few_threads(subject, settings), watch(
-        subject.model, subject.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
-        loss=subject.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
-        # Regression on a part of the samples is not what the network did: nothing to compare it with.
-        test=subject.test if whole else None,
+    whole = task.samples <= settings.probe
+    with _shown_warnings(progress), _few_threads(task, settings), watch(
+        task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
+        loss=task.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
+        # Kernel regression on a part of the samples cannot be compared with a network trained on all.
+        test=task.test if whole else None,
     ) as watched:  # fmt: skip
-        for batch in _batches(subject, settings):
-            loss = _step(subject, optimizer, batch)
+        for batch in _batches(task, settings):
+            loss = _step(task, optimizer, batch)
             watched.step(loss=loss)
             progress.step(watched.steps, loss)
     return rate
 
 
-def _step(subject: Subject, optimizer: torch.optim.Optimizer, batch: torch.Tensor | slice) -> torch.Tensor:
-    x, y = subject.some(batch)
+def _step(task: TrainingTask, optimizer: torch.optim.Optimizer, batch: torch.Tensor | slice) -> torch.Tensor:
+    x, y = task.some(batch)
     optimizer.zero_grad()
-    loss = subject.loss(subject.output(x), y)
+    loss = task.loss(task.output(x), y)
     loss.backward()
     optimizer.step()
     return loss.detach()
 
 
-def _batches(subject: Subject, settings: Settings) -> Iterator[torch.Tensor | slice]:
+def _batches(task: TrainingTask, settings: Settings) -> Iterator[torch.Tensor | slice]:
     generator = torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.steps):
-        if settings.batch is None or settings.batch >= subject.samples:
+        if settings.batch is None or settings.batch >= task.samples:
             yield slice(None)
         else:
-            yield torch.randperm(subject.samples, generator=generator)[: settings.batch]
+            yield torch.randperm(task.samples, generator=generator)[: settings.batch]
 
 
-def _optimizer(subject: Subject, settings: Settings) -> torch.optim.Optimizer:
-    rate = step_size(subject, settings) if settings.lr is None else settings.lr
-    trainable = [p for p in subject.model.parameters() if p.requires_grad]
+def _optimizer(task: TrainingTask, settings: Settings) -> torch.optim.Optimizer:
+    rate = step_size(task, settings) if settings.lr is None else settings.lr
+    trainable = [p for p in task.model.parameters() if p.requires_grad]
     return OPTIMIZERS[settings.optimizer](trainable, lr=rate)
 
 
@@ -85,14 +85,11 @@ def _device(name: str) -> str:
 
 
 @contextmanager
-def _few_threads(subject: Subject, settings: Settings) -> Iterator[None]:
-    """One thread for a small network: several would wait for each other longer than they compute."""
+def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
+    """Use one thread for a small network, for which several are slower."""
     before = torch.get_num_threads()
-    weights = sum(p.numel() for p in subject.model.parameters())
-    if (
-        weights * min(settings.batch or subject.samples, subject.samples) < SMALL
-        and "OMP_NUM_THREADS" not in os.environ
-    ):
+    weights = sum(p.numel() for p in task.model.parameters())
+    if weights * min(settings.batch or task.samples, task.samples) < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
         yield
@@ -101,8 +98,8 @@ def _few_threads(subject: Subject, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _told(progress: Progress) -> Iterator[None]:
-    """Warnings as lines of ours; nothing where quiet is asked for."""
+def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
+    """Print warnings in our own format; suppress them if quiet."""
 
     def show(message: Warning | str, *others: object) -> None:
         print(f"featlearn: {message}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""What a watched run did, in plain words, with the evidence: `diagnose(run)`."""
+"""The diagnosis of a watched run in plain words, with its evidence: `diagnose(run)`."""
 
 from featlearn.diagnosis.evidence import Evidence
-from featlearn.diagnosis.layers import LayerLearning, Mechanism
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.verdict import Diagnosis, diagnose
 
-__all__ = ["Diagnosis", "Evidence", "KernelMachine", "LayerLearning", "Mechanism", "diagnose"]
+__all__ = ["Diagnosis", "Evidence", "KernelMachine", "LayerLearning", "LayerPairMechanism", "diagnose"]

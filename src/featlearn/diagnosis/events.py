@@ -1,4 +1,4 @@
-"""When things happened: the half of the loss, alignment, the growth of the kernel; and whether alignment was silent."""
+"""Event times: the loss halves, alignment rises, the kernel grows; and whether alignment was silent."""
 
 import math
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
-from featlearn.diagnosis.reading import Curve, Reading
+from featlearn.diagnosis.run_data import Curve, RunData
 
 RISEN = 0.01
-"""A rise of alignment that is large enough to have a time."""
+"""Smallest rise of alignment that gets an event time."""
 WIDE = 1.5
-"""Measurements whose steps differ by more than this factor leave a gap, in which no time is told; next steps do not."""
+"""Consecutive measurements whose steps differ by more than this factor leave a gap: no time is given inside it."""
 SAME = 1.1
-"""Factor within which training and probe loss may part, beside a constant one, for one to fill gaps of the other."""
+"""Training loss fills gaps of the probe loss if their ratio is constant within this factor."""
 COMPARED = 3
-"""Steps of the probe loss at which they are compared at least, while it is above LEFT of the first."""
+"""Number of steps at which the two are compared, at least, while the probe loss is above LEFT of the first."""
 LEFT = 0.05
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When a curve came to a level; all nan if it did not, or had before the first measurement."""
+class CrossingTime:
+    """When a curve reached a level; all nan if it never did, or did before the first measurement."""
 
     at: float
-    """a fraction of steps, by interpolation"""
+    """step, interpolated"""
     after: float
-    """the last measurement before"""
+    """step of the last measurement before it"""
     by: float
-    """the first one at which it had happened"""
+    """step of the first measurement after it"""
 
     @property
     def wide(self) -> bool:
@@ -38,47 +38,47 @@ class Moment:
 
     @property
     def earliest(self) -> float:
-        """As far as it can be told."""
+        """Lower bound of the step."""
         return self.after if self.wide else self.at
 
     @property
     def latest(self) -> float:
-        """As far as it can be told."""
+        """Upper bound of the step."""
         return self.by if self.wide else self.at
 
-    def precedes(self, other: "Moment") -> bool | None:
-        """Whether it came first, or at the same time; None where both lie in one gap."""
+    def precedes(self, other: "CrossingTime") -> bool | None:
+        """Whether it happened first, or at the same time; None if both lie in one gap."""
         if self.latest <= other.earliest:
             return True
         return False if self.earliest >= other.latest else None
 
 
-NEVER = Moment(math.nan, math.nan, math.nan)
+NEVER = CrossingTime(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Events:
-    """What happened when, and by how much alignment and the kernel grew."""
+    """Event times, and by how much alignment and the kernel grew."""
 
-    loss_half: Moment
+    loss_half: CrossingTime
     """the loss is at half of its first value"""
-    alignment_90: Moment
-    """90 % of the rise of centred kernel-task alignment are done; never where it rose by less than a hundredth"""
-    norm_10: Moment
+    alignment_90: CrossingTime
+    """centred kernel-task alignment reaches 90 % of its rise; never if it rose by less than 0.01"""
+    norm_10: CrossingTime
     """the kernel norm passes 10 % of its final value; never if it started above"""
     rise: float
-    """of alignment, first to last"""
+    """of alignment, from the first to the last measurement"""
     growth: float
-    """last kernel norm by the first"""
+    """last kernel norm divided by the first"""
 
     @property
     def silent(self) -> bool | None:
-        """Alignment was done before kernel norm and loss moved (002); None where that cannot be told."""
+        """Whether alignment was complete before kernel norm and loss moved (002); None if unknown."""
         return None if self.missing else not self.against
 
     @property
     def against(self) -> str:
-        """Why alignment was not silent, if it can be told; empty where nothing speaks against it."""
+        """Why alignment was not silent; empty if nothing indicates that."""
         if self.rise < ALIGNMENT_ROSE.high:
             return f"alignment changed by {self.rise:.2g}, and a rise counts from {ALIGNMENT_ROSE.high:g}"
         if self.growth < NORM_GREW.low:
@@ -87,7 +87,7 @@ class Events:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be told whether alignment was silent; empty where it can."""
+        """Why it is unknown whether alignment was silent; empty if it is known."""
         if math.isnan(self.rise):
             return "centred alignment is not known before and after training"
         if math.isnan(self.growth):
@@ -103,14 +103,14 @@ class Events:
         return [self.alignment_90.precedes(other) for other in (self.norm_10, self.loss_half)]
 
 
-def alignment_curve(reading: Reading) -> Curve | None:
-    """Centred kernel-task alignment; None also for a constant target, of which nothing is left without its mean."""
-    return reading.curve("ntk/centered_alignment")
+def alignment_curve(run_data: RunData) -> Curve | None:
+    """Centred kernel-task alignment; None also for a constant target, which vanishes when centred."""
+    return run_data.curve("ntk/centered_alignment")
 
 
-def events(reading: Reading) -> Events:
+def events(run_data: RunData) -> Events:
     """The event times of one run."""
-    loss, alignment, norm = halving_loss(reading), alignment_curve(reading), reading.since_start("ntk/norm")
+    loss, alignment, norm = halving_loss(run_data), alignment_curve(run_data), run_data.since_start("ntk/norm")
     half = norm_10 = aligned = NEVER
     rise = growth = math.nan
     if loss is not None and loss.first > 0:
@@ -125,10 +125,10 @@ def events(reading: Reading) -> Events:
     return Events(half, aligned, norm_10, rise, growth)
 
 
-def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Moment:
-    """When a curve first comes to a level from the side on which it starts.
+def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> CrossingTime:
+    """When a curve first reaches a level from the side on which it starts.
 
-    `logarithmic` for what grows or falls by factors: linear interpolation comes too early for a growing one.
+    Use `logarithmic` for exponential growth or decay, where linear interpolation is biased.
     """
     away = curve.values - level
     crossed = (away * away[0].sign() <= 0).nonzero().flatten()
@@ -139,15 +139,15 @@ def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Moment
     if logarithmic and min(before, after, level) > 0:
         before, after, level = (math.log(value) for value in (before, after, level))
     begin, end = curve.steps[i - 1 : i + 1].tolist()
-    return Moment(begin + (level - before) / (after - before) * (end - begin), begin, end)
+    return CrossingTime(begin + (level - before) / (after - before) * (end - begin), begin, end)
 
 
-def halving_loss(reading: Reading) -> Curve | None:
-    """The loss on the probe and, in its gaps, the one that was recorded in training, if the two agree."""
-    probe = reading.loss
+def halving_loss(run_data: RunData) -> Curve | None:
+    """The loss on the probe; its gaps are filled with the training loss if the two agree."""
+    probe = run_data.loss
     if probe is None or not probe.from_start or not bool((probe.values > 0).all()):
         return probe if probe is not None and probe.from_start else None
-    trained = _training_loss(reading)
+    trained = _training_loss(run_data)
     if trained is None:
         return probe
     common = ~_in_gap(trained, probe.steps) & (probe.values > LEFT * probe.first)
@@ -161,9 +161,9 @@ def halving_loss(reading: Reading) -> Curve | None:
     return Curve(steps[order], values[order])
 
 
-def _training_loss(reading: Reading) -> Curve | None:
-    """What the loop passed, a mean since the line before; each loss was that before a step, hence the middle."""
-    passed = reading.curve("loss")
+def _training_loss(run_data: RunData) -> Curve | None:
+    """The training loss: means since the previous line, placed in the middle of that interval."""
+    passed = run_data.curve("loss")
     if passed is None or not bool((passed.values > 0).all()):
         return None
     before = torch.cat([passed.steps.new_zeros(1), passed.steps[:-1]])
@@ -171,8 +171,8 @@ def _training_loss(reading: Reading) -> Curve | None:
 
 
 def _in_gap(curve: Curve, steps: Tensor) -> Tensor:
-    """Whether steps lie between measurements that leave a gap, or beyond the last."""
-    after = torch.searchsorted(curve.steps, steps)  # of the first measurement not before
+    """Whether steps lie in a gap between measurements, or after the last one."""
+    after = torch.searchsorted(curve.steps, steps)  # index of the first measurement at or after the step
     met = curve.steps[after.clamp_max(len(curve.steps) - 1)]
     before = curve.steps[(after - 1).clamp_min(0)]
     wide = met > (WIDE * before).maximum(before + 1)

@@ -1,4 +1,4 @@
-"""Statements with their number, their threshold and where that comes from; and the thresholds."""
+"""Statements with their number, threshold and its source; and the thresholds."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Threshold(NamedTuple):
-    """Two numbers that divide low, between and high, and where they come from."""
+    """Two numbers that separate low, between and high, with their source."""
 
     low: float
     high: float
@@ -18,7 +18,7 @@ CALIBRATED = (
     "regime: from 160 runs whose regime is known by construction, 40 lazy and 60 rich; "
     "docs/how-to/read-a-diagnosis.md has the tables"
 )
-"""Each pair so that no number of these runs speaks for the wrong regime (benchmarks/calibrate_diagnosis.py)."""
+"""Chosen so that no number of these runs indicates the wrong regime (benchmarks/calibrate_diagnosis.py)."""
 
 SPEED = Threshold(2.5, 10.0, CALIBRATED)
 """How many times longer the frozen first kernel takes. Lazy runs had at most 2.1, rich ones at least 18."""
@@ -28,12 +28,12 @@ KERNEL_MOVED = Threshold(0.03, 0.11, CALIBRATED)
 CLEARLY_MOVED = Threshold(
     0.03, 0.2, "regime, where the speed is not known: of all 340 runs none that was not rich moved by more than 0.173"
 )
-"""As KERNEL_MOVED, where how much faster the loss fell is not known: held-out lazy runs moved by up to 0.173."""
+"""Replaces KERNEL_MOVED where the speed of the loss is unknown: held-out lazy runs moved by up to 0.173."""
 ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
-"""Rise of centred kernel-task alignment. Lazy runs had at most 0.084, and most of them less than 0.02; rich ones had
-anything, also less than none."""
+"""Rise of centred kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
+value, also negative ones."""
 SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
-"""As SPEED, with the kernel at its later size: above, it is not growth alone that made training faster."""
+"""As SPEED, with the kernel rescaled to its later size: above this, growth alone does not explain the speed."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
 NORM_GREW = Threshold(
     10.0,
@@ -52,31 +52,31 @@ LEARNED = Threshold(0.05, 0.05, "neural feature correlations: by choice")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One statement."""
+    """One statement of a diagnosis."""
 
     topic: str
-    """what it is about: regime, silent, kernel machine, settled, mechanism, ..."""
+    """regime, silent alignment, kernel machine, mechanism, ..."""
     says: str
-    """in words, the number in it"""
+    """the statement in words, including the number"""
     value: float
-    """the number; the mean over runs; nan where it cannot be told"""
+    """the number, a mean over runs; nan if unknown"""
     threshold: str
-    """what it was held against; empty where nothing was"""
+    """what the number was compared with; empty where it only informs"""
     source: str
-    """where the threshold comes from"""
+    """source of the threshold"""
     spread: float = math.nan
     """standard deviation over runs; nan for one run"""
     runs: int = 1
-    """runs that it comes from"""
+    """number of runs that it is based on"""
     verdict: str = ""
-    """what it speaks for: lazy, rich, between, yes, no, ...; empty where it only informs"""
+    """what it indicates: lazy, rich, between, yes, no, ...; empty for information only"""
 
     def __str__(self) -> str:
         return f"{self.says} [{self.threshold}]" if self.threshold else self.says
 
 
 class Sample(NamedTuple):
-    """A number over runs."""
+    """Mean and spread of a number over runs."""
 
     mean: float
     spread: float
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the mean; 0 for one run, whose spread is not known."""
+        """Standard error of the mean; 0 for one run, whose spread is unknown."""
         return self.spread / math.sqrt(self.runs) if self.runs > 1 else 0.0
 
     @property
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
         return f"{self.mean:.3g}{spread}"
 
     def side(self, threshold: Threshold) -> int:
-        """-1 below, 1 above, 0 between; outside by two errors of the mean."""
+        """-1 below, 1 above, 0 between; by a margin of two standard errors of the mean."""
         if self.mean + 2 * self.error < threshold.low:
             return -1
         return 1 if self.mean - 2 * self.error > threshold.high else 0
@@ -114,20 +114,20 @@ def sample(values: Sequence[float], *, logarithmic: bool = False) -> Sample | No
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of the finite values; nan if there are none."""
+    """Mean of the finite values; nan if there are none."""
     return mean_of(sample(values))
 
 
 def mean_of(found: Sample | None) -> float:
-    """nan for None."""
+    """The mean of a sample; nan for None."""
     return math.nan if found is None else found.mean
 
 
-def held(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
-    """A number over runs, and what it was held against."""
+def evidence(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
+    """A number over runs with the threshold that it was compared with."""
     return Evidence(topic, says, value.mean, against, threshold.source, value.spread, value.runs, verdict)
 
 
-def untold(topic: str, what: str) -> Evidence:
-    """What cannot be told, and why."""
+def unknown(topic: str, what: str) -> Evidence:
+    """A statement that something is unknown, and why."""
     return Evidence(topic, f"cannot tell {what}", math.nan, "", "", runs=0, verdict="cannot tell")

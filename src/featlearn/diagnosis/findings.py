@@ -1,4 +1,4 @@
-"""Everything that one run shows, before any of it is judged."""
+"""All numbers of one run that a diagnosis is based on."""
 
 import math
 from dataclasses import replace
@@ -6,10 +6,10 @@ from functools import cached_property, lru_cache
 
 from featlearn.diagnosis.events import Events, events
 from featlearn.diagnosis.evidence import FALLEN
-from featlearn.diagnosis.layers import LayerLearning, Mechanism, layer_learning, mechanisms
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_learning, mechanisms
+from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
-from featlearn.diagnosis.pace import Pace, Speed, Unknown
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.errors import FeatlearnError
 from featlearn.metrics import feature_rate, kernel_distance
@@ -17,99 +17,99 @@ from featlearn.record import Run
 
 
 class Findings:
-    """Numbers of one run, nan where they were not recorded."""
+    """Numbers of one run; nan if they were not recorded."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.reading = Reading(run)
-        self.pace = Pace(self.reading)
+        self.run_data = RunData(run)
+        self.loss_speed = LossSpeed(self.run_data)
 
     @cached_property
     def moved(self) -> float:
-        """1 - cosine of the first and the last kernel, both without their constant."""
+        """1 - cosine of the first and the last kernel, both centred."""
         return self._distance(centered=True)
 
     @cached_property
     def moved_raw(self) -> float:
-        """The same with it: mostly a constant in ReLU networks, which hides what the rest does."""
+        """The same without centring: dominated by a constant in ReLU networks."""
         return self._distance(centered=False)
 
     def _distance(self, *, centered: bool) -> float:
-        """From the kernels themselves, if the first and another are there, else as the run recorded it."""
-        steps = self.reading.kernel_steps
+        """From the recorded kernels if there are at least two, else from the recorded scalar."""
+        steps = self.run_data.kernel_steps
         if len(steps) > 1 and steps[0] == 0:
-            first, last = (self.reading.kernel(step).double() for step in (steps[0], steps[-1]))
+            first, last = (self.run_data.kernel(step).double() for step in (steps[0], steps[-1]))
             return float(kernel_distance(first, last, centered=centered))
-        recorded = self.reading.curve("ntk/centered_distance" if centered else "ntk/distance")
+        recorded = self.run_data.curve("ntk/centered_distance" if centered else "ntk/distance")
         return math.nan if recorded is None else recorded.last
 
     @cached_property
     def loss_left(self) -> float:
-        """Lowest loss by the first."""
-        loss = self.reading.loss
+        """Lowest loss divided by the first."""
+        loss = self.run_data.loss
         if loss is None or not loss.from_start or loss.first <= 0:
             return math.nan
         return float(loss.values.min()) / loss.first
 
     @cached_property
     def constant_target(self) -> bool:
-        """Whether nothing is left of the targets without their mean."""
-        if self.reading.targets is None:
+        """Whether the centred targets vanish."""
+        if self.run_data.targets is None:
             return False
-        y = self.reading.targets.double()
+        y = self.run_data.targets.double()
         return float((y - y.mean(0)).abs().max()) <= 1e-6 * float(y.abs().max())
 
     @property
     def weights_moved(self) -> float:
         """|W - W0| / |W0| of all weights together."""
-        distance = self.reading.curve("weights/distance")
+        distance = self.run_data.curve("weights/distance")
         return math.nan if distance is None else distance.last
 
     @cached_property
-    def speed(self) -> Speed | Unknown:
-        """Of the loss, against the first kernel."""
-        return self.pace.speed
+    def speed(self) -> SpeedRatio | Unknown:
+        """Speed of the loss relative to the frozen first kernel."""
+        return self.loss_speed.speed
 
     @cached_property
     def events(self) -> Events:
         """Event times."""
-        return events(self.reading)
+        return events(self.run_data)
 
     @cached_property
     def settling(self) -> Settling | Unknown:
         """When the kernel settled."""
-        return settling(self.pace)
+        return settling(self.loss_speed)
 
     @cached_property
     def machine(self) -> KernelMachine:
-        """Regression against the network; after little training every kernel would do."""
-        found = kernel_machine(self.reading)
+        """Kernel regression against the network; undecided after little training, when every kernel fits."""
+        found = kernel_machine(self.run_data)
         if found.errors and not self.loss_left <= FALLEN.high:
             return replace(found, of=None, reason="the loss has hardly fallen, so that any kernel would do")
         return found
 
     @cached_property
-    def mechanisms(self) -> dict[str, Mechanism]:
+    def mechanisms(self) -> dict[str, LayerPairMechanism]:
         """By layer pair."""
-        return mechanisms(self.reading)
+        return mechanisms(self.run_data)
 
     @cached_property
     def layers(self) -> dict[str, LayerLearning]:
         """By layer."""
-        return layer_learning(self.reading)
+        return layer_learning(self.run_data)
 
     @property
     def specialization(self) -> float:
-        """Mean of the diagonal of the last specialisation matrix, less that of the rest."""
+        """Mean of the diagonal of the last specialisation matrix minus the mean of the rest."""
         return self._specialization(-1)
 
     @property
     def specialization_at_start(self) -> float:
-        """The same of the first one."""
+        """The same for the first matrix."""
         return self._specialization(0)
 
     def _specialization(self, at: int) -> float:
-        diagonal, y = self.reading.curve("ntk/specialization"), self.reading.targets
+        diagonal, y = self.run_data.curve("ntk/specialization"), self.run_data.targets
         if diagonal is None or y is None or y.shape[1] < 2 or (at == 0 and not diagonal.from_start):
             return math.nan
         # every column averages to 1
@@ -119,11 +119,11 @@ class Findings:
     @cached_property
     def feature_rate(self) -> float:
         """The effective feature rate of the whole run, for kernels and targets of norm one."""
-        reading, y, steps = self.reading, self.reading.targets, self.reading.kernel_steps
+        run_data, y, steps = self.run_data, self.run_data.targets, self.run_data.kernel_steps
         if y is None or len(steps) < 2 or steps[0] != 0:
             return math.nan
         key = "mean" if y.shape[1] == 1 else "each"
-        first, last = reading.array("kernel", steps[0], key), reading.array("kernel", steps[-1], key)
+        first, last = run_data.array("kernel", steps[0], key), run_data.array("kernel", steps[-1], key)
         if first is None or last is None or first.shape != last.shape:
             return math.nan
         try:
@@ -134,5 +134,5 @@ class Findings:
 
 @lru_cache(maxsize=8)
 def findings_of(run: Run) -> Findings:
-    """Those of a run, which does not change once it is open: the verdict, that of all seeds and the page share them."""
+    """The findings of a run, cached: an open run does not change, and verdicts and page share them."""
     return Findings(run)

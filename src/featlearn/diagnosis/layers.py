@@ -1,26 +1,26 @@
-"""What happened between and in the layers: mechanism of each pair, where features were learned."""
+"""Changes of layers: the mechanism of each pair, and where features were learned."""
 
 import math
 import re
 from dataclasses import dataclass
 
 from featlearn.diagnosis.evidence import LAYER_CHANGED
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.run_data import RunData
 
 _PAIR = re.compile(r"layers/(?P<first>.+)--(?P<second>.+)/alignment")
 _LAYER = re.compile(r"weights/(?P<layer>.+)/distance")
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class LayerPairMechanism:
     """What changed the product U W of two layers that follow each other (004 Sec. 3).
 
     ln |U W| changed by the sum of `alignment`, `first_norm` and `second_norm`: |U W| = zeta |U| |W|.
     """
 
     name: str
-    """"alignment" or "disalignment" where zeta changed, "rescaling" where only norms did, else "none"; "cannot tell"
-    where zeta stayed and the norms were not recorded"""
+    """"alignment" or "disalignment" if zeta changed, "rescaling" if only norms did, else "none"; "cannot tell" if zeta
+    did not change and the norms were not recorded"""
     alignment: float
     """change of ln zeta; negative is disalignment"""
     first_norm: float
@@ -36,22 +36,22 @@ class Mechanism:
 
     @property
     def rescaling(self) -> float:
-        """Change of ln |U| |W|; nan where one of the norms was not recorded."""
+        """Change of ln |U| |W|; nan if one of the norms was not recorded."""
         return self.first_norm + self.second_norm
 
 
-def mechanisms(reading: Reading) -> dict[str, Mechanism]:
-    """ "first--second" -> what happened between them."""
+def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
+    """ "first--second" -> the mechanism of this pair."""
     found = {}
-    for name in reading.scalar_names:
+    for name in run_data.scalar_names:
         match = _PAIR.fullmatch(name)
-        zeta = reading.since_start(name) if match else None
+        zeta = run_data.since_start(name) if match else None
         if match is None or zeta is None or not (zeta.first > 0 and zeta.last > 0):
             continue
-        norms = [_log_growth(reading, match[layer]) for layer in ("first", "second")]
+        norms = [_log_growth(run_data, match[layer]) for layer in ("first", "second")]
         turned = math.log(zeta.last / zeta.first)
-        random = reading.curve(name.removesuffix("alignment") + "random")
-        found[f"{match['first']}--{match['second']}"] = Mechanism(
+        random = run_data.curve(name.removesuffix("alignment") + "random")
+        found[f"{match['first']}--{match['second']}"] = LayerPairMechanism(
             name_of(turned, sum(norms)), turned, norms[0], norms[1], zeta.first, zeta.last,
             math.nan if random is None else random.last,
         )  # fmt: skip
@@ -59,7 +59,7 @@ def mechanisms(reading: Reading) -> dict[str, Mechanism]:
 
 
 def name_of(turned: float, stretched: float) -> str:
-    """By the angle first: rescaling is what happens where it stays (004 Sec. 3.2 to 3.4)."""
+    """The angle decides first; rescaling is a change of norms at a constant angle (004 Sec. 3.2 to 3.4)."""
     if abs(turned) >= LAYER_CHANGED.low:
         return "alignment" if turned > 0 else "disalignment"
     if math.isnan(stretched):
@@ -67,8 +67,8 @@ def name_of(turned: float, stretched: float) -> str:
     return "rescaling" if abs(stretched) >= LAYER_CHANGED.low else "none"
 
 
-def _log_growth(reading: Reading, layer: str) -> float:
-    norm = reading.since_start(f"weights/{layer}/norm")
+def _log_growth(run_data: RunData, layer: str) -> float:
+    norm = run_data.since_start(f"weights/{layer}/norm")
     if norm is None or not (norm.first > 0 and norm.last > 0):
         return math.nan
     return math.log(norm.last / norm.first)
@@ -76,7 +76,7 @@ def _log_growth(reading: Reading, layer: str) -> float:
 
 @dataclass(frozen=True)
 class LayerLearning:
-    """How much one layer learned; nan where it was not recorded."""
+    """How much one layer learned; nan for what was not recorded."""
 
     distance: float
     """|W - W0| / |W0|"""
@@ -88,18 +88,18 @@ class LayerLearning:
     """rise of the alignment of its kernel with the task"""
 
 
-def layer_learning(reading: Reading) -> dict[str, LayerLearning]:
-    """Layer -> how much it learned, the one whose weight went furthest first."""
+def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
+    """Layer -> how much it learned, sorted by how far its weight moved."""
     found = {}
-    for name in reading.scalar_names:
+    for name in run_data.scalar_names:
         match = _LAYER.fullmatch(name)
-        distance = reading.curve(name) if match else None
+        distance = run_data.curve(name) if match else None
         if match is None or distance is None:
             continue
         layer = match["layer"]
-        correlation = reading.since_start(f"features/{layer}/uncentered")
-        share = reading.curve(f"ntk/layers/{layer}/share")
-        alignment = reading.since_start(f"ntk/layers/{layer}/alignment")
+        correlation = run_data.since_start(f"features/{layer}/uncentered")
+        share = run_data.curve(f"ntk/layers/{layer}/share")
+        alignment = run_data.since_start(f"ntk/layers/{layer}/alignment")
         found[layer] = LayerLearning(
             distance.last,
             math.nan if correlation is None else correlation.rise,

@@ -1,4 +1,4 @@
-"""Whether the network is a kernel machine: regression with a recorded kernel against the network on test points."""
+"""Whether the network is a kernel machine: compares kernel regression with the network on test points."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import MACHINE
-from featlearn.diagnosis.pace import Pace
-from featlearn.diagnosis.reading import Reading
+from featlearn.diagnosis.loss_speed import LossSpeed
+from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
 from featlearn.metrics import Agreement, agreement
 
 LONGEST, LONGEST_OF_ENTROPY = 1e8, 1e4
-"""How long descent is followed, in units of the inverse of the largest eigenvalue."""
+"""Longest time of kernel descent, in units of the inverse largest eigenvalue."""
 TIMES = 200
 LARGEST = 4096
-"""Samples times outputs up to which a kernel between all outputs is solved with."""
+"""Samples times outputs up to which the kernel between all outputs is used."""
 
 BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
 BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may be what is missing"
@@ -25,36 +25,36 @@ BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may 
 
 @dataclass(frozen=True)
 class KernelMachine:
-    """How well regression with the kernels of a run stands for the network."""
+    """How well regression with the kernels of a run reproduces the network."""
 
     of: str | None
-    """the kernel whose machine the network is: "final", "initial", "optimizer"; None if of none, or if unknown"""
+    """the kernel that reproduces the network: "final", "initial", "optimizer"; None if none does, or if unknown"""
     errors: dict[str, float] = field(default_factory=dict)
     """kernel -> relative error |g - f| / |f - f0| on test points"""
     correlations: dict[str, float] = field(default_factory=dict)
     """kernel -> correlation of the changes g - f0 and f - f0"""
     outputs: str = ""
-    """"all" where kernels between all outputs were used, "mean" where only their mean was recorded"""
+    """"all" if kernels between all outputs were used, "mean" if only their mean was recorded"""
     reason: str = ""
-    """why it cannot be told"""
+    """why it is unknown"""
 
 
-def kernel_machine(reading: Reading) -> KernelMachine:
-    """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
+def kernel_machine(run_data: RunData) -> KernelMachine:
+    """Kernel descent from f0 to the network's loss on the probe, for each kernel; evaluated on the test points.
 
-    At zero loss that is the regression of 002 Theorem 1. Training that ended before is compared with a regression that
-    ended as early: no rate has to be known.
+    At zero loss this is the regression of 002 Theorem 1. Training that stopped earlier is compared with a regression
+    stopped at the same loss, so no learning rate is needed.
     """
-    first, last = 0, max(reading.array_steps("test"), default=-1)
+    first, last = 0, max(run_data.array_steps("test"), default=-1)
     if last < 0:
         return KernelMachine(None, reason="no test points were watched (test=(x, y))")
-    if last == 0 or reading.array("test", first, "f") is None:
+    if last == 0 or run_data.array("test", first, "f") is None:
         when = "before training only" if last == 0 else "not before training"
         return KernelMachine(None, reason=f"test points were measured {when}")
-    if last not in reading.kernel_steps or first not in reading.kernel_steps:
+    if last not in run_data.kernel_steps or first not in run_data.kernel_steps:
         return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
-    f0, f1 = reading.array("test", first, "f"), reading.array("test", last, "f")
-    y = reading.targets
+    f0, f1 = run_data.array("test", first, "f"), run_data.array("test", last, "f")
+    y = run_data.targets
     if f0 is None or f1 is None or y is None:
         return KernelMachine(None, reason="outputs of the test points are missing")
     if not bool((f1 != f0).any()):
@@ -62,16 +62,16 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     errors, correlations, whole = {}, {}, True
     for name, place, step in (("final", "kernel", last), ("initial", "kernel", first),
                               ("optimizer", "optimizer_kernel", last)):  # fmt: skip
-        pair = _kernels(reading, place, step)
+        pair = _kernels(run_data, place, step)
         if pair is None:
             continue
-        found = _agreement(reading, *pair, f0, f1)
+        found = _agreement(run_data, *pair, f0, f1)
         if found is not None:
             errors[name], correlations[name] = float(found.relative_error), float(found.correlation)
             whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
     if not errors:
         return KernelMachine(None, reason="no kernel between test points and probe was recorded")
-    # the simplest that will do: a network that is a machine of its first kernel is one of its last, too
+    # the simplest kernel first: if the initial kernel reproduces the network, so does the final one
     of = next((name for name in ("initial", "final", "optimizer") if errors.get(name, math.inf) <= MACHINE.high), None)
     outputs = "all" if whole else "mean"
     if of is not None:
@@ -79,39 +79,44 @@ def kernel_machine(reading: Reading) -> KernelMachine:
     return KernelMachine(None, errors, correlations, outputs, BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS)
 
 
-def _kernels(reading: Reading, place: str, step: int) -> tuple[Tensor, Tensor] | None:
-    """Kernel of the probe, and of test points with the probe: between all outputs, if recorded, else their mean."""
+def _kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+    """Kernels (probe, probe) and (test, probe): between all outputs if recorded, else their mean over outputs."""
     crosses = place if place == "optimizer_kernel" else "test"
-    whole = reading.array(place, step, "full"), reading.array(crosses, step, "cross_full")
+    whole = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
     if whole[0] is not None and whole[1] is not None and whole[0].dim() == whole[1].dim() == 4:
         size = whole[0].shape[0] * whole[0].shape[2]
         if size <= LARGEST:
             return whole[0], whole[1]
-    mean, cross = reading.array(place, step, "mean"), reading.array(crosses, step, "cross")
+    mean, cross = run_data.array(place, step, "mean"), run_data.array(crosses, step, "cross")
     return None if mean is None or cross is None else (mean, cross)
 
 
-def _agreement(reading: Reading, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
-    start, end, pace = reading.outputs(0), reading.outputs(max(reading.array_steps("test"))), Pace(reading)
+def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
+    start, end, loss_speed = (
+        run_data.outputs(0),
+        run_data.outputs(max(run_data.array_steps("test"))),
+        LossSpeed(run_data),
+    )
     first, learned = f0.double().reshape(len(f0), -1), (f1 - f0).double().reshape(len(f0), -1)
     rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
     try:
         slowest = 1 / _largest_eigenvalue(rows.double())
-        spans = LONGEST_OF_ENTROPY if reading.entropy else LONGEST
+        spans = LONGEST_OF_ENTROPY if run_data.entropy else LONGEST
         path = kernel_descent(
-            kernel, pace.targets, times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
-            f0=start, K_test=cross, f0_test=first, loss="cross-entropy" if reading.entropy else "mse",
+            kernel, loss_speed.targets, f0=start,
+            times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
+            K_test=cross, f0_test=first, loss="cross-entropy" if run_data.entropy else "mse",
         )  # fmt: skip
     except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
         return None
     assert path.test_outputs is not None
-    predicted = _stopped(path.loss, path.test_outputs, pace.loss_of(end) * len(start)) - first
+    predicted = _stopped(path.loss, path.test_outputs, loss_speed.loss_of(end) * len(start)) - first
     found = agreement(predicted, learned)
     return found if math.isfinite(float(found.relative_error)) else None
 
 
 def _largest_eigenvalue(kernel: Tensor) -> float:
-    """By power iteration, good to a percent or so: it sets a grid of times, and a decomposition would take seconds."""
+    """By power iteration, accurate to about 1 %: enough for a time grid, and much faster than a decomposition."""
     vector = torch.ones(len(kernel), dtype=kernel.dtype)
     for _ in range(20):
         vector = kernel @ (vector / vector.norm())
@@ -119,7 +124,7 @@ def _largest_eigenvalue(kernel: Tensor) -> float:
 
 
 def _stopped(loss: Tensor, outputs: Tensor, level: float) -> Tensor:
-    """Outputs (T, P, C) where a falling loss (T,) comes to a level; the last where it does not."""
+    """Outputs (T, P, C) interpolated to where a falling loss (T,) reaches a level; the last if it does not."""
     below = (loss <= level).nonzero().flatten()
     i = int(below[0]) if len(below) else len(loss) - 1
     if i == 0 or not len(below):

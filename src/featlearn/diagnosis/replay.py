@@ -1,4 +1,4 @@
-"""Descent replayed with recorded kernels: with those of the run as they came, and with the first one alone."""
+"""Kernel descent with recorded kernels: with all of them in turn, and with the first one frozen."""
 
 import math
 from collections.abc import Callable
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 SUBSTEPS = 4000
-"""Steps of cross-entropy descent that are replayed at most."""
+"""Largest number of replayed steps of cross-entropy descent."""
 STRIDE = 0.5
-"""Step times largest eigenvalue in them: the derivative of softmax is at most 1/2."""
+"""Their step size times the largest eigenvalue: the derivative of softmax is at most 1/2."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """df/dt = -rate K(t) (f - y), or softmax(f) - y, with kernels known at some times.
+    """df/dt = -rate K(t) (f - y), or with softmax(f) - y, for kernels known at some times.
 
-    One kernel for all outputs. In each interval the mean of the kernels at its ends is used, which is exact to second
+    All outputs share one kernel. Each interval uses the mean of the kernels at its ends, which is accurate to second
     order in its length.
     """
 
@@ -34,26 +34,26 @@ class Replay:
 
     @cached_property
     def _modes(self) -> list[tuple[Tensor, Tensor]]:
-        """Eigenvalues and eigenvectors of the kernel in each interval, and of the first kernel before them."""
+        """Eigenvalues and eigenvectors of the first kernel, then of the kernel in each interval."""
         middle = (self.kernels[1:].double() + self.kernels[:-1].double()) / 2
         return [_modes(kernel) for kernel in [self.kernels[0].double(), *middle]]
 
     def loss(self, rate: float) -> float:
-        """At the last time, with the kernels as they came."""
+        """Loss at the last time, with the recorded kernels."""
         f = self.start
         for (values, vectors), length in zip(self._modes[1:], self.times.diff().tolist(), strict=True):
             f = self._moved(f, values, vectors, rate * length)
         return self._loss(f)
 
     def frozen_loss(self, rated_time: float) -> float:
-        """After a rate times a time, with the first kernel."""
+        """Loss after rate times time, with the first kernel."""
         return self._loss(self._moved(self.start, *self._modes[0], rated_time))
 
     def frozen_losses(self, rated_times: Tensor) -> Tensor:
         """(T,): the same at several times, in order."""
         values, vectors = self._modes[0]
         if not self.entropy:
-            # over modes: a residual that no kernel sees stays
+            # in eigenmodes; residuals in the null space stay
             power = (vectors.mT @ (self.start - self.targets)).square().sum(1)
             return torch.exp(-2 * values * rated_times[:, None]) @ power / len(self.targets)
         losses, f, done = [], self.start, 0.0
@@ -68,7 +68,7 @@ class Replay:
             return self.targets + vectors @ (torch.exp(-values * length)[:, None] * away)
         parts = max(1, math.ceil(length * float(values[-1]) / STRIDE))
         if parts > SUBSTEPS:
-            raise TooStiff
+            raise TooStiffError
         kernel = (vectors * (values * length / parts)) @ vectors.mT
         for _ in range(parts):
             f = f - kernel @ (f.softmax(1) - self.targets)
@@ -80,14 +80,13 @@ class Replay:
         return float((f - self.targets).square().sum(1).mean())
 
     def rate_to(self, level: float) -> float | None:
-        """The rate with which the loss is at `level` at the last time; None if none is found."""
+        """The rate at which the loss reaches `level` at the last time; None if none is found."""
         return _crossing(lambda rate: self.loss(rate) - level, 1 / self._scale(float(self.times[-1])))
 
     def frozen_time(self, level: float, longest: float) -> float:
-        """Rate times time that the first kernel needs to a level.
+        """Rate times time that the first kernel needs to reach a level, at most `longest`.
 
-        `longest` where it needs longer or never gets there; less, still a lower bound, where cross-entropy is too stiff
-        to be followed so far.
+        For cross-entropy that is too stiff to integrate so far, the result is a smaller lower bound.
         """
         if self.entropy:
             longest = min(longest, 0.99 * STRIDE * SUBSTEPS / max(float(self._modes[0][0][-1]), 1e-300))
@@ -97,7 +96,7 @@ class Replay:
         return longest if found is None else min(found, longest)
 
     def _scale(self, time: float) -> float:
-        """A typical rate of the first kernel, times a time."""
+        """A typical decay rate of the first kernel times a time."""
         return float(self._modes[0][0].mean().clamp_min(1e-300)) * time
 
 
@@ -106,25 +105,25 @@ def _modes(kernel: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0.0), vectors
 
 
-class TooStiff(Exception):
-    """More steps than may be replayed."""
+class TooStiffError(Exception):
+    """Raised if descent needs more than SUBSTEPS steps."""
 
 
 def _crossing(difference: Callable[[float], float], guess: float) -> float | None:
-    """Where a falling function of a positive number crosses zero, by bisection of its logarithm; None if it does not.
+    """The zero of a falling function of a positive number, by bisection in its logarithm; None if there is none.
 
-    What is too stiff to be followed is beyond the crossing, if there is one.
+    Arguments that are too stiff count as beyond the zero.
     """
 
     def beyond(at: float) -> tuple[bool, bool]:
-        """Whether a number is beyond the crossing, and whether that was seen."""
+        """Whether a number is beyond the zero, and whether that was evaluated."""
         try:
             return difference(at) <= 0, True
-        except TooStiff:
+        except TooStiffError:
             return True, False
 
     low = high = guess
-    # The limits are written so that a guess that is no number ends the search too.
+    # Written so that a nan guess ends the search, too.
     while 1e-60 <= low <= 1e60 and beyond(low)[0]:
         low /= 4
     while 1e-60 <= low <= high <= 1e60 and not beyond(high)[0]:

@@ -1,4 +1,4 @@
-"""When the kernel settled: from when on frozen-kernel descent, restarted there, predicts the rest of the loss."""
+"""When the kernel settled: the step from which descent with the frozen kernel predicts the rest of the loss."""
 
 import math
 from dataclasses import dataclass
@@ -7,78 +7,78 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import POWER_LAW, SETTLED
-from featlearn.diagnosis.pace import Clock, Pace, Unknown
-from featlearn.diagnosis.reading import Curve
-from featlearn.diagnosis.replay import Replay, TooStiff
+from featlearn.diagnosis.loss_speed import LossSpeed, TimeScale, Unknown
+from featlearn.diagnosis.replay import Replay, TooStiffError
+from featlearn.diagnosis.run_data import Curve
 
 CANDIDATES = 25
-"""Steps that are tried at most; fewer for cross-entropy, whose descent is followed step by step."""
+"""Largest number of steps tried; fewer for cross-entropy, whose descent is integrated step by step."""
 CANDIDATES_OF_ENTROPY = 8
 LEFT = 0.3
-"""Logarithm of what the loss must still fall by: a prediction of nothing proves nothing."""
+"""Logarithm of the factor by which the loss must still fall for a prediction to be meaningful."""
 FALLING = 0.9
-"""Share of the first loss from which on its exponent is asked for."""
+"""Share of the first loss below which its exponent is computed."""
 SPAN = 3.0
-"""Factor of time over which the loss must have fallen for its law to be told: over less, an exponential and a power law
-look alike."""
+"""Smallest factor of time over which the law of the loss is determined: over less, an exponential and a power law look
+alike."""
 FLOOR = 1e-13
-"""Share of the first loss below which it is rounding: outputs in single precision leave a residual of 1e-7."""
+"""Share of the first loss below which it is rounding error: outputs in float32 leave a residual of 1e-7."""
 PLATEAU = 1e-9
-"""A loss that came below this share of the first is, within ten times its lowest, at the floor of its rounding."""
+"""A loss that fell below this share of the first is at its rounding floor within ten times its lowest value."""
 STILL = 1e-6
-"""Share of its norm within which a kernel has not moved: it is settled from the start, whatever the loss did."""
+"""Relative change below which a kernel counts as constant: it is settled from the start."""
 FREE = 2.0
-"""Factor by which the rate may differ from the overall one where it is fitted."""
+"""Factor by which a fitted rate may differ from the overall one."""
 
 
 @dataclass(frozen=True)
 class Settling:
-    """When, and how the loss fell before and after."""
+    """When the kernel settled, and how the loss fell before and after."""
 
     step: float
     """nan if it did not settle while the loss still fell"""
     error: float
-    """largest error of the logarithm of the loss predicted from there; of the best start, if it did not settle"""
+    """largest error of the predicted logarithm of the loss from there; of the best step, if it did not settle"""
     fitted: bool
-    """whether the rate was fitted, within a factor of two: where terms between outputs were not recorded, or the
-    learning rate is not known"""
+    """whether the rate was fitted within a factor of two, because terms between outputs were not recorded or the
+    learning rate is unknown"""
     before: tuple[float, float] | None
-    """local exponents -d log loss / d log time in the first and the second half of the time before it settled; of all
-    the time, if it did not"""
+    """local exponents -d log loss / d log time in the first and the second half of the time before it settled, or of
+    the whole time if it did not"""
     after: tuple[float, float] | None
     """the same after it settled"""
     still: bool = False
-    """whether the kernel never moved; `error` then is by how much of its norm it changed"""
+    """whether the kernel never moved; `error` is then its relative change"""
 
 
-def settling(pace: Pace) -> Settling | Unknown:
-    """Try recorded steps from the first on."""
-    reading, clock, speed = pace.reading, pace.clock, pace.speed
-    loss = None if reading.loss is None else above_rounding(reading.loss)
-    if loss is None or len(reading.kernel_steps) < 3:
+def settling(loss_speed: LossSpeed) -> Settling | Unknown:
+    """Try the recorded steps in turn."""
+    run_data, time_scale, speed = loss_speed.run_data, loss_speed.time_scale, loss_speed.speed
+    loss = None if run_data.loss is None else above_rounding(run_data.loss)
+    if loss is None or len(run_data.kernel_steps) < 3:
         return Unknown("too few kernels and losses were recorded")
-    elapsed = Curve(loss.steps, pace.elapsed.at(loss.steps))
-    change = _change(pace)
+    elapsed = Curve(loss.steps, loss_speed.elapsed.at(loss.steps))
+    change = _change(loss_speed)
     if change <= STILL:
         return Settling(0.0, change, False, None, _exponents(loss, elapsed, 0.0, math.inf), still=True)
-    exact = reading.targets is not None and reading.targets.shape[1] == 1 and isinstance(clock, Clock)
-    if exact and isinstance(clock, Clock):
-        rate = clock.rate
+    exact = run_data.targets is not None and run_data.targets.shape[1] == 1 and isinstance(time_scale, TimeScale)
+    if exact and isinstance(time_scale, TimeScale):
+        rate = time_scale.rate
     elif not isinstance(speed, Unknown):
         rate = speed.rate
     else:
         return Unknown(f"no rate is known: {speed.reason}")
     rates = torch.tensor([1.0]) if exact else torch.logspace(-math.log10(FREE), math.log10(FREE), 9)
     rates = rate * rates.double()
-    most = CANDIDATES_OF_ENTROPY if reading.entropy else CANDIDATES
+    most = CANDIDATES_OF_ENTROPY if run_data.entropy else CANDIDATES
     best, found = math.inf, math.nan
-    for step in _some(reading.kernel_steps, most):
+    for step in _some(run_data.kernel_steps, most):
         later = loss.steps > step
         now = float(loss.at(torch.tensor([float(step)])))
         if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
             break
         error = _error(
-            pace, step, rates[::4] if reading.entropy else rates, Curve(loss.steps[later], loss.values[later])
+            loss_speed, step, rates[::4] if run_data.entropy else rates, Curve(loss.steps[later], loss.values[later])
         )
         best = min(best, error)
         if error <= SETTLED.high:
@@ -90,17 +90,17 @@ def settling(pace: Pace) -> Settling | Unknown:
     return Settling(found, best, not exact, before, after)
 
 
-def _change(pace: Pace) -> float:
-    """Largest change of the kernel, its size included, by the norm of the first; nan where that is missing."""
-    reading, steps = pace.reading, pace.reading.kernel_steps
+def _change(loss_speed: LossSpeed) -> float:
+    """Largest change of the kernel, including its norm, relative to the first; nan if that is missing."""
+    run_data, steps = loss_speed.run_data, loss_speed.run_data.kernel_steps
     if steps[0] != 0:
         return math.nan
-    first = reading.kernel(0).double()
-    return max(float((reading.kernel(step).double() - first).norm() / first.norm()) for step in steps[1:])
+    first = run_data.kernel(0).double()
+    return max(float((run_data.kernel(step).double() - first).norm() / first.norm()) for step in steps[1:])
 
 
 def above_rounding(loss: Curve) -> Curve | None:
-    """The loss until it comes to the floor that rounding sets; None if that leaves fewer than two measurements."""
+    """The loss until it reaches the rounding floor; None if that leaves fewer than two measurements."""
     lowest = float(loss.values.min())
     floor = max(FLOOR * loss.first, 10 * lowest if lowest < PLATEAU * loss.first else 0.0)
     below = (loss.values <= floor).nonzero().flatten()
@@ -114,17 +114,19 @@ def _some(steps: list[int], most: int) -> list[int]:
     return sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
 
 
-def _error(pace: Pace, step: int, rates: Tensor, rest: Curve) -> float:
-    """Largest difference of log loss, predicted and measured, over the rest; for the best of the rates."""
-    reading = pace.reading
-    since = pace.elapsed.at(rest.steps) - pace.elapsed.at(torch.tensor([float(step)]))
+def _error(loss_speed: LossSpeed, step: int, rates: Tensor, rest: Curve) -> float:
+    """Largest difference between predicted and measured log loss over the rest, for the best rate."""
+    run_data = loss_speed.run_data
+    since = loss_speed.elapsed.at(rest.steps) - loss_speed.elapsed.at(torch.tensor([float(step)]))
     measured = rest.values.clamp_min(1e-300).log()
-    replay = Replay(reading.kernel(step)[None], torch.zeros(1), reading.outputs(step), pace.targets, reading.entropy)
+    replay = Replay(
+        run_data.kernel(step)[None], torch.zeros(1), run_data.outputs(step), loss_speed.targets, run_data.entropy
+    )
     errors = []
     for rate in rates.tolist():
         try:
             predicted = replay.frozen_losses(rate * since)
-        except TooStiff:
+        except TooStiffError:
             continue
         errors.append(float((predicted.clamp_min(1e-300).log() - measured).abs().max()))
     return min(errors, default=math.inf)
@@ -135,7 +137,7 @@ def _exponents(loss: Curve, elapsed: Curve, begin: float, end: float) -> tuple[f
     if math.isnan(begin):
         return None
     end = math.inf if math.isnan(end) else end
-    # until the loss has begun to fall, it is flat in log time whatever the law
+    # before the loss begins to fall it is flat in log time, whatever the law
     fallen = loss.values <= FALLING * loss.first
     inside = (loss.steps >= max(begin, 1.0)) & (loss.steps <= end) & (loss.values > 0) & fallen
     if int(inside.sum()) < 6:
@@ -157,7 +159,7 @@ def _slope(x: Tensor, y: Tensor) -> float:
 
 
 def against_power_law(exponents: tuple[float, float] | None) -> str:
-    """In words; empty where it cannot be told."""
+    """How the loss fell compared with a power law, in words; empty if unknown."""
     if exponents is None:
         return ""
     first, second = exponents

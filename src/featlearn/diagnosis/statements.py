@@ -1,9 +1,9 @@
-"""What else is said of runs: silence, settling, the kernel machine, mechanisms, layers, specialisation."""
+"""Further statements about runs: silent alignment, settling, kernel machine, mechanisms, layers, specialisation."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from featlearn.diagnosis.events import Moment
+from featlearn.diagnosis.events import CrossingTime
 from featlearn.diagnosis.evidence import (
     ALIGNMENT_ROSE,
     LAYER_CHANGED,
@@ -17,43 +17,43 @@ from featlearn.diagnosis.evidence import (
     Evidence,
     Sample,
     Threshold,
-    held,
+    evidence,
     mean,
     mean_of,
     sample,
-    untold,
+    unknown,
 )
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.layers import LayerLearning, Mechanism, name_of
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, name_of
+from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.machine import KernelMachine
-from featlearn.diagnosis.pace import Unknown
 from featlearn.diagnosis.settling import STILL, Settling, against_power_law
 
 LISTED = 6
-"""Layers that are named in words, at most."""
+"""Largest number of layers named in a statement."""
 
 
-def judged_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
-    """Whether alignment was done before kernel norm and loss moved, and when each happened."""
-    moments = {name: [getattr(one.events, name) for one in findings] for name in _EVENTS}
-    middles = {name: mean([moment.at for moment in found]) for name, found in moments.items()}
-    # a time that is only known to lie in a gap is none
-    times = {name: math.nan if any(one.wide for one in found) else middles[name] for name, found in moments.items()}
+def assess_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
+    """Whether alignment was complete before kernel norm and loss moved, and the event times."""
+    crossings = {name: [getattr(one.events, name) for one in findings] for name in _EVENTS}
+    middles = {name: mean([crossing.at for crossing in found]) for name, found in crossings.items()}
+    # no time is given inside a gap
+    times = {name: math.nan if any(one.wide for one in found) else middles[name] for name, found in crossings.items()}
     known = [one.events for one in findings if not one.events.missing]
     order = sorted((name for name in _EVENTS if math.isfinite(middles[name])), key=lambda name: middles[name])
-    described = ", ".join(f"{_EVENTS[name]} {_when(moments[name])}" for name in order)
+    described = ", ".join(f"{_EVENTS[name]} {_when(crossings[name])}" for name in order)
     growth = sample([one.events.growth for one in findings], logarithmic=True)
     if not known or growth is None:
-        reasons = "; ".join(sorted({_unheard(one) for one in findings}))
+        reasons = "; ".join(sorted({_unknown_reason(one) for one in findings}))
         said = "; ".join(filter(None, (reasons, described)))
-        return None, times, [untold("silent alignment", f"whether alignment was silent: {said}")]
+        return None, times, [unknown("silent alignment", f"whether alignment was silent: {said}")]
     count = sum(not one.against for one in known)
     silent = 2 * count > len(known)
     share = f" on {count} of {len(known)} runs" if len(known) > 1 else ""
     against = [] if silent else list(dict.fromkeys(one.against for one in known if one.against))
     said = "; ".join(filter(None, [*against, described]))
     says = f"{'silent' if silent else 'not silent'}{share}: {said}"
-    return silent, times, [held("silent alignment", says, growth, _SILENT, NORM_GREW, "yes" if silent else "no")]
+    return silent, times, [evidence("silent alignment", says, growth, _SILENT, NORM_GREW, "yes" if silent else "no")]
 
 
 _EVENTS = {"loss_half": "half of the loss", "alignment_90": "90 % of the rise of alignment",
@@ -63,27 +63,27 @@ _SILENT = (
 )
 
 
-def _when(moments: Sequence[Moment]) -> str:
-    """The step of an event, or the measurements that it lies between where they are far apart."""
-    known = [moment for moment in moments if math.isfinite(moment.at)]
-    if any(moment.wide for moment in known):
+def _when(crossings: Sequence[CrossingTime]) -> str:
+    """The step of an event, or the two measurements around it if they are far apart."""
+    known = [crossing for crossing in crossings if math.isfinite(crossing.at)]
+    if any(crossing.wide for crossing in known):
         return f"between steps {min(one.earliest for one in known):.3g} and {max(one.latest for one in known):.3g}"
     return f"at step {mean([one.at for one in known]):.3g}"
 
 
-def _unheard(one: Findings) -> str:
-    """Why it cannot be told whether alignment was silent on a run."""
+def _unknown_reason(one: Findings) -> str:
+    """Why it is unknown whether alignment was silent in a run."""
     return "the target is constant" if math.isnan(one.events.rise) and one.constant_target else one.events.missing
 
 
-def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
+def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
     """When the kernel settled, and how the loss fell before and after."""
     topic = "the kernel settled"
     known = [one.settling for one in findings if isinstance(one.settling, Settling)]
     error = sample([one.error for one in known])
     if not known or error is None:
         reasons = "; ".join(sorted({one.settling.reason for one in findings if isinstance(one.settling, Unknown)}))
-        return math.nan, [untold(topic, f"when the kernel settled: {reasons}")]
+        return math.nan, [unknown(topic, f"when the kernel settled: {reasons}")]
     step = mean([one.step for one in known])
     fitted = ", its rate fitted within a factor of two" if any(one.fitted for one in known) else ""
     still = all(one.still for one in known)
@@ -100,7 +100,7 @@ def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
         if still:
             says = f"from the start{some}: the kernel changed by {error.words} of its norm"
     told = "no" if math.isnan(step) else "yes"
-    evidence = [held(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, told)]
+    statements = [evidence(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, told)]
     early = "all the while" if math.isnan(step) else "before"
     for place, word in (("before", early), ("after", "from then on")):
         pairs = [getattr(one, place) for one in known if math.isfinite(one.step) == math.isfinite(step)]
@@ -110,29 +110,29 @@ def judged_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
             says = f"{word}, the loss fell {way}: local exponents {exponents[0]:.2g}, then {exponents[1]:.2g}"
             within = f"a power law within {POWER_LAW.low:g} to {POWER_LAW.high:g}"
             change = exponents[1] / exponents[0] if exponents[0] else math.nan
-            evidence.append(Evidence(topic, says, change, within, POWER_LAW.source, verdict=way))
-    return step, evidence
+            statements.append(Evidence(topic, says, change, within, POWER_LAW.source, verdict=way))
+    return step, statements
 
 
-def judged_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:
-    """Whether regression with one of the kernels is the network."""
+def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:
+    """Whether regression with one of the kernels reproduces the network."""
     topic = "kernel machine"
     machines = [one.machine for one in findings]
     names = [name for name in ("final", "initial", "optimizer") if any(name in m.errors for m in machines)]
     if not names:
         reason = machines[0].reason
-        return machines[0], [untold(topic, f"whether the network is a kernel machine: {reason}")]
+        return machines[0], [unknown(topic, f"whether the network is a kernel machine: {reason}")]
     errors = {name: sample([m.errors[name] for m in machines if name in m.errors]) for name in names}
-    # one kernel for all outputs is exact only where there is one output; machine.py says so by "all"
+    # one kernel for all outputs is exact only for a single output, for which machine.py sets "all"
     whole = "" if all(m.outputs == "all" for m in machines if m.errors) else ", its mean over outputs,"
-    evidence = [
-        held(topic, f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
+    statements = [
+        evidence(topic, f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
                   f"{error.words}, correlation "
                   f"{mean([m.correlations[name] for m in machines if name in m.correlations]):.3f}",
                   error, f"at most {MACHINE.high:g}", MACHINE, "yes" if error.mean <= MACHINE.high else "no")
         for name, error in errors.items() if error is not None
     ]  # fmt: skip
-    # near enough, and yet not called one: too little was learned to say so
+    # accurate, yet not accepted because too little was learned
     barred = next(
         (m.reason for m in machines if m.of is None and min(m.errors.values(), default=1) <= MACHINE.high), ""
     )
@@ -140,17 +140,17 @@ def judged_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Ev
     of = None if barred else of
     reason = barred or (next((m.reason for m in machines if m.reason), "") if of is None else "")
     if reason:
-        evidence.append(Evidence(topic, f"this is not the last word: {reason}", math.nan, "", "", verdict="thin"))
+        statements.append(Evidence(topic, f"this is not conclusive: {reason}", math.nan, "", "", verdict="thin"))
     correlations = {n: mean([m.correlations[n] for m in machines if n in m.correlations]) for n in names}
     means = {name: error.mean for name, error in errors.items() if error is not None}
-    return KernelMachine(of, means, correlations, "mean" if whole else "all", reason), evidence
+    return KernelMachine(of, means, correlations, "mean" if whole else "all", reason), statements
 
 
-def judged_layers(
+def assess_layers(
     findings: Sequence[Findings],
-) -> tuple[dict[str, Mechanism], dict[str, LayerLearning], list[Evidence]]:
-    """What happened between layers, and in which features were learned."""
-    evidence: list[Evidence] = []
+) -> tuple[dict[str, LayerPairMechanism], dict[str, LayerLearning], list[Evidence]]:
+    """The mechanism of each layer pair, and the layers in which features were learned."""
+    statements: list[Evidence] = []
     pairs = {
         name: [one.mechanisms[name] for one in findings if name in one.mechanisms] for name in findings[0].mechanisms
     }
@@ -162,17 +162,17 @@ def judged_layers(
             f"{name}: {one.name}; ln |U W| changed by {one.alignment:+.2g} (alignment, {one.start:.3g} to "
             f"{one.end:.3g}{random}) and {norms}"
         )
-        evidence.append(Evidence("mechanism", says, one.alignment, f"none below {LAYER_CHANGED.low:g}",
+        statements.append(Evidence("mechanism", says, one.alignment, f"none below {LAYER_CHANGED.low:g}",
                                  LAYER_CHANGED.source, runs=len(pairs[name]), verdict=one.name))  # fmt: skip
     if not mechanisms:
-        evidence.append(untold("mechanism", "by which mechanism: no alignment of layers was recorded"))
+        statements.append(unknown("mechanism", "by which mechanism: no alignment of layers was recorded"))
     layers = findings[0].layers if len(findings) == 1 else _mean_layers(findings)
-    evidence += _where(layers)
-    return mechanisms, dict(layers), evidence
+    statements += _where(layers)
+    return mechanisms, dict(layers), statements
 
 
 def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
-    """Which weights moved, in which layers the neural feature correlation rose, and for which it is not known."""
+    """Which weights moved, and in which layers the neural feature correlation rose or is unknown."""
     topic, told = "where features are learned", []
     if layers:
         moved = [name for name, one in layers.items() if one.distance > MOVED.high]
@@ -195,7 +195,7 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
 
 
 def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
-    """Layers that moved and whose neural feature correlation rose, the one in which it rose most first."""
+    """Layers that moved and whose neural feature correlation rose, sorted by its rise."""
     found = [name for name, one in layers.items() if one.correlation > LEARNED.high and one.distance > MOVED.high]
     return sorted(found, key=lambda name: -layers[name].correlation)
 
@@ -205,9 +205,9 @@ def _unmeasured(layers: Sequence[str]) -> str:
     return f" (not measured: {', '.join(layers[:LISTED])}{more})" if layers else ""
 
 
-def judged_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
+def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
     """Specialisation and the effective feature rate."""
-    evidence = []
+    statements = []
     special, rate = (sample([getattr(one, name) for one in findings]) for name in ("specialization", "feature_rate"))
     begun = mean([one.specialization_at_start for one in findings])
     if special is not None:
@@ -219,23 +219,23 @@ def judged_features(findings: Sequence[Findings]) -> tuple[float, float, list[Ev
             says += f", at the start {_compared(begun)} by {abs(begun):.2g}"
             told = "yes" if special.mean - begun > SPECIALIZED.high else "no"
         against = f"grown by more than {SPECIALIZED.high:g}"
-        evidence.append(held("specialisation", says, special, against, SPECIALIZED, told))
+        statements.append(evidence("specialisation", says, special, against, SPECIALIZED, told))
     if rate is not None:
         says = f"the effective feature rate is {rate.words}, for kernel and targets of norm one"
-        evidence.append(Evidence("feature rate", says, rate.mean, "", "", rate.spread, rate.runs))
-    return mean_of(special), mean_of(rate), evidence
+        statements.append(Evidence("feature rate", says, rate.mean, "", "", rate.spread, rate.runs))
+    return mean_of(special), mean_of(rate), statements
 
 
 def _compared(fit: float) -> str:
     return "worse" if fit < 0 else "better"
 
 
-def _mean_mechanism(found: Sequence[Mechanism]) -> Mechanism:
+def _mean_mechanism(found: Sequence[LayerPairMechanism]) -> LayerPairMechanism:
     values = {
         name: mean([getattr(one, name) for one in found])
         for name in ("alignment", "first_norm", "second_norm", "start", "end", "random")
     }
-    return Mechanism(name_of(values["alignment"], values["first_norm"] + values["second_norm"]), **values)
+    return LayerPairMechanism(name_of(values["alignment"], values["first_norm"] + values["second_norm"]), **values)
 
 
 def _mean_layers(findings: Sequence[Findings]) -> dict[str, LayerLearning]:

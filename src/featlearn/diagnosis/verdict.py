@@ -10,47 +10,47 @@ from typing import Any
 
 from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.findings import findings_of
-from featlearn.diagnosis.judgement import Regime, judged_regime, numbers
-from featlearn.diagnosis.layers import LayerLearning, Mechanism
+from featlearn.diagnosis.judgement import Regime, assess_regime, numbers
+from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.statements import (
     LISTED,
-    judged_features,
-    judged_layers,
-    judged_machine,
-    judged_settling,
-    judged_silence,
+    assess_features,
+    assess_kernel_machine,
+    assess_layers,
+    assess_settling,
+    assess_silence,
     learned_in,
 )
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 
 SCHEMA = 1
-"""Of `Diagnosis.to_json`; a name that goes or changes its meaning makes it one more."""
+"""Version of `Diagnosis.to_json`; increased when a name is removed or changes its meaning."""
 WIDTH = 100
 """Columns of `str(diagnosis)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What a run did. `print` it; every statement stands in `evidence` with its number and threshold."""
+    """The diagnosis of a run. `print` it; `evidence` has every statement with its number and threshold."""
 
     regime: Regime
     """"lazy" (a fixed kernel explains it), "rich" (features were learned), "mixed", or "cannot tell" """
     numbers: Mapping[str, float]
-    """what the regime is judged by: kernel_moved (without its constant), speedup, alignment_rise, loss_left; and beside
-    it kernel_moved_raw, speedup_rescaled, kernel_growth, weights_moved"""
+    """what decides the regime: kernel_moved (centred), speedup, alignment_rise, loss_left; for information
+    kernel_moved_raw, speedup_rescaled, kernel_growth, weights_moved"""
     silent: bool | None
-    """whether alignment was done before kernel norm and loss moved; None where that cannot be told"""
+    """whether alignment was complete before kernel norm and loss moved; None if unknown"""
     kernel_machine: KernelMachine
-    """of which kernel the network is the regression, and how well"""
-    mechanism: Mapping[str, Mechanism]
+    """which kernel reproduces the network by regression, and how well"""
+    mechanism: Mapping[str, LayerPairMechanism]
     """by layer pair, "first--second", as the run names its layers"""
     layers: Mapping[str, LayerLearning]
-    """how much each layer learned, the one whose weight went furthest first"""
+    """how much each layer learned, sorted by how far its weight moved"""
     times: Mapping[str, float]
-    """steps: loss_half, alignment_90, norm_10, kernel_settled; nan where it did not happen, or in a gap between
-    measurements, on any run; means over runs"""
+    """steps: loss_half, alignment_90, norm_10, kernel_settled; means over runs, nan if an event did not happen or lies
+    in a gap between measurements in any run"""
     specialization: float
     """how much better each output's kernel fits its own target than the others do"""
     feature_rate: float
@@ -59,7 +59,7 @@ class Diagnosis:
     runs: tuple[str, ...]
     """names of the runs"""
     headline: str
-    """the regime in a sentence, by what is known; of training that broke down, that it did"""
+    """the regime as a sentence; says so if training broke down"""
 
     def __str__(self) -> str:
         head = f"{', '.join(self.runs)}: {self.headline}"
@@ -74,7 +74,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """All of it, under the names of the attributes; nan and infinity become null. `schema` counts changes."""
+        """All attributes as JSON; nan and infinity become null. `schema` is the version of the format."""
         return json.dumps({"schema": SCHEMA, **_plain(self.__dict__)}, indent=1)
 
 
@@ -83,26 +83,26 @@ def _wrapped(text: str, first: str, later: str) -> str:
 
 
 def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]) -> Diagnosis:
-    """Say what a watched run did: lazy or rich, aligned in silence or not, a kernel machine or not, and by which means.
+    """Diagnose a watched run: lazy or rich, silent alignment or not, kernel machine or not, and by which mechanism.
 
     Args:
-        run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed: numbers are then
-            means, and are held against thresholds with twice the error of the mean.
+        run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed. For several runs,
+            numbers are means, compared with thresholds by a margin of twice the standard error of the mean.
 
-    Nothing is measured again. What is missing or nan is no error: what cannot be told then is said to be so, with the
-    reason. A file that is damaged is a `RunError`, as what it held might change the verdict. The thresholds of the
-    regime were chosen on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and
-    says how to read each statement.
+    Nothing is measured again. Missing or nan data is no error: the diagnosis then says what is unknown, and why. A
+    damaged file raises a `RunError`, as its content might change the verdict. The thresholds of the regime were chosen
+    on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and explains each
+    statement.
     """
     findings = [findings_of(one) for one in _runs(run)]
-    mechanism, layers, about_layers = judged_layers(findings)
-    regime, headline, about_regime = judged_regime(findings, learned_in(layers)[:LISTED])
-    silent, times, about_silence = judged_silence(findings)
-    settled, about_settling = judged_settling(findings)
-    machine, about_machine = judged_machine(findings)
-    specialization, rate, about_features = judged_features(findings)
+    mechanism, layers, about_layers = assess_layers(findings)
+    regime, headline, about_regime = assess_regime(findings, learned_in(layers)[:LISTED])
+    silent, times, about_silence = assess_silence(findings)
+    settled, about_settling = assess_settling(findings)
+    machine, about_machine = assess_kernel_machine(findings)
+    specialization, rate, about_features = assess_features(findings)
     evidence = about_regime
-    if not all(one.reading.lost for one in findings):
+    if not all(one.run_data.lost for one in findings):
         evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
     return Diagnosis(
         regime, numbers(findings), silent, machine, mechanism, layers, {**times, "kernel_settled": settled},

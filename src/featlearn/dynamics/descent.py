@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.dynamics.flow import Velocity, integrated, largest_rate, method
-from featlearn.dynamics.form import Problem, as_times, eigenbasis, problem
+from featlearn.dynamics.form import BatchedProblem, as_times, eigenbasis, problem
 from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_probabilities
@@ -67,7 +67,7 @@ def kernel_descent(
     return _squared_error(given, moments, speed, discrete)
 
 
-def _squared_error(given: Problem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
+def _squared_error(given: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
     values, vectors, cutoff = eigenbasis(given)
     if discrete:
         _refuse_unstable(rate, float(values.max()))
@@ -131,7 +131,7 @@ def _checked_times(times: Any, discrete: bool) -> Tensor:
     return moments
 
 
-def _cross_entropy(given: Problem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
+def _cross_entropy(given: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
     """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) (softmax(f) - y)."""
     if not bool(torch.isfinite(times).all()):
         raise InputValueError(
@@ -162,7 +162,7 @@ def _cross_entropy(given: Problem, times: Tensor, rate: float, discrete: bool) -
     return Trajectory(times, outputs, loss, test)
 
 
-def _by_logits(given: Problem, rows: Tensor, state: Tensor) -> Tensor:
+def _by_logits(given: BatchedProblem, rows: Tensor, state: Tensor) -> Tensor:
     """The derivative of rows @ softmax(f) by the flat state, (n, n); nothing depends on the test points."""
     size = given.kernel.shape[1]
     chances = given.back(state[:, :size]).softmax(-1)

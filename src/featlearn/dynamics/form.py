@@ -11,7 +11,7 @@ from featlearn.shapes import checked_finite, checked_tensor, refuse_labels, roun
 
 
 @dataclass(frozen=True)
-class Problem:
+class BatchedProblem:
     """B independent problems of size N with R columns each, and the way back to the shape of y.
 
     A shared kernel (P, P) is one problem with C columns, (C, P, P) are C problems with one column, a full kernel
@@ -50,7 +50,7 @@ class Problem:
         return _columns(values, self.kind)
 
 
-def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> Problem:
+def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> BatchedProblem:
     """Check shapes against each other and bring them to the common form."""
     kernel = checked_finite(K, "K")
     targets = checked_finite(y, "y").to(kernel.device)
@@ -74,7 +74,7 @@ def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> Problem:
         )
     start = outputs_at_start(f0, "f0", samples, outputs, single, kernel)
     test_kernel, test_start = _test(K_test, f0_test, kernel, kind, samples, outputs, single)
-    return Problem(
+    return BatchedProblem(
         symmetric(_square(kernel, kind)), _columns(columns, kind), _columns(start, kind), test_kernel, test_start, kind,
         single, outputs, max(rounding(K), 1e-12),
     )  # fmt: skip
@@ -140,7 +140,7 @@ class Eigenbasis(NamedTuple):
     """(B, 1)"""
 
 
-def eigenbasis(given: Problem) -> Eigenbasis:
+def eigenbasis(given: BatchedProblem) -> Eigenbasis:
     """The eigenbasis of the kernels; eigenvalues that are rounding become 0.
 
     What counts is the rounding of the kernel **as it was given**: 1.2e-7 of the largest eigenvalue for float32, 1e-12

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import Watch, watch
-from featlearn.watch.seen import trains
+from featlearn.monitoring import Watch
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.probe_data import trains
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -35,7 +36,7 @@ def callback(
         A `Callback` with the attribute `watch`, None until training begins.
     """
 
-    class WatchCallback(_callback_class()):  # type: ignore[misc]
+    class LightningWatchCallback(_callback_class()):  # type: ignore[misc]
         """Watches what is trained."""
 
         def __init__(self) -> None:
@@ -78,7 +79,7 @@ def callback(
             if self.watch is not None:
                 self.watch.__exit__(None if error is None else type(error), error, None)
 
-    return WatchCallback()
+    return LightningWatchCallback()
 
 
 def _alone(module: Any) -> Any:

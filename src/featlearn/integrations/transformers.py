@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featlearn.errors import FeatlearnError
-from featlearn.watch import Watch, watch
-from featlearn.watch.seen import trains
+from featlearn.monitoring import Watch
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.probe_data import trains
 
 
 def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any) -> Any:
@@ -28,7 +29,7 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
     """
     base = _callback_class()
 
-    class WatchCallback(base):  # type: ignore[misc, valid-type]
+    class TransformersWatchCallback(base):  # type: ignore[misc, valid-type]
         """Watches what is trained."""
 
         def __init__(self) -> None:
@@ -87,7 +88,7 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
                 finally:
                     control.should_log, self._emitting = due, False
 
-    return WatchCallback()
+    return TransformersWatchCallback()
 
 
 def _listed(sinks: Any) -> list[Any]:

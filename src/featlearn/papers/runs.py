@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.papers.source import behind
+from featlearn.papers.source import reachable_source
 
 Numbers = Any
 """A number, a nested sequence of them, an array or a tensor."""
@@ -82,7 +82,7 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
                 f"{name} in the set-up of {id} is {value!r}, expected finite numbers, words, and tuples or dataclasses "
                 f"of them, as JSON can hold: {error}"
             ) from error
-    content = {"id": id, "setup": dataclasses.asdict(setup), "source": behind(measure), **surroundings}
+    content = {"id": id, "setup": dataclasses.asdict(setup), "source": reachable_source(measure), **surroundings}
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -11,7 +11,7 @@ SHARED = "featlearn.papers.paper_"
 """modules of figures, which may share code"""
 
 
-def behind(function: Callable[..., Any]) -> str:
+def reachable_source(function: Callable[..., Any]) -> str:
     """All definitions of its module that a function reaches, and whole modules of other figures behind these.
 
     Without comments and docstrings. The library itself is not in it: it changes every day, and mostly not the numbers.

@@ -92,7 +92,7 @@ class Rates:
             by_parameter = {id(parameter): lr for parameter, lr in groups}
             names = measurement.originals.items()
             self._of_parameter = {name: by_parameter.get(id(parameter), 0.0) for name, parameter in names}
-            plain = isinstance(rates, torch.optim.SGD)
+            plain = type(rates) is torch.optim.SGD
             if not plain or any(group["momentum"] or group["weight_decay"] for group in rates.param_groups):
                 self.reason = f"{type(rates).__name__} with these settings does not follow the gradient"
         elif isinstance(rates, Mapping):

@@ -181,11 +181,11 @@ class Run:
         )
 
     def report(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Write what it did into one HTML file that needs nothing else; options are those of `featlearn.report.report`.
+        """Write what it did into one HTML file that needs nothing else; options are those of `fl.report`.
 
         Returns the path.
         """
-        write = importlib.import_module("featlearn.report.page").report
+        write = importlib.import_module("featlearn.reporting.page").report
         return Path(write(self, path, **options))
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ BLOCK = 1 << 17
 # A product of matrices leaves this share of |u - u'|^2 two digits short; pairs below it are taken one by one, ...
 NEAR = 1e-2
 # ... this many numbers at once.
-HELD = 1 << 23
+CHUNK_NUMBERS = 1 << 23
 
 
 def ntk(x: Tensor, x2: Tensor | None = None, *, hidden_layers: int, activation: Activation = "relu",
@@ -117,7 +117,7 @@ def _half_squares(left: Tensor, right: Tensor) -> Tensor:
     squares = a.square().sum(1)[:, None] / 2 + b.square().sum(1) / 2
     found = squares - a @ b.T
     pairs = (found < NEAR * squares).nonzero()
-    for few in pairs.split(max(1, HELD // left.shape[1])):
+    for few in pairs.split(max(1, CHUNK_NUMBERS // left.shape[1])):
         i, j = few.unbind(1)
         found[i, j] = (left[i] - right[j]).square().sum(1) / 2
     return found

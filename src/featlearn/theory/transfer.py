@@ -151,7 +151,7 @@ def transfer_spectrum(dimension: int, spike: float, overlap: float) -> tuple[Ten
 def _curve(P: Tensor, values: Tensor, counts: Tensor, power: Tensor, ridge: Tensor, noise: Tensor) -> LearningCurve:
     """P, ridge, noise (...); values, counts, power (M,) or (..., M)."""
     kappa = _effective_ridge(P, values, counts, ridge)
-    held = values > 0
+    positive = values > 0
     below = values * P[..., None] + kappa[..., None]
     # kappa = 0: what has an eigenvalue is learned, what has none is not
     empty = below == 0
@@ -160,7 +160,7 @@ def _curve(P: Tensor, values: Tensor, counts: Tensor, power: Tensor, ridge: Tens
     learned = torch.where(empty, 0.0, values / below)  # (1 - r_k) / P
     share = P * (counts * learned.square()).sum(-1)
     # 1 - g with the equation for kappa put in: a sum of positive terms
-    rank = (counts * held).sum(-1)
+    rank = (counts * positive).sum(-1)
     kept = (counts * left * learned).sum(-1) + torch.where(kappa > 0, ridge / torch.where(kappa > 0, kappa, 1.0), 0.0)
     unspent = torch.where(P > 0, (P - rank) / torch.where(P > 0, P, 1.0), 1.0).clamp_min(0.0)
     kept = torch.where((kappa == 0) & (rank > 0), unspent, torch.where(kappa == 0, 1.0, kept))

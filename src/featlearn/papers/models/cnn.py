@@ -7,9 +7,9 @@ from featlearn.errors import InputValueError
 from featlearn.papers.models.layers import (
     Activation,
     Distribution,
-    Drawing,
     Parametrization,
     Variances,
+    WeightInitialization,
     activation_function,
     checked_outputs,
     checked_variances,
@@ -55,16 +55,16 @@ class CNN(nn.Module):
             raise InputValueError(f"kernel_size={kernel_size}, expected an odd number: an even one moves the image")
         self.activation = activation_function(activation)
         self.scalar = outputs is None
-        drawing = Drawing(parametrization, distribution, bias, generator)
+        initialization = WeightInitialization(parametrization, distribution, bias, generator)
         default = 2.0 if activation in ("relu", "leaky_relu") else 1.0
         first, inner, last = checked_variances(weight_variance, default)
         channels = [checked_count(inputs, "inputs")]
         channels += [checked_count(width, "width")] * checked_count(hidden_layers, "hidden_layers")
         self.hidden = nn.ModuleList(
-            drawing.convolution(channels[k], channels[k + 1], kernel_size, inner if k else first)
+            initialization.convolution(channels[k], channels[k + 1], kernel_size, inner if k else first)
             for k in range(hidden_layers)
         )
-        self.readout = drawing.linear(width, checked_outputs(outputs), last)
+        self.readout = initialization.linear(width, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
         """From images (P, inputs, height, width) to (P, C), or (P,)."""

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputValueError
-from featlearn.papers.models.layers import Activation, Drawing, Linear, Parametrization, activation_function
+from featlearn.papers.models.layers import (
+    Activation,
+    Linear,
+    Parametrization,
+    WeightInitialization,
+    activation_function,
+)
 from featlearn.shapes import checked_number
 from featlearn.theory.arguments import checked_count
 
@@ -63,16 +69,18 @@ class GPT(nn.Module):
             raise InputValueError(f"width={width} and heads={heads}, expected a width that the heads divide")
         if not checked_number(deviation, "deviation") > 0:
             raise InputValueError(f"deviation={deviation!r}, expected a number > 0")
-        drawing = Drawing(parametrization, "normal", bias, generator)
-        self.tokens = _embedding(checked_count(tokens, "tokens"), width, deviation, drawing)
-        self.places = _embedding(checked_count(context, "context"), width, deviation, drawing)
-        self.blocks = nn.ModuleList(_Block(width, heads, count, activation, deviation, drawing) for _ in range(count))
+        initialization = WeightInitialization(parametrization, "normal", bias, generator)
+        self.tokens = _embedding(checked_count(tokens, "tokens"), width, deviation, initialization)
+        self.places = _embedding(checked_count(context, "context"), width, deviation, initialization)
+        self.blocks = nn.ModuleList(
+            _TransformerBlock(width, heads, count, activation, deviation, initialization) for _ in range(count)
+        )
         self.norm = nn.LayerNorm(width, bias=False)
         if tied:
             self.readout = Linear(width, tokens, bias=False)
             self.readout.weight = self.tokens.weight
         else:
-            self.readout = drawing.linear(width, tokens, width * deviation**2)
+            self.readout = initialization.linear(width, tokens, width * deviation**2)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """From tokens (P, T), int64, to the logits of those that follow, (P, T, V)."""
@@ -86,18 +94,24 @@ class GPT(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(
-        self, width: int, heads: int, blocks: int, activation: str, deviation: float, drawing: Drawing
+        self,
+        width: int,
+        heads: int,
+        blocks: int,
+        activation: str,
+        deviation: float,
+        initialization: WeightInitialization,
     ) -> None:
         super().__init__()
         last = deviation / math.sqrt(2 * blocks)
         self.activation = activation_function(activation)
         self.attention_norm = nn.LayerNorm(width, bias=False)
-        self.attention = _Attention(width, heads, deviation, last, drawing)
+        self.attention = _Attention(width, heads, deviation, last, initialization)
         self.norm = nn.LayerNorm(width, bias=False)
-        self.expansion = drawing.linear(width, 4 * width, width * deviation**2)
-        self.contraction = drawing.linear(4 * width, width, 4 * width * last**2)
+        self.expansion = initialization.linear(width, 4 * width, width * deviation**2)
+        self.contraction = initialization.linear(4 * width, width, 4 * width * last**2)
 
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.attention(self.attention_norm(h))
@@ -108,11 +122,13 @@ class _Block(nn.Module):
 class _Attention(nn.Module):
     """Each place attends to itself and those before."""
 
-    def __init__(self, width: int, heads: int, deviation: float, last: float, drawing: Drawing) -> None:
+    def __init__(
+        self, width: int, heads: int, deviation: float, last: float, initialization: WeightInitialization
+    ) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value = (drawing.linear(width, width, width * deviation**2) for _ in range(3))
-        self.output = drawing.linear(width, width, width * last**2)
+        self.query, self.key, self.value = (initialization.linear(width, width, width * deviation**2) for _ in range(3))
+        self.output = initialization.linear(width, width, width * last**2)
 
     def forward(self, h: Tensor) -> Tensor:
         samples, places, width = h.shape
@@ -123,6 +139,8 @@ class _Attention(nn.Module):
         return attended
 
 
-def _embedding(count: int, width: int, deviation: float, drawing: Drawing) -> nn.Embedding:
+def _embedding(count: int, width: int, deviation: float, initialization: WeightInitialization) -> nn.Embedding:
     # a weight of its own, so that torch draws none
-    return nn.Embedding(count, width, _weight=torch.empty(count, width).copy_(drawing.unit((count, width)) * deviation))
+    return nn.Embedding(
+        count, width, _weight=torch.empty(count, width).copy_(initialization.unit((count, width)) * deviation)
+    )

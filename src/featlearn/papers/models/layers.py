@@ -39,7 +39,7 @@ class Linear(nn.Linear):
     multiplier = 1.0
 
     def reset_parameters(self) -> None:
-        """Draw nothing: `Drawing` does."""
+        """Draw nothing: `WeightInitialization` does."""
 
     def forward(self, input: Tensor) -> Tensor:
         """From (..., inputs) to (..., outputs)."""
@@ -54,7 +54,7 @@ class Convolution(nn.Conv2d):
     multiplier = 1.0
 
     def reset_parameters(self) -> None:
-        """Draw nothing: `Drawing` does."""
+        """Draw nothing: `WeightInitialization` does."""
 
     def forward(self, input: Tensor) -> Tensor:
         """From (P, inputs, height, width) to (P, outputs, height, width)."""
@@ -62,7 +62,7 @@ class Convolution(nn.Conv2d):
 
 
 @dataclass(frozen=True)
-class Drawing:
+class WeightInitialization:
     """How the weights of a network are drawn, and where their scale stands.
 
     With s = sqrt(variance / fan_in): ``"standard"`` draws weights of deviation s, ``"ntk"`` weights of deviation 1 and

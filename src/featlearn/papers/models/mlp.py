@@ -9,9 +9,9 @@ from featlearn.errors import InputValueError
 from featlearn.papers.models.layers import (
     Activation,
     Distribution,
-    Drawing,
     Parametrization,
     Variances,
+    WeightInitialization,
     activation_function,
     checked_outputs,
     checked_variances,
@@ -74,14 +74,14 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = activation_function(activation)
         self.scalar = outputs is None
-        drawing = Drawing(parametrization, distribution, bias, generator)
+        initialization = WeightInitialization(parametrization, distribution, bias, generator)
         default = 2.0 if activation in ("relu", "leaky_relu") else 1.0
         first, inner, last = checked_variances(weight_variance, default)
         sizes = [checked_count(inputs, "inputs"), *_widths(width, hidden_layers)]
         self.hidden = nn.ModuleList(
-            drawing.linear(sizes[k], sizes[k + 1], inner if k else first) for k in range(len(sizes) - 1)
+            initialization.linear(sizes[k], sizes[k + 1], inner if k else first) for k in range(len(sizes) - 1)
         )
-        self.readout = drawing.linear(sizes[-1], checked_outputs(outputs), last)
+        self.readout = initialization.linear(sizes[-1], checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
         """From (P, ...), flattened to (P, inputs), to (P, C), or (P,)."""

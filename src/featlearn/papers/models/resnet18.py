@@ -9,9 +9,9 @@ from featlearn.errors import InputValueError
 from featlearn.papers.models.layers import (
     Activation,
     Distribution,
-    Drawing,
     Parametrization,
     Variances,
+    WeightInitialization,
     activation_function,
     checked_outputs,
     checked_variances,
@@ -62,20 +62,22 @@ class ResNet18(nn.Module):
         super().__init__()
         if norm not in ("batch", "group", "none"):
             raise InputValueError(f"norm={norm!r}, expected 'batch', 'group' or 'none'")
-        drawing = Drawing(parametrization, distribution, bias, generator)
+        initialization = WeightInitialization(parametrization, distribution, bias, generator)
         start, inner, last = checked_variances(weight_variance, 2.0)
         self.activation, self.scalar = activation_function(activation), outputs is None
         before = checked_count(width, "width")
-        self.first = drawing.convolution(checked_count(inputs, "inputs"), before, 3, start)
+        self.first = initialization.convolution(checked_count(inputs, "inputs"), before, 3, start)
         self.norm = _norm(norm, before)
         groups = []
         for position in range(4):
             channels, stride = width * 2**position, 2 if position else 1
-            first = _Block(before, channels, stride, drawing, inner, activation, norm)
-            groups.append(nn.Sequential(first, _Block(channels, channels, 1, drawing, inner, activation, norm)))
+            first = _ResidualBlock(before, channels, stride, initialization, inner, activation, norm)
+            groups.append(
+                nn.Sequential(first, _ResidualBlock(channels, channels, 1, initialization, inner, activation, norm))
+            )
             before = channels
         self.groups = nn.ModuleList(groups)
-        self.readout = drawing.linear(before, checked_outputs(outputs), last)
+        self.readout = initialization.linear(before, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
         """From images (P, inputs, height, width) to (P, C), or (P,)."""
@@ -86,18 +88,25 @@ class ResNet18(nn.Module):
         return f.squeeze(1) if self.scalar else f
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(
-        self, inputs: int, width: int, stride: int, drawing: Drawing, variance: float, activation: str, norm: Norm
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        initialization: WeightInitialization,
+        variance: float,
+        activation: str,
+        norm: Norm,
     ) -> None:
         super().__init__()
         self.activation = activation_function(activation)
-        self.first = drawing.convolution(inputs, width, 3, variance, stride)
+        self.first = initialization.convolution(inputs, width, 3, variance, stride)
         self.first_norm = _norm(norm, width)
-        self.second = drawing.convolution(width, width, 3, variance)
+        self.second = initialization.convolution(width, width, 3, variance)
         self.second_norm = _norm(norm, width)
         same = inputs == width and stride == 1
-        self.shortcut = None if same else drawing.convolution(inputs, width, 1, variance, stride)
+        self.shortcut = None if same else initialization.convolution(inputs, width, 1, variance, stride)
         self.shortcut_norm = nn.Identity() if same else _norm(norm, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from featlearn.errors import InputValueError
 from featlearn.papers.models.layers import (
     Activation,
     Distribution,
-    Drawing,
     Parametrization,
     Variances,
+    WeightInitialization,
     activation_function,
     checked_outputs,
     checked_variances,
@@ -58,17 +58,18 @@ class VGG11(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        drawing = Drawing(parametrization, distribution, bias, generator)
+        initialization = WeightInitialization(parametrization, distribution, bias, generator)
         start, inner, last = checked_variances(weight_variance, 2.0)
         self.activation, self.scalar = activation_function(activation), outputs is None
         self.dropout = nn.Dropout(dropout)
         channels = [checked_count(inputs, "inputs"), *(each * checked_count(width, "width") for each in _WIDTHS)]
         self.hidden = nn.ModuleList(
-            drawing.convolution(channels[k], channels[k + 1], 3, inner if k else start) for k in range(len(_WIDTHS))
+            initialization.convolution(channels[k], channels[k + 1], 3, inner if k else start)
+            for k in range(len(_WIDTHS))
         )
         sizes = [channels[-1], *([] if head is None else 2 * [checked_count(head, "head")])]
-        self.head = nn.ModuleList(drawing.linear(sizes[k], sizes[k + 1], inner) for k in range(len(sizes) - 1))
-        self.readout = drawing.linear(sizes[-1], checked_outputs(outputs), last)
+        self.head = nn.ModuleList(initialization.linear(sizes[k], sizes[k + 1], inner) for k in range(len(sizes) - 1))
+        self.readout = initialization.linear(sizes[-1], checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
         """From images (P, inputs, height, width) to (P, C), or (P,)."""

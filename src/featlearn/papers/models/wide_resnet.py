@@ -8,9 +8,9 @@ from featlearn.papers.models.layers import (
     Activation,
     Convolution,
     Distribution,
-    Drawing,
     Parametrization,
     Variances,
+    WeightInitialization,
     activation_function,
     checked_outputs,
     checked_variances,
@@ -67,20 +67,20 @@ class WideResNet(nn.Module):
             raise InputValueError(f"k={k!r}, expected a number >= 1/16, for one channel at least")
         blocks = checked_count(b, "b")
         activation_function(activation)
-        drawing = Drawing(parametrization, distribution, bias, generator)
+        initialization = WeightInitialization(parametrization, distribution, bias, generator)
         start, inner, last = checked_variances(weight_variance, 1.0)
         self.scalar = outputs is None
-        self.first: Convolution = drawing.convolution(checked_count(inputs, "inputs"), 16, 3, start)
+        self.first: Convolution = initialization.convolution(checked_count(inputs, "inputs"), 16, 3, start)
         before, groups = 16, []
         for position, width in enumerate(channels):
             group = []
             for block in range(blocks):
                 stride = 2 if position and not block else 1
-                group.append(_Block(before, width, stride, not block, drawing, inner, activation))
+                group.append(_WideBlock(before, width, stride, not block, initialization, inner, activation))
                 before = width
             groups.append(nn.Sequential(*group))
         self.groups = nn.ModuleList(groups)
-        self.readout = drawing.linear(before, checked_outputs(outputs), last)
+        self.readout = initialization.linear(before, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
         """From images (P, inputs, height, width) to (P, C), or (P,)."""
@@ -91,16 +91,26 @@ class WideResNet(nn.Module):
         return f.squeeze(1) if self.scalar else f
 
 
-class _Block(nn.Module):
+class _WideBlock(nn.Module):
     def __init__(
-        self, inputs: int, width: int, stride: int, mismatch: bool, drawing: Drawing, variance: float, activation: str
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        mismatch: bool,
+        initialization: WeightInitialization,
+        variance: float,
+        activation: str,
     ) -> None:
         super().__init__()
         self.activation = activation_function(activation)
         self.main = nn.ModuleList(
-            [drawing.convolution(inputs, width, 3, variance, stride), drawing.convolution(width, width, 3, variance)]
+            [
+                initialization.convolution(inputs, width, 3, variance, stride),
+                initialization.convolution(width, width, 3, variance),
+            ]
         )
-        self.shortcut = drawing.convolution(inputs, width, 3, variance, stride) if mismatch else None
+        self.shortcut = initialization.convolution(inputs, width, 3, variance, stride) if mismatch else None
 
     def forward(self, x: Tensor) -> Tensor:
         h = x

@@ -56,7 +56,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ClassificationTask:
     """Inputs and one-hot targets, for training and held out, on the device; and how fast outputs move."""
 
     x: Tensor
@@ -65,7 +65,7 @@ class Task:
     rate: float
 
 
-def task(setup: Setup, context: Context) -> Task:
+def task(setup: Setup, context: Context) -> ClassificationTask:
     """Drawn by the seed."""
     parts = [
         context.dataset(setup.data, split=split, samples=count, flatten=True, generator=context.generator(stream))
@@ -73,7 +73,7 @@ def task(setup: Setup, context: Context) -> Task:
     ]
     (x, y), test = ((each.x.to(context.device), each.one_hot().to(context.device)) for each in parts)
     rate = fl.dynamics.rate(setup.lr, "mean-over-outputs", setup.samples, y.shape[1])
-    return Task(x=x, y=y, test=test, rate=rate)
+    return ClassificationTask(x=x, y=y, test=test, rate=rate)
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
@@ -108,16 +108,16 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def trained(
-    model: torch.nn.Module, given: Task, loss: Callable[..., Tensor], lr: float, setup: Setup, context: Context,
-    out: Path,
+    model: torch.nn.Module, given: ClassificationTask, loss: Callable[..., Tensor], lr: float, setup: Setup,
+    context: Context, out: Path,
 ) -> Any:  # fmt: skip
     """The run of gradient descent, with kernels at the moments."""
 
-    def classes(moment: Any) -> dict[str, float]:
+    def classes(view: Any) -> dict[str, float]:
         """How the kernel of one output is aligned with each target, and how much outputs interfere."""
-        aligned = fl.metrics.class_alignment(moment.kernel_each, moment.targets)[CHANNEL]
-        centered = fl.metrics.class_alignment(moment.kernel_each, moment.targets, centered=True)[CHANNEL]
-        full = fl.ntk(moment.model, moment.x[: setup.few], outputs="full")
+        aligned = fl.metrics.class_alignment(view.kernel_each, view.targets)[CHANNEL]
+        centered = fl.metrics.class_alignment(view.kernel_each, view.targets, centered=True)[CHANNEL]
+        full = fl.ntk(view.model, view.x[: setup.few], outputs="full")
         return {
             **{f"channel/{target}": float(value) for target, value in enumerate(aligned)},
             **{f"centered_channel/{target}": float(value) for target, value in enumerate(centered)},
@@ -165,7 +165,7 @@ def curves(run: Any) -> dict[str, Numbers]:
     return found
 
 
-def frozen(full: Tensor, run: Any, given: Task) -> dict[str, Numbers]:
+def frozen(full: Tensor, run: Any, given: ClassificationTask) -> dict[str, Numbers]:
     """Losses of kernel gradient descent with the first kernel (KGD), also at the rate of the last norm (aKGD).
 
     Once with the whole kernel between all outputs (P, P, C, C), which is what the network would do if nothing moved,

@@ -12,7 +12,7 @@ from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLUE, GREEN, GREY, ORANGE, PINK, curve, panels
 from featlearn.papers.models import MLP, WideResNet
-from featlearn.papers.paper_002.silence import agreements, first, followed, two_classes
+from featlearn.papers.paper_002.silence import agreements, first, train_and_measure, two_classes
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -80,7 +80,7 @@ def perceptron(part: Perceptron, context: Context) -> dict[str, Numbers]:
         generator=context.generator(1),
     ).to(context.device)  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=part.lr)
-    path = followed(model, task, optimizer, context, steps=part.steps, stride=part.stride, dtype=torch.float64)
+    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride, dtype=torch.float64)
     best = fl.theory.deep_linear.max_alignment(task.exact, task.y.double().cpu(), weight_layers=2)
     return {**path.curves(), **compared(path.predictions(task.y)), "best": best}
 
@@ -93,7 +93,7 @@ def residual(part: Residual, context: Context) -> dict[str, Numbers]:
         generator=context.generator(1),
     ).to(context.device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=part.lr)
-    path = followed(model, task, optimizer, context, steps=part.steps, stride=part.stride)
+    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride)
     return {**path.curves(), **compared(path.predictions(task.y))}
 
 
@@ -103,7 +103,7 @@ def compared(predictions: torch.Tensor) -> dict[str, Numbers]:
     return {"predictions": predictions, "error": errors, "correlation": correlations}
 
 
-def moment(runs: Runs, name: str, curve: str, fraction: float, of: Any = "final") -> Array:
+def crossing_step(runs: Runs, name: str, curve: str, fraction: float, of: Any = "final") -> Array:
     """(S,): when a curve reaches a fraction of its end, or of its start."""
     return numpy.array([
         first(steps, values, fraction, of)
@@ -126,7 +126,7 @@ def grown(runs: Runs) -> Array:
 
 def unsettled(runs: Runs, name: str) -> Array:
     """(S,): largest relative distance of the alignment from its end, once the loss is below 0.95 of its start."""
-    moved = moment(runs, name, "loss", 0.95, "initial")
+    moved = crossing_step(runs, name, "loss", 0.95, "initial")
     return numpy.array([
         abs(values[steps >= begin] / values[-1] - 1).max() if (steps >= begin).any() else numpy.nan
         for begin, steps, values in zip(moved, runs[f"{name}/steps"], runs[f"{name}/alignment"], strict=True)
@@ -136,7 +136,7 @@ def unsettled(runs: Runs, name: str) -> Array:
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The caption, in the order of its panels."""
     late = {"least": Scale.LAPTOP}
-    silent = at(runs, "mnist", "loss", moment(runs, "mnist", "alignment", 0.9)) / runs["mnist/loss"][:, 0]
+    silent = at(runs, "mnist", "loss", crossing_step(runs, "mnist", "alignment", 0.9)) / runs["mnist/loss"][:, 0]
     yield Claim(
         id="silent", claim="The kernel aligns before the loss moves (a): loss left when the alignment has nine tenths "
         "of its end", paper="about 1", values=silent, band=(0.9, 1.01),
@@ -144,8 +144,9 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )  # fmt: skip
     yield Claim(
         id="separation", claim="Half-loss time over the time of alignment (a)", paper=6.0,
-        values=moment(runs, "mnist", "loss", 0.5, "initial") / moment(runs, "mnist", "alignment", 0.9), band=(2, None),
-        why="300 / 50 read off the curves; it grows with ln(1 / sigma), and sigma is not given.", **late,
+        values=crossing_step(runs, "mnist", "loss", 0.5, "initial") / crossing_step(runs, "mnist", "alignment", 0.9),
+        band=(2, None), **late,
+        why="300 / 50 read off the curves; it grows with ln(1 / sigma), and sigma is not given.",
     )  # fmt: skip
     yield Claim(
         id="stays", claim="Then it stays fixed (a): largest relative change of the alignment while the loss falls",

@@ -11,7 +11,7 @@ from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, GREEN, GREY, curve, panels
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_002.silence import agreements, first, followed, settled, two_classes
+from featlearn.papers.paper_002.silence import agreements, first, settled, train_and_measure, two_classes
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -50,7 +50,9 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
             generator=context.generator(1),
         ).to(context.device)  # fmt: skip
         optimizer = torch.optim.Adam(model.parameters(), lr=setup.lr)
-        path = followed(model, task, optimizer, context, steps=setup.steps, stride=setup.stride, dtype=torch.float64)
+        path = train_and_measure(
+            model, task, optimizer, context, steps=setup.steps, stride=setup.stride, dtype=torch.float64
+        )
         errors, correlations = agreements(path.predictions(task.y))
         spectrum = torch.linalg.svdvals(task.x.double()).square()
         numbers = {**path.curves(), "spectrum": spectrum, "error": errors, "correlation": correlations}

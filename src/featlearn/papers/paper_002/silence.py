@@ -41,13 +41,13 @@ def two_classes(
         data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
     )  # fmt: skip
     pictures, y = torch.nn.functional.avg_pool2d(drawn.x, pooling).double(), drawn.signs().to(context.device)
-    rows = seen(pictures.flatten(1), samples)
+    rows = seen_directions(pictures.flatten(1), samples)
     exact = fl.steer.whiten(rows[:samples], power, mean_eigenvalue=mean_eigenvalue).transform(rows)
     x = (exact if flatten else exact.view_as(pictures)).float().to(context.device)
     return TwoClasses(x[:samples], y[:samples], x[samples:], y[samples:], exact[:samples])
 
 
-def seen(rows: Tensor, samples: int) -> Tensor:
+def seen_directions(rows: Tensor, samples: int) -> Tensor:
     """Rows (P + P', D), without the directions that the first `samples` of them hardly have."""
     _, sizes, directions = torch.linalg.svd(rows[:samples], full_matrices=False)
     kept = directions[sizes > SEEN * sizes[0]]
@@ -56,7 +56,7 @@ def seen(rows: Tensor, samples: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Followed:
+class TrainingPath:
     """A network and its kernel along training, at T moments."""
 
     steps: Tensor
@@ -110,10 +110,10 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
     return Predictor(fl.ntk(model, task.x, **options), fl.ntk(model, task.test_x, task.x, **options), f, test_f)
 
 
-def followed(
+def train_and_measure(
     model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
     stride: int, dtype: torch.dtype | None = None,
-) -> Followed:  # fmt: skip
+) -> TrainingPath:  # fmt: skip
     """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and at all before.
 
     `dtype` is that of the kernels that predict; those along the way are in the precision of the network.
@@ -140,11 +140,11 @@ def followed(
     end = predictor(model, task, dtype=dtype)
     plain = isinstance(optimizer, torch.optim.SGD)
     update = end if plain else predictor(model, task, dtype=dtype, optimizer=optimizer)
-    return Followed(**curves, start=start, end=end, update=update)
+    return TrainingPath(**curves, start=start, end=end, update=update)
 
 
 def agreements(predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Relative error and correlation, (3,) each, of the three regressions of `Followed.predictions`."""
+    """Relative error and correlation, (3,) each, of the three regressions of `TrainingPath.predictions`."""
     pairs = [fl.metrics.agreement(each, predictions[0]) for each in predictions[1:]]
     errors = torch.stack([pair.relative_error for pair in pairs])
     return errors, torch.stack([pair.correlation for pair in pairs])

@@ -12,7 +12,7 @@ from featlearn.papers.models import MLP
 from featlearn.quantities.layer_features import LayerFeatures
 
 
-class Task(NamedTuple):
+class ChainTask(NamedTuple):
     """Samples to learn from, unseen ones, and the expected gradient outer product of the target."""
 
     x: Tensor
@@ -22,15 +22,15 @@ class Task(NamedTuple):
     egop: Tensor
 
 
-def chain(context: Context, samples: int, unseen: int, dimension: int, degree: int = 5) -> Task:
+def chain(context: Context, samples: int, unseen: int, dimension: int, degree: int = 5) -> ChainTask:
     """Isotropic inputs (P, d) and targets (P,) of variance 1, from the seed's first stream."""
     data = fl.data.chain_monomial(samples + unseen, dimension, degree, generator=context.generator())
     assert data.egop is not None
     x, y = data.x.to(context.device), data.y.to(context.device)
-    return Task(x[:samples], y[:samples], x[samples:], y[samples:], data.egop.to(context.device))
+    return ChainTask(x[:samples], y[:samples], x[samples:], y[samples:], data.egop.to(context.device))
 
 
-def network(context: Context, task: Task, width: int, first: float, readout: float = 1.0) -> MLP:
+def network(context: Context, task: ChainTask, width: int, first: float, readout: float = 1.0) -> MLP:
     """Two hidden ReLU layers without biases, initialised as torch does and then multiplied, first layer and readout."""
     model = MLP(
         task.x.shape[1], None, width=width, hidden_layers=2, distribution="uniform", weight_variance=1 / 3,
@@ -55,7 +55,7 @@ def squared_error(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def descend(
-    model: torch.nn.Module, task: Task, optimizer: torch.optim.Optimizer, steps: int, at: Callable[[int], None]
+    model: torch.nn.Module, task: ChainTask, optimizer: torch.optim.Optimizer, steps: int, at: Callable[[int], None]
 ) -> None:
     """Full-batch steps; `at(step)` is called before the first and after each."""
     at(0)

@@ -9,7 +9,7 @@ import numpy
 from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLUE, COLOURS, GREEN, GREY, curve, panels
-from featlearn.papers.paper_003.followed import Images, Language, convolutional, language_model, perceptron
+from featlearn.papers.paper_003.tracking import Images, Language, convolutional, language_model, perceptron
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -52,7 +52,7 @@ class Setup:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """All networks, one after the other; NAME/steps, NAME/cosine ... as `Follower.through` gives them."""
+    """All networks, one after the other; NAME/steps, NAME/cosine ... as `FeatureTracker.through` gives them."""
     found = {f"mlp-{one.data}": perceptron(one, setup.width, setup.hidden_layers, context) for one in setup.perceptrons}
     found["vgg"] = convolutional(setup.vgg, setup.vgg_width, setup.vgg_head, context)
     found["gpt"] = language_model(setup.gpt, context)

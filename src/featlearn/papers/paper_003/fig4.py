@@ -12,7 +12,7 @@ from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, WIDTH, curve
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_003.chain import Task, chain, descend, first_layer, moments, network, squared_error
+from featlearn.papers.paper_003.chain import ChainTask, chain, descend, first_layer, moments, network, squared_error
 from featlearn.papers.reproduction import Reproduction, Size
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -76,7 +76,7 @@ def steered(model: MLP, method: int, lr: float, setup: Setup) -> torch.optim.Opt
 
 
 def trained(
-    model: MLP, task: Task, optimizer: torch.optim.Optimizer, steps: int
+    model: MLP, task: ChainTask, optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[dict[str, list[float]], LayerFeatures]:
     """What Fig. 4 shows of the first layer, along training; and the layer at the end."""
     initial = {name: value.clone() for name, value in model.state_dict().items()}

@@ -54,7 +54,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Begin:
+class InitialState:
     """Weights u and w (d,), the factor of the output, and the learning rate."""
 
     u: Tensor
@@ -63,18 +63,18 @@ class Begin:
     lr: float
 
 
-def begin(setup: Setup, start: str, activation: str, generator: torch.Generator) -> Begin:
+def initial_state(setup: Setup, start: str, activation: str, generator: torch.Generator) -> InitialState:
     """The four starts of the figure (Sec. 3.2, App. B.1)."""
     width, large = setup.widths(activation), start.endswith("orthogonal")
     speed = setup.sigmoid_speed if activation == "sigmoid" else setup.large_speed if large else setup.speed
     first, second = torch.randn(2, width, generator=generator, dtype=torch.float64)
     if start == "kernel":
-        return Begin(first, second, width**-0.5, speed)
+        return InitialState(first, second, width**-0.5, speed)
     if start == "feature":
-        return Begin(first, second, 1 / width, speed * width)
+        return InitialState(first, second, 1 / width, speed * width)
     u = math.sqrt(10) * first
     w = u if start == "orthogonal" else u + math.sqrt(0.1) * second
-    return Begin(u, w, 1 / width, speed * width)
+    return InitialState(u, w, 1 / width, speed * width)
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
@@ -83,7 +83,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     for i, activation in enumerate(ACTIVATIONS):
         x, y = points(setup, activation, context)
         for j, start in enumerate(STARTS):
-            at = begin(setup, start, activation, context.generator(1 + j))
+            at = initial_state(setup, start, activation, context.generator(1 + j))
             if activation == "linear":
                 theory.append(solved(setup, at, float(x), float(y)))
             alignment, loss = trained(setup, at, activation, x, y)
@@ -109,7 +109,7 @@ def points(setup: Setup, activation: str, context: Context) -> tuple[Tensor, Ten
     return x[:, None].to(context.device), (2 * x + noise / 10).to(context.device)
 
 
-def solved(setup: Setup, at: Begin, x: float, y: float) -> Tensor:
+def solved(setup: Setup, at: InitialState, x: float, y: float) -> Tensor:
     """zeta at the moments by Theorem 1, corrected: one unit of time is one step."""
     times = setup.stride * torch.arange(setup.moments + 1, dtype=torch.float64)
     path = fl.theory.latent.solve(
@@ -118,7 +118,7 @@ def solved(setup: Setup, at: Begin, x: float, y: float) -> Tensor:
     return path.layer_alignment
 
 
-def trained(setup: Setup, at: Begin, activation: Any, x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
+def trained(setup: Setup, at: InitialState, activation: Any, x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
     """zeta with its sign, and the loss, at the moments of gradient descent on the mean of (f - y)^2."""
     model = MLP(1, None, width=len(at.u), hidden_layers=1, activation=activation).to(x)
     inner, readout = model.hidden[0], model.readout

@@ -8,7 +8,7 @@ from torch import Tensor
 from featlearn.theory.arguments import checked_numbers, checked_times
 
 
-class Growth(NamedTuple):
+class GrowthFactors(NamedTuple):
     """alpha(t) and what follows from it, broadcast over times and parameters."""
 
     root: Tensor
@@ -40,7 +40,7 @@ def speed(root_a: Tensor, root_b: Tensor, s: Tensor) -> Speed:
     return Speed(omega, torch.where(s >= 0, larger, smaller), torch.where(s >= 0, smaller, larger))
 
 
-def growth(times: Tensor, root_a: Tensor, root_b: Tensor, s: Tensor) -> Growth:
+def growth(times: Tensor, root_a: Tensor, root_b: Tensor, s: Tensor) -> GrowthFactors:
     """alpha = N / D for every a, b >= 0 and every s, from the square roots of a and b.
 
     With Omega as above, E = exp(-4 Omega t), F = 1 - E:
@@ -57,7 +57,7 @@ def growth(times: Tensor, root_a: Tensor, root_b: Tensor, s: Tensor) -> Growth:
     h = _saturated(times, omega)
     n = torch.hypot(torch.hypot(plus, _product(root_b, h.sqrt())), minus * e)
     m = torch.hypot(torch.hypot(minus, _product(root_a, h.sqrt())), plus * e)
-    return Growth(n / m, _decay(e, n, m), h / (n * m))
+    return GrowthFactors(n / m, _decay(e, n, m), h / (n * m))
 
 
 def _saturated(times: Tensor, omega: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_time_axis, checked_times
 from featlearn.theory.latent.arguments import checked_points, length
-from featlearn.theory.latent.growth import Growth, feature_share, growth, speed, tangent_kernel
+from featlearn.theory.latent.growth import GrowthFactors, feature_share, growth, speed, tangent_kernel
 from featlearn.theory.latent.mechanism import (
     Attribution,
     Mechanism,
@@ -58,7 +58,7 @@ class Latent(Prediction):
     """(T,): one unit is one step of gradient descent with step sizes rate_u and rate_w."""
 
     @cached_property
-    def _growth(self) -> Growth:
+    def _growth(self) -> GrowthFactors:
         return growth(self.times, self.start.root_a, self.start.root_b, self.start.s)
 
     @cached_property

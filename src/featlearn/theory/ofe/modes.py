@@ -64,7 +64,7 @@ def conserved_modes(problem: Problem, gamma: float) -> Modes:
     )  # fmt: skip
 
 
-class Start(NamedTuple):
+class EigenbasisStart(NamedTuple):
     """Delta_0 = Z B^T in an eigenbasis u_i of K0."""
 
     inside: Tensor
@@ -75,7 +75,7 @@ class Start(NamedTuple):
     """(P, P): u_i, columns."""
 
 
-def eigenbasis_start(problem: Problem) -> Start:
+def eigenbasis_start(problem: Problem) -> EigenbasisStart:
     """Delta_0 in bases that tell the null space of K0 from its range.
 
     Each of the first columns of Z has a direction of its own outside the range, the others have nothing there, exactly:
@@ -84,7 +84,7 @@ def eigenbasis_start(problem: Problem) -> Start:
     columns, turn = _independent(problem.residual)
     inside, null = problem.vectors.T @ columns, problem.values == 0
     if inside.shape[1] == 0 or not bool(null.any()):
-        return Start(inside, turn, problem.vectors)
+        return EigenbasisStart(inside, turn, problem.vectors)
     left, sizes, right = torch.linalg.svd(inside[null], full_matrices=True)
     rounding = max(problem.residual.shape) * torch.finfo(torch.float64).eps * inside.norm()
     sizes = torch.where(sizes > rounding, sizes, 0.0)
@@ -94,7 +94,7 @@ def eigenbasis_start(problem: Problem) -> Start:
     inside[null] = outside
     vectors = problem.vectors.clone()
     vectors[:, null] = vectors[:, null] @ left
-    return Start(inside, turn @ right.T, vectors)
+    return EigenbasisStart(inside, turn @ right.T, vectors)
 
 
 def _independent(residual: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,148 @@
+"""The networks and data that come with featlearn."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from featlearn import data
+from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.settings import Settings
+from featlearn.cli.training_task import TrainingTask, squared_error
+from featlearn.data.files import ROOT
+from featlearn.errors import FeatlearnError, InputValueError
+from featlearn.papers.models import CNN, MLP
+from featlearn.steer import whiten
+
+IMAGES: dict[str, Callable[..., data.Labelled]] = {"mnist": data.mnist, "cifar10": data.cifar10}
+Pair = tuple[Tensor, Tensor]
+
+
+def built_in_task(settings: Settings) -> TrainingTask:
+    """Network, data and loss as the settings have it; the seed of torch is set already."""
+    (x, y), test = _samples(settings)
+    labels = not y.is_floating_point()
+    classes = int(max(y.max(), -1 if test is None else test[1].max())) + 1 if labels else 0
+    if settings.loss == "cross-entropy" and not labels:
+        raise InputValueError(f"--loss cross-entropy with y of {y.dtype}, expected whole numbers, the classes")
+    if settings.whiten:
+        white = whiten(x)
+        x, test = white.x, None if test is None else (white.transform(test[0]), test[1])
+    outputs = classes if labels else None if y.dim() == 1 else y.shape[1]
+    if labels and settings.loss == "mse":
+        y, test = _one_hot(y, classes), None if test is None else (test[0], _one_hot(test[1], classes))
+    entropy = settings.loss == "cross-entropy"
+    return TrainingTask(
+        model=_network(settings, x, outputs), x=x, y=y, test=test,
+        loss=nn.functional.cross_entropy if entropy else squared_error,
+        convention="cross-entropy" if entropy else "mean",
+    )  # fmt: skip
+
+
+def _network(settings: Settings, x: Tensor, outputs: int | None) -> nn.Module:
+    if settings.model == "mlp":
+        return MLP(x[0].numel(), outputs, width=settings.width, hidden_layers=settings.hidden_layers)
+    return CNN(x.shape[1], outputs, width=settings.width, hidden_layers=settings.hidden_layers, kernel_size=3)
+
+
+def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
+    """Training and test samples, the same for every seed; images for a CNN, rows for an MLP."""
+    name, _, batches = settings.data.partition(":")
+    train: Pair
+    test: Pair | None
+    if settings.data == "digits":
+        train, test = ((part.x, part.labels) for part in (data.digits("train"), data.digits("test")))
+    elif name in IMAGES:
+        train, test = (_read(settings, name, batches, split) for split in ("train", "test"))
+    elif settings.data.endswith(".npz"):
+        train, test = _from_file(Path(settings.data))
+    else:
+        known = ["digits", *IMAGES]
+        raise UsageError(f"--data {settings.data}, expected {', '.join(known)} or FILE.npz{suggestion(name, known)}")
+    order = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))
+    chosen, rest = order[: settings.samples], order[settings.samples :]
+    if len(chosen) < settings.samples:
+        raise InputValueError(f"--samples {settings.samples}, but {settings.data} has {len(chosen)}; ask for fewer")
+    if test is None:  # what training does not need
+        test = train[0][rest], train[1][rest]
+    unseen = test[0][: settings.test], test[1][: settings.test]
+    shaped = _images if settings.model == "cnn" else _rows
+    few = len(unseen[0]) < 2
+    return (shaped(train[0][chosen]), train[1][chosen]), None if few else (shaped(unseen[0]), unseen[1])
+
+
+def _read(settings: Settings, name: str, batches: str, split: str) -> Pair:
+    """As many samples as are needed, drawn at random; cifar10:1,2 trains on its first two batches alone."""
+    count = settings.samples if split == "train" else max(settings.test, 1)
+    options: dict[str, Any] = {"samples": count, "generator": torch.Generator().manual_seed(0)}
+    if batches and split == "train":
+        if name != "cifar10" or not all(part.isdecimal() for part in batches.split(",")):
+            raise UsageError(f"--data {settings.data}, expected batches such as cifar10:1,2,3")
+        options["batches"] = [int(part) for part in batches.split(",")]
+    if settings.data_root is None and not os.environ.get(ROOT):
+        raise InputValueError(f"--data {name} needs its files: say by --data-root or {ROOT} which folder they are in")
+    if settings.data_root is not None and not settings.data_root.expanduser().is_dir():
+        raise InputValueError(f"--data-root {settings.data_root} is no folder, expected the one with the data files")
+    try:
+        read = IMAGES[name](settings.data_root, split, **options)
+    except InputValueError as error:  # speaks of the arguments of fl.data
+        raise InputValueError(str(error).replace("root=...", "--data-root")) from error
+    return read.x, read.labels
+
+
+def _from_file(path: Path) -> tuple[Pair, Pair | None]:
+    """Arrays x, y and perhaps x_test, y_test; nothing in the file is executed."""
+    try:
+        with numpy.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in ("x", "y", "x_test", "y_test") if name in arrays}
+            missing, names = {"x", "y"} - found.keys(), ", ".join(arrays)
+    except (ValueError, EOFError) as error:
+        raise FeatlearnError(f"{path} cannot be read: {error}") from error
+    if missing:
+        raise InputValueError(f"{path} has the arrays {names or '(none)'}, expected x and y")
+    tensors = {name: _tensor(values, name, path) for name, values in found.items()}
+    for x, y in (("x", "y"), ("x_test", "y_test")):
+        if x in tensors and y in tensors and len(tensors[x]) != len(tensors[y]):
+            raise InputValueError(f"{path} has {len(tensors[x])} samples in {x} and {len(tensors[y])} in {y}")
+    test = (tensors["x_test"], tensors["y_test"]) if {"x_test", "y_test"} <= tensors.keys() else None
+    return (tensors["x"], tensors["y"]), test
+
+
+def _tensor(values: numpy.ndarray, name: str, path: Path) -> Tensor:
+    """float32; whole numbers in y are classes."""
+    if values.dtype.kind not in "fiub" or values.ndim == 0:
+        raise InputValueError(
+            f"{name} of {path} is {values.dtype} of shape {values.shape}, expected an array of numbers"
+        )
+    classes = name.startswith("y") and values.dtype.kind in "iub" and values.ndim == 1
+    tensor = torch.from_numpy(numpy.ascontiguousarray(values.astype(numpy.int64 if classes else numpy.float32)))
+    if classes and len(tensor) and int(tensor.min()) < 0:
+        raise InputValueError(f"{name} of {path} has classes from {int(tensor.min())}, expected 0, 1, 2 ...")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputValueError(f"{name} of {path} has entries that are nan or infinite")
+    return tensor
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(1)
+
+
+def _images(x: Tensor) -> Tensor:
+    """(P, channels, height, width); rows are square images in grey."""
+    if x.dim() == 4:
+        return x
+    side = round(x[0].numel() ** 0.5)
+    if x[0].numel() != side**2:
+        raise InputValueError(
+            f"--model cnn on inputs of shape {tuple(x.shape)}, expected images (P, channels, height, width) or squares"
+        )
+    return x.reshape(len(x), 1, side, side)
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Rows that sum to zero."""
+    return nn.functional.one_hot(labels, classes).float() - 1 / classes

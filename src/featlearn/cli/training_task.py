@@ -1,0 +1,82 @@
+"""A network with its data and loss, before training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.cli.settings import Settings
+from featlearn.network.inputs import batch_size, map_tensors
+from featlearn.steer import scale_init, scale_output
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """|f - y|^2, summed over outputs, the mean over samples: the convention "mean" of `fl.dynamics.rate`."""
+    return (output - y).square().flatten(1).sum(1).mean() if y.dim() > 1 else (output - y).square().mean()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingTask:
+    """Network, data, loss and optionally an optimiser."""
+
+    model: nn.Module
+    x: Any
+    """inputs of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
+    y: Tensor
+    loss: Loss
+    """of the model's output and y"""
+    convention: str | None
+    """the name of the loss in `fl.watch`; None if it has none"""
+    test: tuple[Any, Tensor] | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    """the user's optimiser; None for the one of the settings"""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples P."""
+        return batch_size(self.x)
+
+    @property
+    def weight_layers(self) -> int:
+        """Number of trainable weights: parameters with two axes or more."""
+        return max(1, sum(p.requires_grad and p.dim() > 1 for p in self.model.parameters()))
+
+    def some(self, index: Any) -> tuple[Any, Tensor]:
+        """(x, y) of the samples at a slice or a tensor of indices."""
+        samples = self.samples
+
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor[index] if tensor.dim() and len(tensor) == samples else tensor
+
+        return map_tensors(self.x, rows), self.y[index]
+
+    def output(self, x: Any) -> Any:
+        """The output of the model."""
+        if isinstance(x, tuple):
+            return self.model(*x)
+        return self.model(**x) if hasattr(x, "keys") else self.model(x)
+
+
+def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
+    """The task with scaled weights, and with outputs scaled and counted from their initial values."""
+    if settings.init_scale != 1:
+        scale_init(task.model, settings.init_scale)
+    if settings.output_scale is None:
+        return task
+    return replace(task, model=scale_output(task.model, 1 / settings.output_scale))
+
+
+def placed(task: TrainingTask, device: str) -> TrainingTask:
+    """The task on one device."""
+
+    def there(thing: Any) -> Any:
+        return map_tensors(thing, lambda tensor: tensor.to(device))
+
+    test = None if task.test is None else (there(task.test[0]), task.test[1].to(device))
+    return replace(
+        task, model=task.model.to(device), x=there(task.x), y=task.y.to(device), test=test
+    )  # fmt: skip

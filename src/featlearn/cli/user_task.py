@@ -1,0 +1,146 @@
+"""The user's task: a function that returns network, data and loss."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.settings import Settings
+from featlearn.cli.training_task import Loss, TrainingTask, squared_error
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.network.inputs import batch_size
+
+ENTRIES = ("model", "data", "loss", "test", "optimizer")
+BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "test", "whiten", "loss")
+"""Settings of the built-in networks, data and losses."""
+
+
+def user_task(place: str, settings: Settings) -> TrainingTask:
+    """Call `module:function` or `path.py:function`, and check what it returns."""
+    given = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} is given beside {place}, expected one of the two: network, data and loss "
+            "are what the function returns"
+        )
+    return checked(loaded(place)(), place)
+
+
+def loaded(place: str) -> Callable[[], Any]:
+    """The function at `module:function` or `path.py:function`."""
+    source, colon, name = place.rpartition(":")
+    if not colon or not source or not name.isidentifier():
+        raise UsageError(f"{place!r} is given, expected module:function or path.py:function")
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise UsageError(f"{source} has no function {name!r}{suggestion(name, functions)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_path(name: str) -> Any:
+    """Import a module as `python -m` does, with the working directory on the path."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> Any:
+    """Import a file as `python path.py` does, with its folder on the path."""
+    name = f"_user_task_{path.stem}"  # a file may be called torch.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise FeatlearnError(f"there is no file {path}, expected one with your function")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module  # needed by pickle and dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+def checked(returned: Any, place: str) -> TrainingTask:
+    """The task from (model, (x, y), loss), or from a mapping with model, data, loss and optionally test, optimizer."""
+    if isinstance(returned, Mapping):
+        unknown = [key for key in returned if key not in ENTRIES]
+        missing = [key for key in ENTRIES[:3] if key not in returned]
+        if unknown or missing:
+            wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{suggestion(str(unknown[0]), ENTRIES)}"
+            raise InputValueError(f"{place} returns a mapping with {wrong}, expected {', '.join(ENTRIES)}")
+        entries = dict(returned)
+    elif isinstance(returned, tuple | list) and len(returned) == 3:
+        entries = dict(zip(ENTRIES, returned, strict=False))
+    else:
+        raise InputTypeError(
+            f"{place} returns {type(returned).__name__}, expected (model, (x, y), loss) or a mapping with "
+            f"{', '.join(ENTRIES)}"
+        )
+    if not isinstance(entries["model"], nn.Module):
+        raise InputTypeError(f"the model of {place} is {type(entries['model']).__name__}, expected a torch.nn.Module")
+    x, y = _pair(entries["data"], "data", place)
+    loss, convention = _loss(entries["loss"], place)
+    test = None if entries.get("test") is None else _pair(entries["test"], "test", place)
+    optimizer = entries.get("optimizer")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputTypeError(
+            f"the optimizer of {place} is {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        )
+    return TrainingTask(
+        model=entries["model"], x=x, y=y, loss=loss, convention=convention, test=test, optimizer=optimizer
+    )
+
+
+def _pair(given: Any, name: str, place: str) -> tuple[Any, Tensor]:
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], Tensor):
+        raise InputTypeError(
+            f"the {name} of {place} is {type(given).__name__}, expected a pair (x, y): inputs and a tensor of targets"
+        )
+    x, y = given
+    samples = batch_size(x, f"the x of {name}")
+    if y.dim() == 0 or len(y) != samples:
+        raise InputValueError(f"{name} of {place} has {samples} inputs and targets of shape {tuple(y.shape)}")
+    return x, y
+
+
+def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
+    """The function, and its name for `fl.watch`."""
+    named: dict[str, tuple[Loss, str]] = {
+        "mse": (squared_error, "mean"),
+        "cross-entropy": (nn.CrossEntropyLoss(), "cross-entropy"),
+    }
+    if isinstance(given, str) and given in named:
+        return named[given]
+    if not callable(given):
+        raise InputTypeError(f"the loss of {place} is {given!r}, expected a function of (output, y), 'mse' or "
+                             "'cross-entropy'")  # fmt: skip
+    mean = getattr(given, "reduction", None) == "mean"
+    plain = getattr(given, "weight", None) is None and not getattr(given, "label_smoothing", 0.0)
+    if isinstance(given, nn.CrossEntropyLoss) and mean and plain:
+        return given, "cross-entropy"
+    if isinstance(given, nn.MSELoss) and mean:
+        return given, "mean-over-outputs"
+    return partial(_one_number, given, place), None
+
+
+def _one_number(loss: Loss, place: str, output: Any, y: Tensor) -> Tensor:
+    """The value of a user's loss, checked to be one differentiable number."""
+    value = loss(output, y)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputTypeError(f"the loss of {place} gives {got}, expected a tensor of one number; take its mean")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise InputValueError(
+            f"the loss of {place} has no gradient, expected one with respect to the output; leave detach(), item() and "
+            "numpy out of it"
+        )
+    return value

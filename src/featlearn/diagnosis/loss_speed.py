@@ -1,0 +1,238 @@
+"""Speed of the loss relative to the prediction of the first kernel: frozen, and rescaled to its later size."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from featlearn.diagnosis.evidence import FALLEN, SPEED
+from featlearn.diagnosis.replay import Replay
+from featlearn.diagnosis.run_data import Curve, RunData
+from featlearn.dynamics import rate
+from featlearn.dynamics.rate import NEEDS
+
+LEVEL = 0.2
+"""Speeds are compared at this share of the first loss, or at the lowest loss if the run does not reach it."""
+REACH = 1e4
+"""Longest time of descent with the frozen kernel, relative to the run."""
+REPLAYED = 40
+"""Largest number of kernels that are replayed."""
+SAMPLES = 64
+"""Largest number of probe samples that are replayed for cross-entropy."""
+FITS = 0.3
+"""Relative error up to which the first change of the outputs counts as kernel descent."""
+FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
+AGREES = 1.5
+"""Factor within which a declared rate agrees with the rate of the first steps."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An unknown value, with the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class SpeedRatio:
+    """How many times longer than the run the first kernel takes to reach the same loss."""
+
+    frozen: float
+    """with the frozen kernel; 1 for lazy training"""
+    rescaled: float
+    """with the kernel rescaled to its norm at that loss; the rest is due to its shape"""
+    level: float
+    """the loss at which speeds are compared, as a share of the first loss"""
+    rate: float
+    """per unit of learning rate (or step); descent with the recorded kernels then reaches that loss when the run did"""
+    bound: bool
+    """whether the frozen kernel did not reach that loss in time: the numbers are then lower bounds"""
+
+
+@dataclass(frozen=True)
+class TimeScale:
+    """Time t in df/dt = -K (f - y): a rate times the sum of learning rates over steps."""
+
+    rate: float
+    """per unit of learning rate, or per step if none was recorded"""
+    source: str
+    """the source of the rate, in words"""
+    elapsed: Curve
+    """steps -> sum of learning rates (or steps)"""
+
+    def at(self, steps: Tensor) -> Tensor:
+        """Time at some steps."""
+        return self.rate * self.elapsed.at(steps.double())
+
+
+class LossSpeed:
+    """The measured loss of a run compared with predictions from recorded kernels."""
+
+    def __init__(self, run_data: RunData) -> None:
+        self.run_data = run_data
+
+    @cached_property
+    def elapsed(self) -> Curve:
+        """Steps -> sum of learning rates over steps; the step itself if no learning rate is known."""
+        run_data = self.run_data
+        lr = run_data.curve("lr")
+        last = float(max(run_data.steps, 1))
+        if lr is None or not bool((lr.values > 0).all()):
+            ends = torch.tensor([0.0, last], dtype=torch.float64)
+            return Curve(ends, ends)
+        steps = torch.cat([lr.steps.new_zeros(1), lr.steps, lr.steps.new_full((1,), last)]).unique()
+        values = lr.at(steps)
+        spent = ((values[1:] + values[:-1]) / 2 * steps.diff()).cumsum(0)
+        return Curve(steps, torch.cat([steps.new_zeros(1), spent]))
+
+    @cached_property
+    def speed(self) -> SpeedRatio | Unknown:
+        """Descent with the first kernel compared with descent with the recorded kernels.
+
+        The rate is fitted so that descent with the recorded kernels reaches the measured loss at the measured step. So
+        no learning rate is needed, and what the recorded kernels omit (terms between outputs, samples outside of the
+        probe) is omitted on both sides.
+        """
+        loss, steps = self.run_data.loss, self.run_data.kernel_steps
+        if loss is None or not loss.from_start:
+            return Unknown("the loss on the probe was not recorded before training")
+        if not steps or steps[0] != 0:
+            return Unknown(FIRST_IS_MISSING)
+        if len(steps) < 3:
+            return Unknown(
+                f"{len(steps)} kernels with outputs were recorded, and 3 are needed; watch with budget=None, or a "
+                "schedule (every=) with more of them"
+            )
+        level = max(float(loss.values.min()), LEVEL * loss.first)
+        if not level <= FALLEN.high * loss.first:
+            left = level / loss.first
+            return Unknown(f"the loss fell only to {left:.2g} of the first" if left < 1 else "the loss did not fall")
+        at = reached(loss, level)
+        if not at > 0:
+            return Unknown("the loss was lowest before training")
+        replay = self._replay([s for s in steps if s < at], at)
+        found = replay.rate_to(level)
+        if found is None:
+            return Unknown("descent with the recorded kernels does not come to the loss of the run")
+        taken = found * float(replay.times[-1])
+        needed = replay.frozen_time(level, REACH * taken)
+        growth = float(replay.kernels[-1].norm() / replay.kernels[0].norm())
+        bound = replay.frozen_loss(needed) > 1.01 * level
+        if bound and needed < SPEED.high * taken:
+            return Unknown("cross-entropy descent with the first kernel is too stiff to be followed far enough")
+        return SpeedRatio(needed / taken, needed / taken / growth, level / loss.first, found, bound)
+
+    def _replay(self, steps: list[int], until: float) -> Replay:
+        """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""
+        run_data = self.run_data
+        after = next(s for s in run_data.kernel_steps if s >= until or s == run_data.kernel_steps[-1])
+        if len(steps) > REPLAYED:
+            steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
+        share = min(1.0, (until - steps[-1]) / max(after - steps[-1], 1))
+        last = torch.lerp(run_data.kernel(steps[-1]).double(), run_data.kernel(after).double(), share)
+        kernels = torch.stack([*(run_data.kernel(s).double() for s in steps), last])
+        start, targets = run_data.outputs(0), self.targets
+        if run_data.entropy and len(start) > SAMPLES:
+            some = torch.linspace(0, len(start) - 1, SAMPLES).round().long()
+            kernels, start, targets = kernels[:, some][:, :, some], start[some], targets[some]
+        elapsed = self.elapsed.at(torch.tensor([*map(float, steps), until]))
+        return Replay(kernels, elapsed, start, targets, run_data.entropy)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded without their mean."""
+        y = self.run_data.targets
+        assert y is not None
+        rows = y.double()
+        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.run_data.entropy else rows
+
+    def loss_of(self, f: Tensor) -> float:
+        """The loss of outputs (P, C), in the unit of `RunData.loss`."""
+        if self.run_data.entropy:
+            return -float((self.targets * f.log_softmax(1)).sum(1).mean())
+        return float((f - self.targets).square().sum(1).mean())
+
+    @cached_property
+    def time_scale(self) -> TimeScale | Unknown:
+        """The rate of the run: the declared one if it agrees with the first steps, else fitted to them."""
+        steps = self.run_data.kernel_steps
+        if not steps or steps[0] != 0:
+            return Unknown(FIRST_IS_MISSING)
+        told, seen = self._declared(), self._fitted()
+        if isinstance(told, TimeScale) and isinstance(seen, TimeScale):
+            ratio = told.rate / seen.rate
+            if 1 / AGREES <= ratio <= AGREES:
+                return told
+            return TimeScale(seen.rate, f"{seen.source} (the declared one is {ratio:.3g} times that)", seen.elapsed)
+        return seen
+
+    def _declared(self) -> TimeScale | Unknown:
+        run_data, y = self.run_data, self.run_data.targets
+        loss = run_data.run.config.get("loss_convention")
+        kind, momentum, one_rate = run_data.optimizer
+        known = isinstance(loss, str) and (loss in NEEDS or loss == "cross-entropy")
+        if not known or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
+            return Unknown("the loss convention, or one plain learning rate, was not declared")
+        convention = "mean-half" if loss == "cross-entropy" else loss
+        per_lr = rate(1.0, convention, P=len(y), C=y.shape[1]) / (1 - momentum)  # type: ignore[arg-type]
+        return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
+
+    def _fitted(self) -> TimeScale | Unknown:
+        """The rate at which descent with the first kernel reproduces the first steps."""
+        run_data, loss = self.run_data, self.run_data.loss
+        if loss is None:
+            return Unknown("too few losses were recorded")
+        early = [s for s in run_data.kernel_steps[1:] if float(loss.at(torch.tensor([float(s)]))) > 0.8 * loss.first]
+        fits = [fit for fit in map(self._fit, early[:8] or run_data.kernel_steps[1:2]) if fit is not None]
+        if not fits:
+            return Unknown("the outputs did not move in the first steps")
+        error, step, per_unit = min(fits)
+        if error > FITS:
+            return Unknown(
+                f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimiser, unequal "
+                "learning rates, terms between outputs, or noise"
+            )
+        return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)
+
+    def _fit(self, step: int) -> tuple[float, int, float] | None:
+        """(relative error of the change of the outputs, step, rate per unit of elapsed)."""
+        run_data = self.run_data
+        start = run_data.outputs(0)
+        moved = run_data.outputs(step) - start
+        # recorded in single precision
+        if float(moved.norm()) <= 1e-4 * float(start.norm()) or not bool(moved.any()):
+            return None
+        kernel = run_data.kernel(0).double()
+        pull = self.targets - (start.softmax(1) if run_data.entropy else start)
+        speed = kernel @ pull
+        elapsed = float(self.elapsed.at(torch.tensor([float(step)]))) * self._momentum_share(step)
+        if not bool(speed.any()) or elapsed <= 0:
+            return None
+        linear = float((speed * moved).sum() / speed.square().sum())
+        if linear <= 0 or run_data.entropy:
+            return float((moved - linear * speed).norm() / moved.norm()), step, linear / elapsed
+        values, vectors = torch.linalg.eigh(kernel)
+        away, wanted = vectors.mT @ pull, vectors.mT @ moved
+        times = linear * torch.logspace(-1, 2, 241, dtype=torch.float64)
+        paths = -torch.expm1(-values.clamp_min(0)[:, None] * times)  # (P, T)
+        # |difference|^2 summed over modes, for all times at once
+        errors = away.square().sum(1) @ paths.square() - 2 * (away * wanted).sum(1) @ paths + wanted.square().sum()
+        best = int(errors.argmin())
+        return math.sqrt(max(float(errors[best]), 0.0)) / float(moved.norm()), step, float(times[best]) / elapsed
+
+    def _momentum_share(self, step: int) -> float:
+        """Mean speed over the first steps relative to the final speed under momentum."""
+        momentum = self.run_data.optimizer[1]
+        return 1 - momentum * (1 - momentum**step) / ((1 - momentum) * step)
+
+
+def reached(curve: Curve, level: float) -> float:
+    """The fractional step at which a falling curve first reaches a level, by logarithmic interpolation."""
+    i = int((curve.values <= level * (1 + 1e-9)).nonzero()[0])
+    if i == 0:
+        return float(curve.steps[0])
+    above, below = (max(float(v), 1e-300) for v in curve.values[i - 1 : i + 1])
+    share = math.log(above / max(level, 1e-300)) / math.log(above / below) if above > below else 1.0
+    return float(curve.steps[i - 1] + min(max(share, 0.0), 1.0) * (curve.steps[i] - curve.steps[i - 1]))

@@ -1,0 +1,266 @@
+"""A recorded run as the diagnosis reads it: missing or non-finite data is None, damaged data raises a `RunError`.
+
+Damaged data is never replaced: another kernel would give another verdict.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from featlearn.errors import RunError
+from featlearn.record import Run
+
+LOST = 2.0
+"""A diverged run is read up to where its loss stays above this multiple of the first."""
+EXPLODED = 1e3
+"""A loss above this multiple of both the first loss and the loss of zero outputs is a divergence, even if it falls
+later: such networks mostly consist of dead units."""
+AXES = {
+    "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
+    "outputs": {"f": "PC"},
+    "test": {"f": "TC", "cross": "TP", "cross_full": "TPCC"},
+    "optimizer_kernel": {"mean": "PP", "full": "PPCC", "cross": "TP", "cross_full": "TPCC"},
+}
+"""Axes of the arrays: P samples of the probe, T test points, C outputs."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finite values of one recorded quantity."""
+
+    steps: Tensor
+    """(T,) increasing"""
+    values: Tensor
+    """(T,)"""
+
+    @property
+    def first(self) -> float:
+        """Value of the first measurement."""
+        return float(self.values[0])
+
+    @property
+    def last(self) -> float:
+        """Value of the last measurement."""
+        return float(self.values[-1])
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the first measurement was made before training, so that later ones can be compared with it."""
+        return float(self.steps[0]) == 0.0
+
+    @property
+    def rise(self) -> float:
+        """Last minus first value."""
+        return self.last - self.first
+
+    def at(self, steps: Tensor) -> Tensor:
+        """Values by linear interpolation, constant beyond the ends."""
+        found = numpy.interp(steps.numpy(), self.steps.numpy(), self.values.numpy())
+        return torch.from_numpy(numpy.atleast_1d(found))
+
+    def logarithmic_at(self, steps: Tensor) -> Tensor:
+        """Logarithms of positive values, linearly interpolated."""
+        return Curve(self.steps, self.values.log()).at(steps)
+
+
+class RunData:
+    """One run; data after a divergence is left out."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._arrays: dict[tuple[str, int, str], Tensor | None] = {}
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
+        """(step, values) before a divergence."""
+        lines = [(int(line["step"]), line["values"]) for line in self.run.lines]
+        if self.diverged is None:
+            return lines
+        fits = [(s, values["probe/loss"]) for s, values in lines if "probe/loss" in values and s < self.diverged]
+        end = self.diverged
+        for step, loss in reversed(fits):
+            if loss <= LOST * fits[0][1]:
+                break
+            end = step
+        return [line for line in lines if line[0] < end]
+
+    @cached_property
+    def diverged(self) -> int | None:
+        """The first step at which the loss exploded, or became non-finite for good; None if it did not."""
+        fits = [
+            (line["step"], line["values"]["probe/loss"]) for line in self.run.lines if "probe/loss" in line["values"]
+        ]
+        sound = max((step for step, loss in fits if math.isfinite(loss)), default=-1)
+        lost = [step for step, loss in fits if not math.isfinite(loss)]
+        told = [event["step"] for event in self.run.events if event["kind"] == "diverged"]
+        ends = [step for step in [*lost, *told] if step is not None and step > sound]
+        return min([*ends, *self._exploded], default=None)
+
+    @property
+    def _exploded(self) -> list[int]:
+        """Steps at which the training loss is far above the first; if its kind is unknown, every recorded loss."""
+        told, y = self.run.config.get("loss_convention"), self.targets
+        if isinstance(told, str):
+            names = ["probe/cross_entropy" if told == "cross-entropy" else "probe/loss"]
+        else:  # under cross-entropy outputs may grow, and with them the squared error
+            names = [name for name in ("probe/loss", "probe/cross_entropy") if name in self.run.names]
+        none = 0.0 if y is None else float(y.double().square().sum(1).mean())
+        found = []
+        for name in names:
+            fits = [(int(line["step"]), line["values"][name]) for line in self.run.lines if name in line["values"]]
+            unit = max(fits[0][1], none if name == "probe/loss" else 1.0) if fits else math.nan
+            found.append({step for step, loss in fits if unit > 0 and EXPLODED * unit < loss < math.inf})
+        return sorted(set.intersection(*found)) if found else []
+
+    @property
+    def steps(self) -> int:
+        """The last usable step."""
+        return self._lines[-1][0] if self._lines else 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether training diverged before the second measurement."""
+        return self.diverged is not None and len(self._lines) < 2
+
+    @property
+    def scalar_names(self) -> list[str]:
+        """Names of all recorded scalars."""
+        return self.run.names
+
+    def curve(self, name: str) -> Curve | None:
+        """The finite values of one scalar; None if there are fewer than two."""
+        pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
+        if len(pairs) < 2:
+            return None
+        steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
+        return Curve(steps, values)
+
+    def since_start(self, name: str) -> Curve | None:
+        """The same; None if it was not measured before training."""
+        curve = self.curve(name)
+        return curve if curve is not None and curve.from_start else None
+
+    def array(self, name: str, step: int, key: str) -> Tensor | None:
+        """One recorded array; None if it is missing or not finite."""
+        place = (name, step, key)
+        if place not in self._arrays:
+            self._arrays[place] = self._read(name, step, key)
+        return self._arrays[place]
+
+    def _read(self, name: str, step: int, key: str) -> Tensor | None:
+        if step not in self.run.arrays.get(name, ()):
+            return None
+        found = self.run.array(name, step).get(key)
+        if found is None:
+            return None
+        wrong = self._misfit(found, AXES.get(name, {}).get(key, ""))
+        if wrong:
+            raise RunError(
+                f"{self.run.path}: {key!r} of the array {name!r} at step {step} is {found.dtype} of shape "
+                f"{found.shape}, expected {wrong}; it is damaged, or of another run. Remove this file to have the rest "
+                "judged"
+            )
+        tensor = torch.from_numpy(numpy.array(found))
+        return tensor if bool(torch.isfinite(tensor).all()) else None
+
+    def _misfit(self, found: numpy.ndarray, axes: str) -> str:
+        """The expected type or shape of an array; empty if it fits."""
+        if found.dtype.kind not in "fiu" or found.size == 0:
+            return "numbers"
+        sizes = [self._sizes.get(letter) for letter in axes]
+        if not axes or (
+            found.ndim == len(axes) and all(b in (a, None) for a, b in zip(found.shape, sizes, strict=True))
+        ):
+            return ""
+        known = ", ".join("any" if size is None else str(size) for size in sizes)
+        return f"({', '.join(axes)}) = ({known}) by the targets and test points"
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Known sizes of the axes, from the targets and the first outputs on test points."""
+        found = {} if self.targets is None else {"P": len(self.targets), "C": self.targets.shape[1]}
+        for step in self.run.arrays.get("test", [])[:1]:
+            f = self.run.array("test", step).get("f")
+            if f is not None and f.ndim:
+                found["T"] = len(f)
+        return found
+
+    def array_steps(self, name: str) -> list[int]:
+        """The steps at which an array was recorded, before a divergence."""
+        return [step for step in self.run.arrays.get(name, []) if step <= self.steps]
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """(P, C)"""
+        found = next((self.array("targets", step, "y") for step in self.run.arrays.get("targets", [])), None)
+        if found is None or found.dim() == 2:
+            return found
+        return found.reshape(len(found) if found.dim() else 1, -1)
+
+    @cached_property
+    def kernel_steps(self) -> list[int]:
+        """Steps at which both kernel and outputs were recorded."""
+        y = self.targets
+        found = []
+        for step in self.array_steps("kernel"):
+            kernel, f = self.array("kernel", step, "mean"), self.array("outputs", step, "f")
+            if y is not None and kernel is not None and f is not None and bool(kernel.any()):
+                found.append(step)
+        return found
+
+    def kernel(self, step: int) -> Tensor:
+        """(P, P), the recorded mean over outputs; for a step of `kernel_steps`."""
+        kernel = self.array("kernel", step, "mean")
+        assert kernel is not None
+        return kernel
+
+    def outputs(self, step: int) -> Tensor:
+        """(P, C) in double; for a step of `kernel_steps`."""
+        f, y = self.array("outputs", step, "f"), self.targets
+        assert f is not None
+        assert y is not None
+        return f.double().reshape(y.shape)
+
+    @cached_property
+    def entropy(self) -> bool:
+        """Whether the training loss is cross-entropy: as declared, or the one of the two losses that fell further."""
+        told = self.run.config.get("loss_convention")
+        entropy, square = self.curve("probe/cross_entropy"), self.curve("probe/loss")
+        if entropy is None or isinstance(told, str):
+            return entropy is not None and told == "cross-entropy"
+        falls = [float(c.values.min()) / c.first if c is not None and c.first > 0 else 1.0 for c in (entropy, square)]
+        return falls[0] < falls[1]
+
+    @cached_property
+    def loss(self) -> Curve | None:
+        """The training loss on the probe: mean over samples of |f - y|^2, or of the cross-entropy."""
+        entropy = self.curve("probe/cross_entropy") if self.entropy else None
+        return entropy or self.curve("probe/loss")
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether the network has BatchNorm: kernels are measured in eval mode, without batch statistics."""
+        told = self.run.config.get("model")
+        return isinstance(told, dict) and told.get("batch_norm") is True
+
+    @property
+    def optimizer(self) -> tuple[str, float, bool]:
+        """Class, momentum, and whether all groups share one learning rate; ("", 0, True) if unknown."""
+        told = self.run.config.get("optimizer")
+        if not isinstance(told, dict):
+            return "", 0.0, True
+        given = told.get("groups")
+        groups = [group for group in given if isinstance(group, dict)] if isinstance(given, list) else []
+        momentum = _number(groups[0].get("momentum")) if groups else 0.0
+        rates = {_number(group.get("lr")) for group in groups}
+        return str(told.get("class") or ""), momentum if 0 <= momentum < 1 else 0.0, len(rates) < 2
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

@@ -1,0 +1,102 @@
+"""`fl.watch`: checks all arguments before anything runs."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.dynamics.rate import NEEDS
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.monitoring.budget import Budget
+from featlearn.monitoring.description import every_entry
+from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
+from featlearn.monitoring.schedule import Every, Schedule
+from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
+from featlearn.monitoring.sinks import checked_sinks
+from featlearn.monitoring.watch import Watch
+from featlearn.network.checks import unwrapped
+from featlearn.network.inputs import Inputs, Readout
+
+LOSSES = (*NEEDS, "cross-entropy")
+
+
+def watch(
+    model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
+    budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
+    quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
+    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None,
+) -> Watch:  # fmt: skip
+    """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
+
+        with fl.watch(model, probe=(x, y), out="runs/a") as watch:
+            for inputs, targets in loader:
+                ...
+                optimizer.step()
+                watch.step(loss=loss)
+
+    Measuring changes nothing: losses, weights, optimiser state and random numbers are, bit for bit, those of a run
+    that is not watched. A model that cannot be measured is an error on entering; later nothing stops training: a
+    measurement that fails or cannot be written is recorded as an event, and you are warned once.
+
+    Args:
+        model: any `nn.Module`, also one wrapped by `torch.compile` or DDP; measured in eval mode.
+        probe: (x, y), 100 to 500 samples say, the same at every measurement. y: targets (P, C), numbers (P,), or class
+            labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
+        out: a directory for the run, new or empty.
+        every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
+        budget: the share of training time that measuring may take, the first and the last measurement apart. What
+            does not fit is measured later, expensive quantities less often than cheap ones; the probe is thinned if
+            nothing fits for 100 steps. Short runs may spend what 20 s of training earn. None: no limit.
+        test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
+        optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
+        quantities: names out of kernel, features, layers, weights, test, optimizer; by default all but the last. A
+            mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
+            a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
+        readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
+        loss: what is trained on, if it is to be compared with theory: `"mean"`, `"mean-half"`, `"sum-half"`,
+            `"mean-over-outputs"` (`nn.MSELoss()`; see `fl.dynamics.rate`) or `"cross-entropy"`.
+        sinks: further destinations of the numbers: `"tensorboard"`, `"wandb"`, or any object with
+            `log_metrics(mapping, step)`.
+        resume: continue the run in `out`, if there is one.
+        name: name of the run; by default that of its directory.
+        settings: any JSON-serialisable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
+            `run.config["settings"]` from the start. `fl.report` treats runs whose settings differ only in `"seed"` as
+            seeds of one experiment.
+    """
+    entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
+               "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
+    if loss is not None and loss not in LOSSES:
+        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
+    checked_sinks(sinks)
+    network = unwrapped(model)
+    if optimizer is not None and not trains(optimizer, network):
+        raise InputValueError(
+            f"optimizer ({type(optimizer).__name__}) has no parameter of the model ({type(network).__name__}), "
+            "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
+        )
+    tested = None if test is None else probe_data(test, "test", network)
+    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout)
+    chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
+    entries["quantities"] = [one.name for one in chosen]
+    return Watch(watched, Path(out), Schedule(every), Budget(budget), chosen, entries, sinks, resume)
+
+
+def _plain_settings(settings: Any) -> dict[str, Any]:
+    """A copy of the settings after a round trip through JSON."""
+    if not isinstance(settings, Mapping):
+        raise InputTypeError(f"settings is {type(settings).__name__}, expected a mapping: settings={{'width': 100}}")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(settings), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = InputValueError if isinstance(error, ValueError) else InputTypeError
+        raise kind(
+            f"settings cannot be written as JSON: {error}; expected finite numbers, words, lists and mappings of them: "
+            "turn a tensor into a number by .item() or .tolist(), a path into a word by str()"
+        ) from error
+    return plain

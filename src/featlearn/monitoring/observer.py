@@ -1,0 +1,138 @@
+"""Measurements of one run, each compared with the first and with the previous one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import CoupledSamplesError, FeatlearnError
+from featlearn.monitoring.names import Names
+from featlearn.monitoring.probe_data import WatchedNetwork
+from featlearn.monitoring.records import Record, RecordContext, probe
+from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.step_view import Baseline, StepView, step_view
+from featlearn.network.initial_network import network_at
+from featlearn.preparation import Preparation
+from featlearn.record import Run
+
+COMPARED = {"features": 3.0}
+"""Quantity -> factor by which it is slower once there is a baseline to compare with."""
+
+
+class Observation(NamedTuple):
+    """Result of one measurement."""
+
+    record: Record
+    failures: list[tuple[ScheduledQuantity, Exception]]
+    outputs: Tensor
+    """(P, C), on the CPU."""
+    costs: dict[str, float]
+    """Quantity -> expected seconds in the middle of a run, from the time it took now."""
+    common: float
+    """Seconds shared by all quantities, without the audit of the first measurement."""
+
+
+class Latest(NamedTuple):
+    """Summary of the latest measurement: if it is the last, only missing arrays are added."""
+
+    step: int
+    tried: set[str]
+    """Quantities that were due."""
+    read: set[str]
+    """Quantities that were measured without error."""
+    outputs: int
+    """C"""
+
+
+class Observer:
+    """Measures a network on its probe, step after step."""
+
+    def __init__(self, watched: WatchedNetwork, names: Names) -> None:
+        self.watched, self.names = watched, names
+        self.baseline: Baseline | None = None
+        self._prepared = Preparation(watched.model, readout=watched.readout)
+        self._previous: tuple[int, Tensor] | None = None
+        self.latest: Latest | None = None
+        self._past: Run | None = None
+
+    def observe(
+        self, step: int, chosen: Sequence[ScheduledQuantity], *, end: bool = False, last: bool = False
+    ) -> Observation:
+        """Measure the network as it is now."""
+        return self._observe(self.watched, step, chosen, end, last)
+
+    def observe_start(self, chosen: Sequence[ScheduledQuantity], *, end: bool = True) -> Observation:
+        """Measure the network at the start of the run; later measurements are compared with it."""
+        start = replace(self.watched, model=network_at(self.watched.model, self.watched.initial), optimizer=None)
+        before, self.baseline, self._previous = self.baseline, None, None
+        found = self._observe(start, 0, chosen, end, False)
+        baseline: Baseline | None = self.baseline
+        if baseline is not None and before is not None and before.rates is not None:
+            baseline.rates = before.rates
+        return found
+
+    def follow(self, past: Run) -> None:
+        """Take the previous kernel from a resumed run on disk."""
+        self._past, self._previous = past, None
+
+    def _before(self, step: int) -> tuple[int, Tensor] | None:
+        """Step and kernel of the measurement before this step; None if unknown."""
+        if self._previous is not None or self._past is None:
+            return self._previous
+        earlier = [number for number in self._past.arrays.get("kernel", ()) if number < step]
+        if not earlier:
+            return None
+        try:
+            kernel = torch.from_numpy(self._past.array("kernel", earlier[-1])["mean"])
+        except (FeatlearnError, KeyError):  # damaged: skip one number rather than stop
+            return None
+        return (earlier[-1], kernel) if kernel.shape == (self.watched.probe.samples,) * 2 else None
+
+    def synchronise(self) -> None:
+        """Wait for pending device work, so that it is not counted as measuring."""
+        if any(p.device.type == "cuda" for p in self.watched.model.parameters()):
+            torch.cuda.synchronize()
+
+    def _observe(
+        self, watched: WatchedNetwork, step: int, chosen: Sequence[ScheduledQuantity], end: bool, last: bool
+    ) -> Observation:
+        self.synchronise()
+        begun = time.perf_counter()
+        prepared = self._prepared
+        if watched.model is not prepared.model:
+            prepared = Preparation(watched.model, readout=watched.readout)
+        first = not prepared.audits
+        context = RecordContext(self.names, end, last, self._before(step))
+        failures: list[tuple[ScheduledQuantity, Exception]] = []
+        costs: dict[str, float] = {}
+        with step_view(watched, step, self.baseline, prepared) as now:
+            begun = time.perf_counter() if first else begun
+            record = probe(now, context)
+            for one in chosen:
+                started, before = time.perf_counter(), context.apart
+                try:
+                    record.add(one.read(now, context))
+                except CoupledSamplesError:
+                    raise
+                except Exception as error:
+                    failures.append((one, error))
+                costs[one.name] = time.perf_counter() - started - (context.apart - before)
+            tried = {one.name for one in chosen}
+            self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
+            outputs = now.outputs
+        self.synchronise()
+        common = time.perf_counter() - begun - sum(costs.values()) - context.apart
+        if now.baseline is None:
+            costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}
+        return Observation(record, failures, outputs, costs, common)
+
+    def _keep(self, now: StepView, latest: Latest) -> None:
+        step, read = latest.step, latest.read
+        if self.baseline is None:
+            self.baseline = now.as_baseline(kernel="kernel" in read, layers="layers" in read)
+        if "kernel" in read:
+            self._previous = (step, now.kernel)
+        self.latest = latest

@@ -1,0 +1,159 @@
+"""The watched network with its probes and its initial weights."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.checks import unwrapped
+from featlearn.network.inputs import Inputs, Readout, batch_size, map_tensors, tensors_in
+from featlearn.shapes import checked_tensor
+
+
+@dataclass(frozen=True)
+class ProbeData:
+    """Inputs with their targets."""
+
+    x: Inputs
+    y: Tensor | None
+    """(P, C) targets, (P,) for one output, or (P,) class labels; None if there is no task."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples P."""
+        return batch_size(self.x)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of inputs and targets."""
+        found = hashlib.sha256()
+        for tensor in (*tensors_in(self.x), *([] if self.y is None else [self.y])):
+            plain = tensor.detach().cpu().contiguous()
+            found.update(f"{plain.dtype} {tuple(plain.shape)};".encode())
+            found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def every(self, stride: int) -> "ProbeData":
+        """Every `stride`-th sample; a slice would be biased, as data may be sorted."""
+        samples = self.samples
+
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor[::stride].clone() if tensor.dim() and len(tensor) == samples else tensor
+
+        return ProbeData(map_tensors(self.x, rows), None if self.y is None else rows(self.y))
+
+
+def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
+    """The pair (x, y), checked and copied to the device of the model."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputTypeError(
+            f"{name} is {type(given).__name__}, expected a pair (x, y): inputs and their targets; y=None for kernels "
+            "without a task"
+        )
+    x, y = given
+    samples = batch_size(x, f"the x of {name}")
+    if y is not None and (not isinstance(y, Tensor) or y.dim() not in (1, 2) or len(y) != samples):
+        what = f"of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise InputValueError(
+            f"the y of {name} is {what}, expected a tensor of targets (P, C), or (P,) numbers or class labels, for "
+            f"P = {samples} samples"
+        )
+    for tensor in tensors_in(x):
+        _refuse_not_finite(tensor, f"the x of {name}")
+    if y is not None:
+        _refuse_not_finite(y, f"the y of {name}")
+    homes = list({p.device for p in model.parameters()})
+
+    def own(tensor: Tensor) -> Tensor:
+        # A copy: loaders often overwrite a batch with the next one.
+        with torch.inference_mode(False):
+            return tensor.detach().to(homes[0] if len(homes) == 1 else tensor.device, copy=True)
+
+    return ProbeData(map_tensors(x, own), None if y is None else own(y))
+
+
+def _refuse_not_finite(tensor: Tensor, name: str) -> None:
+    if not tensor.is_floating_point():
+        return
+    wrong = ~tensor.isfinite()
+    # Additive attention masks consist of zeros and -inf, which is valid.
+    if bool(wrong.any()) and not bool(((tensor == 0) | tensor.isneginf()).all()):
+        raise InputValueError(
+            f"{name}, of shape {tuple(tensor.shape)}, has {int(wrong.sum())} entries that are nan or infinite, "
+            "expected finite numbers; nothing can be measured with them: leave these samples out"
+        )
+
+
+@dataclass(frozen=True)
+class WatchedNetwork:
+    """What stays the same between measurements: network, probes, optimiser, readout, initial weights."""
+
+    model: nn.Module
+    probe: ProbeData
+    test: ProbeData | None = None
+    optimizer: Optimizer | None = None
+    readout: Readout | None = None
+    initial: Mapping[str, Any] = field(default_factory=dict)
+    """The state dict at the first measurement, on the CPU; empty if unknown."""
+    stride: int = 1
+    """Stride over the samples of the given probes."""
+
+    def thinned(self, stride: int) -> "WatchedNetwork":
+        """The same with every `stride`-th sample of the probes."""
+        test = None if self.test is None or self.test.samples < 2 * stride else self.test.every(stride)
+        return replace(
+            self, probe=self.probe.every(stride), test=test or self.test, stride=self.stride * stride
+        )  # fmt: skip
+
+
+def trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether the optimiser has any parameter of the model."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in trained for p in model.parameters())
+
+
+def kept_state(model: nn.Module) -> dict[str, Any]:
+    """A copy of the state dict on the CPU."""
+    state = unwrapped(model).state_dict()
+    return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in state.items()}
+
+
+def has_labels(y: Tensor | None, classes: int) -> bool:
+    """Whether targets are class labels."""
+    return y is not None and y.dim() == 1 and not y.is_floating_point() and classes > 1
+
+
+def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
+    """(P, C) targets in double; class labels become one-hot rows less their mean over classes."""
+    classes = outputs.shape[1]
+    if has_labels(y, classes):
+        if not bool(((y >= 0) & (y < classes)).all()):
+            raise InputValueError(f"labels run from {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}")
+        hot = torch.zeros(outputs.shape, dtype=torch.float64, device=outputs.device)
+        return hot.scatter_(1, y.long().to(outputs.device)[:, None], 1.0) - 1 / classes
+    targets = checked_tensor(y, "y").to(outputs.device)
+    targets = targets[:, None] if targets.dim() == 1 else targets
+    if targets.shape != outputs.shape:
+        labels = y.numel() == len(y) and y.is_floating_point() and bool((y == y.round()).all())
+        plain = "y.long()" if y.dim() == 1 else "y[:, 0].long()"
+        hint = f"; these are {str(y.dtype).removeprefix('torch.')} numbers, whole: for labels pass {plain}"
+        raise InputValueError(
+            f"y has shape {tuple(y.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have, or class "
+            f"labels{hint if labels else ''}"
+        )
+    return targets
+
+
+def is_classification(targets: Tensor) -> bool:
+    """Whether every row of targets (P, C) has one large entry and is otherwise constant, the same in all rows."""
+    if targets.shape[1] < 2:
+        return False
+    high, low = targets.amax(1), targets.amin(1)
+    one = (targets == high[:, None]).sum(1) == 1
+    rest = (targets == low[:, None]).sum(1) == targets.shape[1] - 1
+    return bool((one & rest).all()) and len(high.unique()) == len(low.unique()) == 1

@@ -1,0 +1,235 @@
+"""What is recorded at one step: numbers under their names, and arrays."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from featlearn import metrics
+from featlearn.monitoring.names import Names
+from featlearn.monitoring.probe_data import ProbeData, has_labels, is_classification
+from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
+from featlearn.network.checks import trainable_parameters
+from featlearn.quantities.layer_alignment import pair_alignment
+
+LARGE = 2**20
+"""Number of outputs above which they are recorded at the first and the last measurement only."""
+
+
+@dataclass
+class Record:
+    """Numbers and arrays of one measurement."""
+
+    scalars: dict[str, float] = field(default_factory=dict)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> key -> numbers."""
+
+    def add(self, other: "Record") -> None:
+        """Merge another record into this one."""
+        self.scalars |= other.scalars
+        self.arrays |= other.arrays
+
+
+@dataclass
+class RecordContext:
+    """Position of a measurement in the run."""
+
+    names: Names
+    end: bool
+    """Whether it is the first or the last, at which large arrays are recorded."""
+    last: bool
+    """Whether it is the last."""
+    previous: tuple[int, Tensor] | None = None
+    """Step and kernel of the previous measurement."""
+    apart: float = 0.0
+    """Seconds spent on what only the first and the last measurement record; excluded from cost estimates."""
+
+    @contextmanager
+    def only_at_an_end(self) -> Iterator[None]:
+        """Time this block separately."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.apart += time.perf_counter() - begun
+
+
+Read = Callable[[StepView, RecordContext], Record]
+
+
+def probe(view: StepView, context: RecordContext) -> Record:
+    """Loss and accuracy on the probe."""
+    record = Record(_fit("probe", view.watched.probe, view.outputs, view.targets))
+    if context.end or view.outputs.numel() <= LARGE:
+        record.arrays["outputs"] = _arrays(f=view.outputs)
+    if view.targets is not None and view.baseline is None:
+        record.arrays["targets"] = _arrays(y=view.targets)
+    return record
+
+
+def _fit(name: str, data: ProbeData, outputs: Tensor, targets: Tensor | None) -> dict[str, float]:
+    if targets is None:
+        return {}
+    f = outputs.double()
+    found = {f"{name}/loss": float((f - targets).square().sum(1).mean())}
+    if is_classification(targets):
+        labels = targets.argmax(1)
+        found[f"{name}/accuracy"] = float((f.argmax(1) == labels).double().mean())
+        if has_labels(data.y, f.shape[1]):
+            found[f"{name}/cross_entropy"] = float(cross_entropy(f, labels))
+    return found
+
+
+def kernel(view: StepView, context: RecordContext) -> Record:
+    """The tangent kernel: norm, rank, distance from the start, kernel-task alignment, share of each layer."""
+    whole, y = view.kernel.double(), view.targets
+    spectrum = metrics.spectrum(whole, y)
+    found = {
+        "ntk/norm": float(whole.norm()),
+        "ntk/trace": float(whole.trace()),
+        "ntk/effective_rank": float(metrics.effective_rank(whole)),
+    }
+    record = Record(found, {"spectrum": {"eigenvalues": spectrum.eigenvalues}})
+    record.arrays["kernel"] = _arrays(mean=view.kernel)
+    if context.end:
+        with context.only_at_an_end():
+            each = view.kernel_each if len(view.kernel_each) > 1 else None
+            record.arrays["kernel"] |= _arrays(each=each, full=view.kernel_full)
+    first = whole if view.baseline is None else view.baseline.kernel
+    if first is not None:
+        found["ntk/distance"] = float(metrics.kernel_distance(whole, first))
+        found["ntk/centered_distance"] = float(metrics.kernel_distance(whole, first, centered=True))
+    if context.previous is not None and context.previous[0] < view.step:
+        found["ntk/velocity"] = float(metrics.kernel_distance(whole, context.previous[1])) / (
+            view.step - context.previous[0]
+        )
+    square = float((whole * whole).sum())
+    layers = {context.names[name]: each.mean(0).double() for name, each in view.layer_kernels.items()}
+    for name, part in layers.items():
+        found[f"ntk/layers/{name}/share"] = float((part * whole).sum()) / square if square else math.nan
+    if y is not None:
+        assert spectrum.task_power is not None
+        record.arrays["spectrum"]["task_power"] = spectrum.task_power
+        found["ntk/alignment"] = float(metrics.alignment(whole, y))
+        found["ntk/centered_alignment"] = float(metrics.centered_alignment(whole, y))
+        for name, part in layers.items():
+            found[f"ntk/layers/{name}/alignment"] = float(metrics.alignment(part, y))
+        if 1 < y.shape[1] <= MANY_OUTPUTS:
+            matrix = metrics.specialization(view.kernel_each, y)
+            found["ntk/specialization"] = float(matrix.diagonal().mean())
+            record.arrays["specialization"] = {"ksm": matrix}
+    return record
+
+
+def features(view: StepView, context: RecordContext) -> Record:
+    """Neural feature correlations of every layer (003)."""
+    names = ["uncentered", "weight_change"]
+    if view.baseline is not None and view.watched.initial:
+        names = ["uncentered", "centered", "double_centered", "ptk_centered", "centered_share", "weight_change"]
+    found = {}
+    for layer, values in view.features.items():
+        for name in names:
+            # At the first measurement the weights have not moved, and there is no baseline.
+            value = 0.0 if name == "weight_change" and view.baseline is None else getattr(values, name)
+            found[f"features/{context.names[layer]}/{name}"] = float(value)
+    for name in ("uncentered", "centered"):
+        if name in names:
+            found[f"features/mean/{name}"] = view.features.mean(name)
+    return Record(found)
+
+
+def layers(view: StepView, context: RecordContext) -> Record:
+    """Alignment and balance of layers that follow each other (004, 002)."""
+    found = {}
+    for names, pair in view.pairs.items():
+        key = "layers/" + "--".join(context.names[name] for name in names)
+        aligned = pair_alignment(pair, "fro")
+        found[f"{key}/alignment"], found[f"{key}/random"] = aligned.value, aligned.random
+        found[f"{key}/balance_drift"] = _drift(view, names)
+    return Record(found)
+
+
+def _drift(view: StepView, names: tuple[str, str]) -> float:
+    """|balance - balance at the start| / (|W|^2 / rate), W the first of the two at the start."""
+    if view.baseline is None:
+        return 0.0
+    first, size = view.baseline.balances.get(names), view.baseline.weights.get(names, 0.0)
+    now = view.balances[names]
+    return float((now - first).norm()) / size if first is not None and first.shape == now.shape and size else math.nan
+
+
+def weights(view: StepView, context: RecordContext) -> Record:
+    """Norms of the weights and distances from their initial values, by layer and in total."""
+    own: dict[str, list[Tensor]] = {}
+    for name, parameter in trainable_parameters(view.model).items():
+        now = parameter.detach()
+        begun = view.watched.initial.get(name, None if view.watched.initial or view.baseline is not None else now)
+        gone = now.new_tensor(math.nan) if begun is None else (now - begun.to(now.device)).double().norm()
+        size = now.new_tensor(math.nan) if begun is None else begun.to(now.device).double().norm()
+        own.setdefault(name.rpartition(".")[0], []).append(
+            torch.stack([part.double() for part in (now.double().norm(), gone, size)])
+        )
+    totals = {name: torch.stack(parts).square().sum(0).cpu() for name, parts in own.items()}
+    found: dict[str, float] = {}
+    for name, (norm, gone, size) in totals.items():
+        found |= _moved(f"weights/{context.names[name]}", norm, gone, size)
+    return Record(found | _moved("weights", *torch.stack([*totals.values()]).sum(0)))
+
+
+def _moved(name: str, norm: Tensor, gone: Tensor, size: Tensor) -> dict[str, float]:
+    """|W| and |W - W0| / |W0| from their squares; nan if W0 = 0."""
+    return {
+        f"{name}/norm": math.sqrt(norm),
+        f"{name}/distance": math.sqrt(gone / size) if float(size) > 0 else math.nan,
+    }
+
+
+def test(view: StepView, context: RecordContext) -> Record:
+    """Fit and kernel of the test probe."""
+    data, f, y = view.watched.test, view.test_outputs, view.test_targets
+    if data is None or f is None or view.test_kernel is None:
+        return Record()
+    found = _fit("test", data, f, y)
+    if y is not None:
+        found["ntk/test/alignment"] = float(metrics.alignment(view.test_kernel, y))
+        found["ntk/test/centered_alignment"] = float(metrics.centered_alignment(view.test_kernel, y))
+    record = Record(found)
+    if context.end:
+        with context.only_at_an_end():
+            cross, whole = view.cross_kernels or (None, None)
+        record.arrays["test"] = _arrays(cross=cross, cross_full=whole, kernel=view.test_kernel, f=f, y=y)
+    return record
+
+
+def optimizer(view: StepView, context: RecordContext) -> Record:
+    """The kernel of the update that the optimiser makes (002 Eq. 91)."""
+    kernel = view.optimizer_kernel
+    if kernel is None:
+        return Record()
+    found = {"ntk/optimizer/norm": float(kernel.double().norm())}
+    if view.targets is not None:
+        found["ntk/optimizer/alignment"] = float(metrics.alignment(kernel, view.targets))
+    record = Record(found)
+    if context.last:
+        with context.only_at_an_end():
+            cross, whole = view.optimizer_cross_kernels or (None, None)
+            full = view.optimizer_kernel_full
+        record.arrays["optimizer_kernel"] = _arrays(mean=kernel, full=full, cross=cross, cross_full=whole)
+    return record
+
+
+BUILT_IN: Mapping[str, Read] = {
+    "kernel": kernel, "features": features, "layers": layers, "weights": weights, "test": test, "optimizer": optimizer,
+}  # fmt: skip
+"""Name -> quantity, in the order of measurement."""
+
+
+def _arrays(**given: Tensor | None) -> dict[str, Any]:
+    """The tensors that are not None, as float32 arrays."""
+    return {key: tensor.detach().float().numpy() for key, tensor in given.items() if tensor is not None}

@@ -1,0 +1,95 @@
+"""Resuming a run: its initial state is read back from disk."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from featlearn.errors import RunError
+from featlearn.monitoring.budget import Cost
+from featlearn.monitoring.names import Names
+from featlearn.monitoring.observer import Observer
+from featlearn.monitoring.probe_data import WatchedNetwork
+from featlearn.monitoring.reserved import is_measured
+from featlearn.monitoring.step_view import Baseline
+from featlearn.record import Run
+
+LARGEST = 2**26
+"""Bytes of initial weights, at most, that are stored in a run."""
+
+
+def stored_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+    """Weights as arrays t0, t1 ..., and their names; ({}, None) if they are too large."""
+    size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, Tensor))
+    if size > LARGEST or not all(isinstance(t, Tensor) for t in state.values()):
+        return {}, None
+    return {f"t{number}": _array(tensor) for number, tensor in enumerate(state.values())}, list(state)
+
+
+def _array(tensor: Tensor) -> numpy.ndarray:
+    # numpy has no bfloat16 and smaller; float32 holds them exactly
+    small = tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    found: numpy.ndarray = (tensor.float() if small else tensor).numpy()
+    return found
+
+
+def resumed(observer: Observer, run: Run) -> None:
+    """Restore the names, samples and initial weights of a run in an observer."""
+    config = run.config
+    watched = observer.watched
+    probe = config.get("probe")
+    if not isinstance(probe, Mapping) or probe.get("sha256") != watched.probe.digest:
+        raise RunError(
+            f"{run.path} was recorded with another probe, expected the same samples in the same order; pass them, or "
+            "start a new run"
+        )
+    stride = config.get("thinned", 1)
+    if isinstance(stride, int) and stride > 1:
+        watched = watched.thinned(stride)
+    names = config.get("layer_names")
+    if isinstance(names, Mapping):
+        observer.names = Names({str(key): str(value) for key, value in names.items()})
+    observer.watched = replace(watched, initial=_initial(run, watched))
+    if not observer.watched.initial:
+        observer.baseline = _baseline(run)
+
+
+def measured_steps(run: Run) -> set[int]:
+    """Steps at which a measurement was finished; other lines hold losses and numbers of the user's."""
+    outputs = set(run.arrays.get("outputs", ()))  # of every measurement, unless they are large
+    return {line["step"] for line in run.lines if line["step"] in outputs or any(map(is_measured, line["values"]))}
+
+
+def trained_before(run: Run) -> float:
+    """Seconds of training according to the last line; 0 if it has none."""
+    seconds = run.lines[-1]["seconds"]
+    return float(seconds) if seconds is not None and math.isfinite(seconds) else 0.0
+
+
+def cost_before(run: Run) -> Cost | None:
+    """Cost of the run so far; None if unknown because the run was killed."""
+    overhead, measuring = run.config.get("overhead"), run.config.get("measuring")
+    if not isinstance(overhead, int | float) or not isinstance(measuring, int | float):
+        return None
+    training = trained_before(run)
+    return Cost(training, overhead * training, float(measuring))
+
+
+def _initial(run: Run, watched: WatchedNetwork) -> dict[str, Any]:
+    names = run.config.get("initial")
+    if not isinstance(names, list) or 0 not in run.arrays.get("initial", ()):
+        return {}
+    arrays, expected = run.array("initial", 0), watched.model.state_dict()
+    if names != list(expected) or any(f"t{number}" not in arrays for number in range(len(names))):
+        raise RunError(f"{run.path} was recorded with another model, expected the same layers; start a new run")
+    return {name: torch.from_numpy(arrays[f"t{number}"]).to(expected[name].dtype) for number, name in enumerate(names)}
+
+
+def _baseline(run: Run) -> Baseline:
+    kernel = torch.from_numpy(run.array("kernel", 0)["mean"]) if 0 in run.arrays.get("kernel", ()) else None
+    outputs = torch.from_numpy(run.array("outputs", 0)["f"]) if 0 in run.arrays.get("outputs", ()) else None
+    return Baseline(kernel, outputs)

@@ -1,0 +1,111 @@
+"""The quantities that are measured, each with its schedule."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.monitoring.names import safe_path
+from featlearn.monitoring.records import BUILT_IN, Read, Record, RecordContext
+from featlearn.monitoring.reserved import ALWAYS, refuse_reserved
+from featlearn.monitoring.schedule import Schedule
+from featlearn.monitoring.step_view import StepView
+
+Quantities = Any
+"""Names or functions in a list, or a mapping: see `fl.watch`."""
+
+BY_DEFAULT = ("kernel", "features", "layers", "weights")
+
+
+@dataclass(eq=False)
+class ScheduledQuantity:
+    """One quantity with its schedule."""
+
+    name: str
+    read: Read
+    schedule: Schedule | None
+    """Its own schedule; None for that of the run."""
+    asked: bool
+    """Whether the user named it; then it must work at the first measurement."""
+    pending: bool = False
+    """Whether it is due and not yet measured."""
+    cost: float = 0.0
+    """Duration of its last measurement in seconds."""
+    spent: float = 0.0
+    """Total seconds that count against the budget."""
+    own: Collection[str] = ()
+    """Names that a user's own quantity records; known after the first measurement."""
+
+
+def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool) -> list[ScheduledQuantity]:
+    """The quantities to measure, from the argument `quantities` of `fl.watch`."""
+    defaults: dict[str, Any] = dict.fromkeys(BY_DEFAULT, True)
+    if test:
+        defaults["test"] = True
+    if quantities is None:
+        chosen, asked = defaults, set()
+    elif isinstance(quantities, Mapping):
+        chosen, asked = {**defaults, **quantities}, set(quantities)
+    elif isinstance(quantities, list | tuple | set | frozenset):
+        chosen = dict(_entry(one) for one in quantities)
+        asked = set(chosen)
+    else:
+        raise InputTypeError(
+            f"quantities={quantities!r}, expected a list of {', '.join(BUILT_IN)} and of functions of a StepView, or a "
+            "mapping from such names to True, False, a schedule or a function"
+        )
+    for name, given in (("test", test), ("optimizer", optimizer)):
+        if chosen.get(name) and not given:
+            raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
+    chosen = {name: value for name, value in chosen.items() if value is not False}
+    taken = {*ALWAYS, *chosen, "loss", "axes"} | ({"rate"} if optimizer else set())
+    found = [_scheduled_quantity(name, value, name in asked, taken) for name, value in chosen.items()]
+    order = list(BUILT_IN)
+    return sorted(found, key=lambda one: order.index(one.name) if one.name in BUILT_IN else len(order))
+
+
+def _entry(one: Any) -> tuple[str, Any]:
+    if isinstance(one, str):
+        return one, True
+    if callable(one):
+        return getattr(one, "__name__", type(one).__name__), one
+    raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of a StepView")
+
+
+def _scheduled_quantity(name: str, value: Any, asked: bool, taken: Collection[str]) -> ScheduledQuantity:
+    if name in BUILT_IN:
+        return ScheduledQuantity(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
+    function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not callable(function):
+        close = get_close_matches(str(name), BUILT_IN, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputValueError(
+            f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of a StepView "
+            f"for a quantity of your own{hint}"
+        )
+    own: set[str] = set()
+    read = _own(str(name), function, taken, own)
+    return ScheduledQuantity(str(name), read, None if when is None else Schedule(when), asked, own=own)
+
+
+def _own(name: str, function: Callable[[StepView], Any], taken: Collection[str], own: set[str]) -> Read:
+    def read(view: StepView, context: RecordContext) -> Record:
+        found = function(view)
+        numbers = found if isinstance(found, Mapping) else {name: found}
+        record = Record({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
+        refuse_reserved(record.scalars, taken)
+        if not own:  # checked once: an error at a later step would stop training
+            own.update(record.scalars)
+        return record
+
+    return read
+
+
+def _number(value: Any, name: Any) -> float:
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1) or hasattr(value, "item"):
+        return float(value)
+    raise InputTypeError(f"the quantity {name!r} is {type(value).__name__}, expected one number, or numbers by name")

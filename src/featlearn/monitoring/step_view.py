@@ -1,0 +1,255 @@
+"""The network at one step, measured on its probe. What several quantities need is computed once."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from featlearn.errors import MemoryBudgetError
+from featlearn.gradients.directions import Outputs, Probes
+from featlearn.layers.consecutive import Pair, consecutive
+from featlearn.measurement import Measurement
+from featlearn.monitoring.probe_data import WatchedNetwork, as_targets
+from featlearn.network.checks import trainable_parameters
+from featlearn.network.inputs import Inputs
+from featlearn.preparation import Preparation
+from featlearn.quantities.layer_balance import Rates, pair_balance
+from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
+from featlearn.quantities.ntk import measured_kernels
+from featlearn.quantities.optimizer_kernel import Rate, step_rates
+
+MANY_OUTPUTS, DIRECTIONS = 16, 8
+"""Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
+LARGEST_FULL = 2048
+"""Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
+
+
+@dataclass
+class Baseline:
+    """Values of the first measurement, with which later ones are compared."""
+
+    kernel: Tensor | None = None
+    """(P, P), the mean over outputs."""
+    outputs: Tensor | None = None
+    """(P, C)"""
+    balances: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
+    """Pair of layers -> what gradient flow conserves between them."""
+    weights: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Pair of layers -> |W|^2 / rate of the first of them."""
+    rates: Rates | None = None
+    """Learning rates when training began."""
+
+
+class StepView:
+    """The network at one step of a run. Each attribute is measured on first access. Tensors are on the CPU.
+
+    User quantities receive it: `quantities={"mine": lambda view: float(view.kernel.trace())}`.
+    """
+
+    def __init__(
+        self, watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, now: Measurement,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
+        self.watched, self.step, self._prepared = watched, step, prepared
+        self.baseline = baseline
+        """Values of the first measurement; None if this is the first."""
+        self._now, self._stack = now, stack
+
+    @property
+    def model(self) -> nn.Module:
+        """The network as it is now; do not modify it."""
+        return self.watched.model
+
+    @property
+    def x(self) -> Inputs:
+        """Inputs of the probe."""
+        return self.watched.probe.x
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """(P, C) outputs on the probe."""
+        return self._now.outputs(self._now.probes[0]).cpu()
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """(P, C) targets in double; class labels become one-hot rows less 1 / C."""
+        return None if self.watched.probe.y is None else as_targets(self.watched.probe.y, self.outputs)
+
+    @cached_property
+    def layer_kernels(self) -> dict[str, Tensor]:
+        """Layer -> (C, P, P), one kernel per output; (1, P, P), their mean, where outputs are many."""
+        return {name: kernel.cpu() for name, kernel in self._kernels(self._now, "layer").items()}
+
+    @cached_property
+    def kernel_each(self) -> Tensor:
+        """(C, P, P), or (1, P, P) where outputs are many."""
+        total: Tensor = sum(self.layer_kernels.values(), torch.zeros(()))
+        return total
+
+    @cached_property
+    def kernel(self) -> Tensor:
+        """(P, P), the mean over outputs."""
+        return self.kernel_each.mean(0)
+
+    @cached_property
+    def kernel_full(self) -> Tensor | None:
+        """(P, P, C, C) between all outputs; None if it is too large, or for a single output."""
+        return self._full(self._now, {})
+
+    @cached_property
+    def features(self) -> NeuralFeatures:
+        """Neural features of every layer, compared with the start of the run where it is known."""
+        outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
+        start = None if self.baseline is None or not self.watched.initial else self._start
+        return measured_features(self._now, start, None, outputs)
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], Pair]:
+        """Pairs of consecutive weight layers."""
+        return self._followed[0]
+
+    @cached_property
+    def balances(self) -> dict[tuple[str, str], Tensor]:
+        """Pair of layers -> what gradient flow conserves between them; its diagonal where not all of it."""
+        pairs, measurement = self._followed
+        return {names: pair_balance(pair, names, self.rates, measurement).value for names, pair in pairs.items()}
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Learning rates of layers when training began; 1 where no optimiser is known, or it begins at 0."""
+        if self.baseline is not None and self.baseline.rates is not None:
+            return self.baseline.rates
+        optimizer = self.watched.optimizer
+        known = optimizer is not None and all(float(group["lr"]) > 0 for group in optimizer.param_groups)
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
+        complete = all(id(p) in trained for p in self._now.originals.values())
+        return Rates(optimizer if known and complete else None, self._now, [])
+
+    @cached_property
+    def optimizer_kernel(self) -> Tensor | None:
+        """(P, P) kernel of the update that the optimiser makes, None before its first step or without one."""
+        rates = self._step_rates
+        return None if rates is None else self._mean(self._now, rates)
+
+    @cached_property
+    def optimizer_kernel_full(self) -> Tensor | None:
+        """(P, P, C, C) kernel of the optimiser's update between all outputs."""
+        rates = self._step_rates
+        return None if rates is None else self._full(self._now, rates)
+
+    @cached_property
+    def optimizer_cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
+        """(P', P) kernel of the optimiser's update between the test probe and the probe, and (P', P, C, C)."""
+        rates = self._step_rates
+        return None if rates is None or self.watched.test is None else self._cross(rates)
+
+    @cached_property
+    def test_outputs(self) -> Tensor | None:
+        """(P', C) outputs on the test probe."""
+        return None if self._test is None else self._test.outputs(self._test.probes[0]).cpu()
+
+    @cached_property
+    def test_targets(self) -> Tensor | None:
+        """(P', C) targets of the test probe."""
+        test, outputs = self.watched.test, self.test_outputs
+        return None if test is None or test.y is None or outputs is None else as_targets(test.y, outputs)
+
+    @cached_property
+    def test_kernel(self) -> Tensor | None:
+        """(P', P') kernel of the test probe, the mean over outputs."""
+        return None if self._test is None else self._mean(self._test, {})
+
+    @cached_property
+    def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
+        """Kernels of the test probe with the probe: (P', P), the mean over outputs, and (P', P, C, C) between all."""
+        return None if self.watched.test is None else self._cross({})
+
+    def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
+        """The values with which later steps are compared."""
+        baseline = Baseline(self.kernel if kernel else None, self.outputs, rates=self.rates)
+        if layers:
+            baseline.balances = self.balances
+            for names, pair in self.pairs.items():
+                rate = self.rates.of(names[0], pair.first.parameters[0])
+                baseline.weights[names] = float(pair.before.square().sum()) / rate
+        return baseline
+
+    @cached_property
+    def _start(self) -> Measurement:
+        start = self._measured_layers(self._prepared.at(self.watched.initial))
+        refuse_shared(start, self.watched.model)
+        return start
+
+    @cached_property
+    def _test(self) -> Measurement | None:
+        if self.watched.test is None:
+            return None
+        return self._stack.enter_context(self._prepared.measuring([self.watched.test.x], reuse=True))
+
+    @cached_property
+    def _followed(self) -> tuple[dict[tuple[str, str], Pair], Measurement]:
+        pairs = consecutive(self._now.example())[0]
+        if all(pair.after is not None for pair in pairs.values()):
+            return pairs, self._now
+        # Fused attention has no second derivative, which tracing channels needs; the math backend has.
+        with sdpa_kernel(SDPBackend.MATH):
+            again = self._measured_layers(self._prepared)
+            return consecutive(again.example())[0], again
+
+    @property
+    def _step_rates(self) -> dict[str, Rate] | None:
+        """Rates after the last optimiser step; gradients are set aside during a measurement."""
+        optimizer = self.watched.optimizer
+        if optimizer is None or (not optimizer.state and not isinstance(optimizer, torch.optim.SGD)):
+            return None
+        return step_rates(optimizer, trainable_parameters(self.watched.model))
+
+    def _cross(self, rates: Mapping[str, Rate]) -> tuple[Tensor, Tensor | None]:
+        assert self.watched.test is not None
+        inputs = [self.watched.test.x, self.watched.probe.x]
+        with self._prepared.measuring(inputs) as measurement:
+            full = self._full(measurement, rates)
+            mean = self._mean(measurement, rates) if full is None else full.diagonal(dim1=2, dim2=3).mean(2)
+            return mean, full
+
+    def _full(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor | None:
+        """(P, P2, C, C) between all outputs; None for one output, or if it does not fit into memory."""
+        samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
+        if measurement.classes < 2 or samples * measurement.classes > LARGEST_FULL:
+            return None
+        try:
+            return measured_kernels(measurement, self._prepared, "full", "network", rates=rates)[""].cpu()
+        except MemoryBudgetError:
+            return None
+
+    def _measured_layers(self, prepared: Preparation) -> Measurement:
+        measuring = prepared.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
+        return self._stack.enter_context(measuring)
+
+    def _kernels(self, measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
+        """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
+        many = measurement.classes > MANY_OUTPUTS
+        outputs: Outputs = Probes(DIRECTIONS) if many else "each" if by == "layer" else "mean"
+        kernels = measured_kernels(measurement, self._prepared, outputs, by, rates=rates)
+        divisor = measurement.classes if many else 1
+        return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
+
+    def _mean(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
+        """(P, P2), the mean over outputs."""
+        return self._kernels(measurement, "network", rates)[""].mean(0).cpu()
+
+
+@contextmanager
+def step_view(
+    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation
+) -> Iterator[StepView]:
+    """The network at this step, while it can be measured."""
+    with ExitStack() as stack:
+        now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
+        refuse_no_layers(now)
+        yield StepView(watched, step, baseline, prepared, now, stack)

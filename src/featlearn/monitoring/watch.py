@@ -1,0 +1,386 @@
+"""The context manager around a training loop."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from featlearn.errors import InputValueError, RunError
+from featlearn.monitoring.budget import Budget
+from featlearn.monitoring.budget_allocation import BudgetAllocation
+from featlearn.monitoring.description import description
+from featlearn.monitoring.means import Means, numbers_of
+from featlearn.monitoring.names import Names, safe_path
+from featlearn.monitoring.observer import Observation, Observer
+from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
+from featlearn.monitoring.ranks import Ranks
+from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
+from featlearn.monitoring.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
+from featlearn.monitoring.run_log import RunLog
+from featlearn.monitoring.schedule import Schedule
+from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.record import Run, open_run
+from featlearn.record.layout import checked_step
+
+PATIENCE = 100
+"""Steps without a second measurement after which the probe is thinned."""
+FEWEST = 32
+"""Samples that thinning leaves, at least."""
+
+
+class Watch:
+    """A watched training run; created by `fl.watch`."""
+
+    def __init__(
+        self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: Budget, chosen: list[ScheduledQuantity],
+        settings: Mapping[str, Any], sinks: Any, resume: bool,
+    ) -> None:  # fmt: skip
+        self.path = path
+        """The directory of the run."""
+        self.steps = 0
+        """Number of training steps so far."""
+        self._observer = Observer(watched, Names())
+        self._schedule, self._budget, self._quantities = schedule, budget, chosen
+        self._allocation = BudgetAllocation(budget, chosen)
+        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
+        self._ranks: Ranks | None = None
+        self._run_log: RunLog | None = None
+        self._means = Means()
+        self._frequent: dict[str, int] = {}
+        self._ask_at = self._look_at = 0
+        self._skipped = 0
+        self._waited = 0.0  # seconds of training that the device was still busy with
+        self._trained_before = 0.0  # seconds, by the processes that this one resumes
+        self._trained = 0.0  # total seconds when the current action began
+        self._cost_known_from = 0
+        self._diverged = False
+        self._measured: set[int] = set()
+        self._recorded = -1
+        self._writes = self._over = False
+
+    @property
+    def run(self) -> Run:
+        """What has been recorded so far."""
+        return open_run(self.path)
+
+    @property
+    def measurements(self) -> int:
+        """Number of measurements in the run, including those before a resume."""
+        return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
+
+    def __enter__(self) -> "Watch":
+        if self._ranks is not None:
+            raise InputValueError("this watch has been used already, expected a new one for every run")
+        self._ranks, begun = Ranks(self.path), time.perf_counter()
+        if self._ranks.first:
+            try:
+                self._begin()
+            except BaseException as error:
+                message = f"rank 0 could not begin: {error}"
+                self._ranks.agreed(lambda: message)
+                raise
+        refusal = self._ranks.agreed(lambda: "")
+        if refusal:
+            raise RunError(refusal)
+        self._writes = self._ranks.first
+        self._budget.begin(time.perf_counter() - begun)
+        return self
+
+    def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
+        """Call this after every optimiser step.
+
+        Args:
+            loss: the loss of this step. The mean since the last line, or since the run was resumed, is recorded.
+            step: the number of this step, from 0; by default one more than before. It may go back to a checkpoint.
+            scalars: your own numbers, for example accuracy on test data. Numbers passed at every step are averaged like
+                the loss, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` if the
+                optimizer is known; those of your own quantities) are refused.
+        """
+        if step is None and not scalars and self.steps + 1 < self._look_at:
+            # The common case must take microseconds only.
+            self.steps += 1
+            if loss is not None and self._writes:
+                self._means.add("loss", loss)
+            return
+        step = None if step is None else checked_step(step)
+        ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
+        went_back = step is not None and step <= self.steps  # to a checkpoint
+        self._look_at = 0 if went_back else self._look_at
+        self.steps = self.steps + 1 if step is None else step
+        try:
+            self._advance(ranks, loss, scalars)
+        finally:
+            rest = time.perf_counter() - begun - (self._budget.measuring + self._waited - before)
+            self._budget.spent(rest, counted=True)
+
+    def _advance(self, ranks: Ranks, loss: Any, scalars: Mapping[str, Any]) -> None:
+        if ranks.first:
+            self._note(loss, scalars)
+        if self.steps < self._look_at:
+            return
+        due = self._schedule.due(self.steps)
+        for one in self._quantities:
+            one.pending |= due if one.schedule is None else one.schedule.due(self.steps)
+        waiting = self.steps >= self._ask_at and any(one.pending for one in self._quantities)
+        chosen = self._decided(ranks) if waiting else []
+        if ranks.first and chosen:
+            self._spend(lambda: self._observed(chosen))
+        elif ranks.first and due:
+            self._skipped += 1
+            self._spend(lambda: self._write(self._line()))
+        self._look_at = self._next()
+
+    def _next(self) -> int:
+        """The next step at which something may be due."""
+        own = [one.schedule for one in self._quantities if one.schedule is not None]
+        following = min(schedule.following for schedule in (self._schedule, *own))
+        return min(following, self._ask_at) if any(one.pending for one in self._quantities) else following
+
+    def log(self, loss: Any = None, **scalars: Any) -> None:
+        """Record numbers at the current step at once."""
+        if self._entered().first:
+            given = scalars if loss is None else {"loss": loss, **scalars}
+            self._refuse_taken(given)
+            self._spend(lambda: self._write(numbers_of(given)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self._ranks is not None and self._ranks.first and self._run_log is not None:
+            if error is not None:
+                self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
+            try:
+                self._last()
+            except KeyboardInterrupt:  # a user who does not want to wait for it
+                self._run_log.event("failed", self.steps, message="the last measurement was interrupted")
+                if error is None:
+                    raise
+            finally:
+                self._finish(error is None)
+        self._over, self._look_at = True, 0
+        return False
+
+    def _begin(self) -> None:
+        observer = self._observer
+        if self._resume and (self.path / "run.json").exists() and open_run(self.path).lines:
+            self._resume_run()
+            return
+        observer.watched = replace(observer.watched, initial=kept_state(observer.watched.model))
+        found = observer.observe(0, self._quantities, end=True)
+        self._drop_failing(found)
+        config = description(observer.watched, found.outputs, **self._settings)
+        state, names = stored_state(observer.watched.initial)
+        config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
+        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
+        if self._resume:
+            self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
+        self._run_log.event("started", 0)
+        self._log_failures(found, 0)
+        arrays = {**found.record.arrays, **({"initial": state} if state else {})}
+        self._run_log.measurement(0, {**self._rate(), **found.record.scalars}, arrays, 0.0)
+        self._measured.add(0)
+        self._allocation.note(found.costs, found.common, counted=False)
+
+    def _resume_run(self) -> None:
+        run = open_run(self.path)
+        self._run_log = RunLog(self.path, {}, resume=True, sinks_=self._sinks)
+        self.steps = max(self._run_log.last_step, 0)
+        self._measured, self._trained_before = measured_steps(run), trained_before(run)
+        cost = cost_before(run)
+        self._cost_known_from = self.steps if cost is None else 0
+        self._budget.resume(self.steps, cost)
+        resumed(self._observer, run)
+        found = self._observer.observe_start(self._quantities, end=False) if self._observer.watched.initial else None
+        if found is None:
+            found = self._observer.observe(self.steps, self._quantities)
+            self._run_log.warn_once("resume", "the initial weights were too large to be stored, so distances from the "
+                                    "start are unknown after a resume")  # fmt: skip
+        self._drop_failing(found)
+        self._observer.follow(run)
+        self._schedule.due(self.steps)
+        self._say_resumed(run)
+        self._allocation.note(found.costs, found.common, counted=False)
+
+    def _say_resumed(self, run: Run) -> None:
+        log, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
+        changed = settings is not None and settings != before
+        log.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
+        # If this process is killed, the total cost is unknown.
+        log.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
+
+    def _drop_failing(self, found: Observation) -> None:
+        """Raise for quantities that fail at the start if the user asked for them; drop the others."""
+        for one, error in found.failures:
+            if one.asked or one.name == "kernel":
+                raise error
+            self._quantities.remove(one)
+
+    def _entered(self) -> Ranks:
+        if self._ranks is None or self._over or (self._ranks.first and self._run_log is None):
+            raise InputValueError("the watch is not running; write: with fl.watch(...) as watch: and step inside")
+        return self._ranks
+
+    def _note(self, loss: Any, scalars: Mapping[str, Any]) -> None:
+        self._refuse_taken(scalars)
+        if loss is not None:
+            self._means.add("loss", loss)
+        rare = {}
+        for name, value in scalars.items():
+            if self._frequent.get(name) == self.steps - 1:
+                self._means.add(safe_path(name), value)
+            else:
+                rare[name] = value
+            self._frequent[name] = self.steps
+        if rare:
+            self._spend(lambda: self._write(numbers_of(rare)))
+
+    def _refuse_taken(self, scalars: Mapping[str, Any]) -> None:
+        names = [safe_path(name) for name in scalars]
+        refuse_reserved(names, self._taken)
+        for one in self._quantities:
+            refuse_own(names, one.name, one.own)
+
+    def _decided(self, ranks: Ranks) -> list[ScheduledQuantity]:
+        """The quantities to measure now, decided by rank 0; if there are none, set the step of the next decision."""
+        decision = json.loads(ranks.agreed(self._decision))
+        self._ask_at = self.steps + decision["wait"]
+        chosen = [one for one in self._quantities if one.name in decision["read"]]
+        for one in chosen:
+            one.pending = False
+        return chosen
+
+    def _decision(self) -> str:
+        chosen = self._allocation.affordable(self.steps)
+        if not chosen and self._thinned():
+            chosen = self._allocation.affordable(self.steps)
+        wait = 1
+        if not chosen:  # deciding at every step would cost more than the measurements
+            seconds = self._allocation.missing(self.steps) / (self._budget.share or 1.0)
+            each = self._budget.seconds_per_step(self.steps)
+            wait = max(1, min(int(seconds / each / 2), self.steps // 10)) if each > 0 else 1
+        return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
+
+    def _thinned(self) -> bool:
+        """Thin the probe if no second measurement fits for long, and repeat the first measurement with it."""
+        watched, stride = self._observer.watched, 2
+        if len(self._measured) != 1 or self.steps < PATIENCE or not watched.initial:
+            return False
+        most = watched.probe.samples // FEWEST
+        while 2 * stride <= most and self._allocation.missing(self.steps, stride) > 0:
+            stride *= 2
+        if stride > most or self._allocation.missing(self.steps, stride) > 0:
+            return False
+        self._spend(lambda: self._thin(stride), counted=False)
+        return True
+
+    def _thin(self, stride: int) -> None:
+        log, observer = self._written(), self._observer
+        observer.watched = observer.watched.thinned(stride)
+        found = observer.observe_start(self._quantities)
+        log.describe(thinned=observer.watched.stride)
+        log.event("thinned", self.steps, samples=observer.watched.probe.samples, stride=observer.watched.stride)
+        log.measurement(0, found.record.scalars, found.record.arrays, 0.0)
+        self._allocation.note(found.costs, found.common, counted=False)
+
+    def _spend(self, act: Callable[[], None], *, counted: bool = True) -> None:
+        """Run an action and count its time as measuring."""
+        asked = time.perf_counter()
+        self._observer.synchronise()
+        begun = time.perf_counter()
+        self._waited += begun - asked
+        self._trained = self._trained_before + self._budget.training
+        try:
+            act()
+        finally:
+            self._budget.spent(time.perf_counter() - begun, counted=counted)
+
+    def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
+        log = self._written()
+        numbers = self._line()
+        try:
+            found = self._observer.observe(self.steps, chosen, end=last, last=last)
+        except Exception as error:
+            self._failed("measurement", error, self.steps)
+            self._write(numbers)
+            return
+        self._log_failures(found, self.steps)
+        log.recovered({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
+        self._allocation.note(found.costs, found.common, counted=not last)
+        self._check(numbers)
+        log.measurement(self.steps, {**numbers, **found.record.scalars}, found.record.arrays, self._trained)
+        self._measured.add(self.steps)
+        self._recorded = self.steps
+
+    def _log_failures(self, found: Observation, step: int) -> None:
+        for one, error in found.failures:
+            self._failed(one.name, error, step)
+
+    def _failed(self, what: str, error: Exception, step: int) -> None:
+        kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
+        words = (
+            f"nothing could be measured at step {step}" if what == "measurement" else f"{what} could not be measured"
+        )
+        said = f"{type(error).__name__}: {error}"[:2000]
+        self._written().failure(kind, what, step, f"{words}: {error}", message=said)
+
+    def _line(self) -> dict[str, float]:
+        """Means since the last line, and the current learning rate."""
+        return {**self._rate(), **self._means.taken()}
+
+    def _rate(self) -> dict[str, float]:
+        optimizer = self._observer.watched.optimizer
+        return {} if optimizer is None else {"lr": float(optimizer.param_groups[0]["lr"])}
+
+    def _write(self, numbers: Mapping[str, float]) -> None:
+        self._written().scalars(self.steps, numbers, self._trained)
+        self._check(numbers)
+
+    def _check(self, numbers: Mapping[str, float]) -> None:
+        log = self._written()
+        if not math.isfinite(numbers.get("loss", 0.0)) and not self._diverged:
+            self._diverged = True
+            log.event("diverged", self.steps, what="loss", value=str(numbers["loss"]))
+            log.warn_once("diverged", f"the loss is {numbers['loss']} at step {self.steps}")
+
+    def _written(self) -> RunLog:
+        assert self._run_log is not None
+        return self._run_log
+
+    def _last(self) -> None:
+        if not self.steps or not self._measured:
+            return
+        chosen, latest = self._quantities, self._observer.latest
+        if (
+            latest is not None
+            and self._recorded == latest.step == self.steps
+            and latest.tried >= {one.name for one in chosen}
+        ):
+            # This step is measured already; only arrays of the last measurement are missing.
+            missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
+            chosen = [one for one in chosen if one.name in missing & latest.read]
+            if not chosen:
+                return
+        self._spend(lambda: self._observed(chosen, last=True), counted=False)
+
+    def _finish(self, finished: bool) -> None:
+        log, cost = self._written(), self._budget.cost
+        summary = {"measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring}
+        if self._skipped:
+            log.event("skipped", self.steps, count=self._skipped, reason="budget")
+        log.count_repeats(self.steps)
+        log.event("finished", self.steps, complete=finished, last_line=log.last_line, **summary)
+        log.describe(finished=finished, steps=self.steps, **summary)
+        log.close()
+        lost = f", {log.not_written} entries not written" if log.not_written else ""
+        since = f", since step {self._cost_known_from}" if self._cost_known_from else ""
+        print(
+            f"featlearn: {self.measurements} measurements in {self.steps} steps, "
+            f"{cost.summary(self._budget.share)}{since}{lost}: {self.path}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,161 @@
+"""The content of a report as data; page and figures draw the same blocks."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy
+
+POINTS = 200
+"""Largest number of points of a line; longer ones are thinned evenly in the logarithm of the index."""
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """One curve. For a mean over seeds, `low` and `high` are the smallest and the largest value."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: int
+    """index of the colour"""
+    dash: int = 0
+    """0 solid, for measurements; 1 dashed, 2 dotted, 3 dash-dotted, for predictions and other quantities"""
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    group: int | None = None
+    """index of its run; None for lines of all runs or of a theory"""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event: a vertical line."""
+
+    at: float
+    label: str
+    color: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A marked interval."""
+
+    begin: float
+    end: float
+    label: str
+
+
+Axis = Literal["steps", "log", "linear"]
+"""steps are drawn as log(1 + step), so that step 0 is visible"""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one axis."""
+
+    key: str
+    title: str
+    lines: Sequence[ChartLine]
+    y: str
+    """label of the vertical axis"""
+    x: str = "step"
+    x_axis: Axis = "steps"
+    y_axis: Axis = "linear"
+    marks: Sequence[Mark] = ()
+    windows: Sequence[Window] = ()
+    note: str = ""
+    """remark below the chart"""
+
+    def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
+        """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
+        known = [_by_place(line) for line in self.lines]
+        nothing = (math.nan, math.nan, math.nan)
+        for place in sorted({x for line in known for x in line}):
+            yield place, [line.get(place, nothing) for line in known]
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the vertical axis is logarithmic: requested, and possible."""
+        return self.y_axis == "log" and any(y > 0 for line in self.lines for y in line.y)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A matrix as a heat map."""
+
+    label: str
+    """for example the step"""
+    values: numpy.ndarray
+    """(rows, columns)"""
+    step: float = math.nan
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """summary numbers for the table"""
+
+
+@dataclass(frozen=True)
+class MatrixSequence:
+    """Matrices at several steps, one sequence per run; shown side by side, or with a slider."""
+
+    key: str
+    title: str
+    sequences: Sequence[tuple[str, Sequence[Picture]]]
+    """(label of the run, its pictures)"""
+    rows: str
+    columns: str
+    middle: float | None = None
+    """the centre of a diverging colour scale; None for a sequential one"""
+    slider: bool = True
+    note: str = ""
+
+    def levels(self, values: numpy.ndarray) -> tuple[float, float]:
+        """Limits of the colour scale: those of this picture, or symmetric about the middle over all pictures."""
+        if self.middle is None:
+            return float(values.min()), float(values.max())
+        pictures = [picture for _, sequence in self.sequences for picture in sequence]
+        away = max(float(numpy.abs(picture.values - self.middle).max()) for picture in pictures) or 1.0
+        return self.middle - away, self.middle + away
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table."""
+
+    key: str
+    title: str
+    head: Sequence[str]
+    body: Sequence[Sequence[str]]
+    note: str = ""
+
+
+ContentBlock = Chart | MatrixSequence | Grid
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks that answer one question."""
+
+    key: str
+    title: str
+    intro: str
+    """trusted HTML, never from a run"""
+    blocks: Sequence[ContentBlock] = ()
+    missing: Sequence[str] = field(default=())
+    """what is missing, and why"""
+
+
+def thinned(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:
+    """At most `points` points of a line, including the first and the last."""
+    count = len(places)
+    if count <= points:
+        return list(places), list(values)
+    for tried in (8 * points, 4 * points, 2 * points, points):  # places at the beginning coincide
+        kept = numpy.unique(numpy.geomspace(1, count, tried).round().astype(int) - 1)
+        if len(kept) <= points:
+            break
+    return [places[i] for i in kept], [values[i] for i in kept]
+
+
+def _by_place(line: ChartLine) -> dict[float, tuple[float, float, float]]:
+    low, high = (line.low or [math.nan] * len(line.y)), (line.high or [math.nan] * len(line.y))
+    return {float(x): (float(y), float(a), float(b)) for x, y, a, b in zip(line.x, line.y, low, high, strict=True)}

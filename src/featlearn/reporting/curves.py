@@ -1,0 +1,220 @@
+"""Sections with curves over training: the loss and its predictions, events, alignment and norm of the kernel."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy
+
+from featlearn.diagnosis.events import alignment_curve
+from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.loss_speed import Unknown
+from featlearn.diagnosis.run_data import Curve
+from featlearn.reporting.content_blocks import Chart, ChartLine, Mark, Section, Window
+from featlearn.reporting.groups import RunGroup
+from featlearn.reporting.overlay import Overlay
+from featlearn.reporting.prediction import PredictedLoss, predicted_loss
+
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+def present(lines: Iterable[ChartLine | None]) -> list[ChartLine]:
+    """The lines that are not None."""
+    return [line for line in lines if line is not None]
+
+
+def points(curve: Curve | None) -> Points | None:
+    """(steps, values) as lists."""
+    return None if curve is None else (curve.steps.tolist(), curve.values.tolist())
+
+
+def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
+    """The loss on the probe and the losses that kernels predict."""
+    lines, missing, sources = [], [], set()
+    for group in groups:
+        found = {id(one): predicted_loss(one) for one in group.findings}
+        lines += present([group.line(lambda one: points(one.run_data.loss), "measured")])
+        for dash, (place, label) in enumerate(_PREDICTED.items(), 1):
+            lines += present([group.line(lambda one, f=found, p=place: _prediction(f[id(one)], p), label, dash=dash)])  # type: ignore[misc]
+        missing += [f"{group.label}: no prediction, as {f.reason}" for f in found.values() if isinstance(f, Unknown)]
+        sources |= {f.source for f in found.values() if isinstance(f, PredictedLoss)}
+    lines = _apart(groups, lines)
+    units = {"cross-entropy" if one.run_data.entropy else "|f − y|²" for group in groups for one in group.findings}
+    lines += theory.lines("loss", _samples(groups))
+    charts = []
+    if lines:
+        note = f"Rate of the predictions: {'; '.join(sorted(sources))}." if sources else ""
+        charts.append(Chart("loss", "Loss on the probe", lines, f"mean {' or '.join(sorted(units))}", y_axis="log",
+                            note=note))  # fmt: skip
+    else:
+        missing.append("no loss on the probe was recorded")
+    charts += _accuracy(groups)
+    return Section("loss", "Loss, and what kernels predict", _LOSS, charts, list(dict.fromkeys(missing)))
+
+
+_PREDICTED = {
+    "frozen": "first kernel, frozen",
+    "rescaled": "first kernel at its later size",
+    "evolving": "kernels as they came",
+}
+
+
+def _prediction(found: PredictedLoss | Unknown, place: str) -> Points | None:
+    return None if isinstance(found, Unknown) else points(getattr(found, place))
+
+
+def _samples(groups: Sequence[RunGroup]) -> int | None:
+    """Number of probe samples if all runs have the same, else None."""
+    known = [one.run_data.targets for group in groups for one in group.findings]
+    sizes = {len(y) for y in known if y is not None}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _accuracy(groups: Sequence[RunGroup]) -> list[Chart]:
+    kinds = {"probe/accuracy": "probe", "test/accuracy": "test"}
+    lines = [
+        group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds.items())
+    ]
+    shown = _apart(groups, present(lines))
+    return [Chart("accuracy", "Accuracy", shown, "accuracy")] if shown else []
+
+
+def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
+    """The times at which alignment, kernel norm and loss moved, on one axis; then alignment and norm themselves."""
+    lines = [
+        line
+        for group in groups
+        for line in (
+            group.line(_loss_share, "loss, share of the first"),
+            group.line(lambda one: points(alignment_curve(one.run_data)), "kernel-task alignment, centred", dash=1),
+            group.line(_norm_share, "kernel norm, share of the last", dash=2),
+        )
+    ]
+    missing = [
+        f"{group.label}: {what} not recorded"
+        for group in groups
+        for what, names in (("kernel-task alignment was", ("ntk/centered_alignment", "ntk/alignment")),
+                            ("the kernel norm was", ("ntk/norm",)))
+        if not group.names.intersection(names)
+    ]  # fmt: skip
+    windows, marks = _event_marks(groups)
+    charts = []
+    if present(lines):
+        shown = _apart(groups, present(lines))
+        charts.append(Chart("timeline", "Order of events", shown, "share", marks=marks, windows=windows,
+                            note=_silence(groups)))  # fmt: skip
+    alignment = [
+        group.scalar(name, label, dash=dash)
+        for group in groups
+        for dash, (name, label) in enumerate(_ALIGNMENTS.items())
+    ]
+    chosen = [*_apart(groups, present(alignment)), *theory.lines("ntk/alignment")]
+    if chosen:
+        charts.append(Chart("alignment", "Kernel-task alignment", chosen, "alignment"))
+    for name, title in (("ntk/norm", "Kernel norm"), ("ntk/trace", "Trace of the kernel")):
+        chosen = [*present(group.scalar(name) for group in groups), *theory.lines(name)]
+        if chosen:
+            charts.append(Chart(name.replace("/", "-"), title, chosen, title.lower(), y_axis="log"))
+    moved = present(group.scalar("ntk/distance") for group in groups)
+    if moved:
+        charts.append(Chart("distance", "Distance from the first kernel", moved, "1 − cosine"))
+    return Section("timeline", "Alignment and size of the kernel", _TIMELINE, charts, missing)
+
+
+_ALIGNMENTS = {
+    "ntk/centered_alignment": "probe, centred",
+    "ntk/alignment": "probe",
+    "ntk/test/centered_alignment": "test, centred",
+    "ntk/test/alignment": "test",
+}
+
+
+def _apart(groups: Sequence[RunGroup], lines: list[ChartLine]) -> list[ChartLine]:
+    """For a single group, one colour per quantity instead of one per run."""
+    return [replace(line, color=color) for color, line in enumerate(lines)] if groups[0].alone else lines
+
+
+def _loss_share(one: Findings) -> Points | None:
+    loss = one.run_data.loss
+    return None if loss is None or loss.first <= 0 else (loss.steps.tolist(), (loss.values / loss.first).tolist())
+
+
+def _norm_share(one: Findings) -> Points | None:
+    norm = one.run_data.curve("ntk/norm")
+    return None if norm is None or norm.last <= 0 else (norm.steps.tolist(), (norm.values / norm.last).tolist())
+
+
+def _event_marks(groups: Sequence[RunGroup]) -> tuple[list[Window], list[Mark]]:
+    """The window of silent alignment, if there is one, and marks of all events."""
+    windows, marks = [], []
+    for group in groups:
+        times = group.diagnosis.times
+        for name, label in _EVENTS.items():
+            at = times.get(name, math.nan)
+            if math.isfinite(at):
+                marks.append(Mark(at, group.named(label), group.color))
+        begin = times.get("alignment_90", math.nan)
+        ends = [times[name] for name in ("norm_10", "loss_half") if math.isfinite(times.get(name, math.nan))]
+        if group.diagnosis.silent and math.isfinite(begin) and ends and min(ends) > begin:
+            windows.append(Window(begin, min(ends), group.named("silent alignment")))
+    return windows, sorted(marks, key=lambda mark: mark.at)
+
+
+_EVENTS = {
+    "alignment_90": "90 % of the rise of alignment",
+    "norm_10": "10 % of the last kernel norm",
+    "loss_half": "half of the loss",
+    "kernel_settled": "the kernel settled",
+}
+
+
+def _silence(groups: Sequence[RunGroup]) -> str:
+    said = {True: "silent", False: "not silent", None: "cannot tell whether silent"}
+    told = "; ".join(group.named(said[group.diagnosis.silent]) for group in groups)
+    return f"Alignment was silent if it was done before kernel norm and loss moved: {told}."
+
+
+def overlaid(groups: Sequence[RunGroup], theory: Overlay) -> Section | None:
+    """Predictions of theories that no other section shows; None without a theory."""
+    if not theory:
+        return None
+    charts, missing = [], []
+    for name in theory.names():
+        if name in ("loss", "ntk/alignment", "ntk/norm", "ntk/trace"):
+            continue
+        measured = present(group.scalar(name) for group in groups)
+        if not measured:
+            missing.append(f"{name}: predicted, but the runs have no such number")
+        charts.append(Chart(f"theory-{name.replace('/', '-')}", name, [*measured, *theory.lines(name)], name))
+    return Section("theory", "Theory", _THEORY, charts, missing)
+
+
+def shares(values: Sequence[float]) -> list[float]:
+    """Values divided by the first; nan if that is zero."""
+    numbers = numpy.asarray(values, dtype=float)
+    return (numbers / numbers[0]).tolist() if numbers[0] else [math.nan] * len(numbers)
+
+
+def named_layers(groups: Sequence[RunGroup]) -> Mapping[str, str]:
+    """Recorded name of a layer -> its name in the model, if a run has it."""
+    found: dict[str, str] = {}
+    for group in groups:
+        known: Any = group.first.run.config.get("layer_names")
+        if isinstance(known, Mapping):
+            found |= {str(safe): str(real) or "root" for real, safe in known.items()}
+    return found
+
+
+_LOSS = """<p>Had the network kept its first tangent kernel, its outputs would follow
+<math><mfrac><mrow><mi>d</mi><mi>f</mi></mrow><mrow><mi>d</mi><mi>t</mi></mrow></mfrac><mo>=</mo><mo>−</mo><mi>η</mi>
+<msub><mi>K</mi><mn>0</mn></msub><mo>(</mo><mi>f</mi><mo>−</mo><mi>y</mi><mo>)</mo></math>: the frozen curve. The second
+prediction lets that kernel grow as the measured one did, and keeps its shape. What the measured loss gains on both is
+due to features.</p>"""
+
+_TIMELINE = """<p>Kernel-task alignment is
+<math><mi>A</mi><mo>=</mo><mfrac><mrow><msup><mi>y</mi><mi>T</mi></msup><mi>K</mi><mi>y</mi></mrow>
+<mrow><mo>|</mo><mi>K</mi><mo>|</mo><msup><mrow><mo>|</mo><mi>y</mi><mo>|</mo></mrow><mn>2</mn></msup></mrow></mfrac>
+</math>, one if the kernel holds the task and nothing else; centred, without the constant of kernel and targets.</p>"""
+
+_THEORY = """<p>Curves of the theories laid over the run that no other section shows.</p>"""

@@ -1,0 +1,279 @@
+"""The sections of a report as matplotlib figures, for print: one column (3.25 in), 8 pt, colours of Okabe and Ito.
+
+Every function takes a run, its path or several, and draws into `ax` or a new figure; what the runs do not hold is an
+error that says why. `save_figures` writes them all, with the plotted numbers.
+"""
+
+import csv
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from featlearn.errors import InputValueError, RunError
+from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting.content_blocks import POINTS, Chart, MatrixSequence, Section
+from featlearn.reporting.groups import RunGroup, groups
+from featlearn.reporting.overlay import Overlay
+
+__all__ = [
+    "accuracy", "alignment", "features", "kernel", "kernel_distance", "kernel_norm", "layer_alignment", "loss",
+    "save_figures", "specialization", "spectrum", "style", "task_power", "timeline", "weight_distance", "weight_norms",
+]  # fmt: skip
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+_DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
+_WIDE = (6.75, 2.4)
+
+
+def style() -> str:
+    """The packaged style, for `matplotlib.style.use` or `matplotlib.style.context`."""
+    return str(files("featlearn.reporting") / "static" / "figures.mplstyle")
+
+
+def loss(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
+    """Loss on the probe and the losses that kernels predict; returns the axes."""
+    return _drawn(runs, curves.loss, "loss", ax, theory, time_scale)
+
+
+def accuracy(runs: Any, *, ax: Any = None) -> Any:
+    """Accuracy on probe and test points; returns the axes."""
+    return _drawn(runs, curves.loss, "accuracy", ax)
+
+
+def timeline(runs: Any, *, ax: Any = None) -> Any:
+    """Loss, alignment and kernel norm on one axis, the window of silent alignment marked; returns the axes."""
+    return _drawn(runs, curves.timeline, "timeline", ax)
+
+
+def alignment(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
+    """Kernel-task alignment; returns the axes."""
+    return _drawn(runs, curves.timeline, "alignment", ax, theory, time_scale)
+
+
+def kernel_norm(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
+    """Norm of the kernel; returns the axes."""
+    return _drawn(runs, curves.timeline, "ntk-norm", ax, theory, time_scale)
+
+
+def kernel_distance(runs: Any, *, ax: Any = None) -> Any:
+    """1 - cosine of the first kernel and the later ones; returns the axes."""
+    return _drawn(runs, curves.timeline, "distance", ax)
+
+
+def spectrum(runs: Any, *, ax: Any = None) -> Any:
+    """Eigenvalues of the kernel, before and after; returns the axes."""
+    return _drawn(runs, _without_theory(matrices.spectra), "spectrum", ax)
+
+
+def task_power(runs: Any, *, ax: Any = None) -> Any:
+    """Cumulative task power over the eigenvectors of the kernel, before and after; returns the axes."""
+    return _drawn(runs, _without_theory(matrices.spectra), "power", ax)
+
+
+def specialization(runs: Any, *, ax: Any = None) -> Any:
+    """The last specialisation matrix of the (first) run; returns the axes."""
+    return _drawn(runs, _without_theory(matrices.specialization), "specialization", ax)
+
+
+def features(runs: Any, *, ax: Any = None, centered: bool = False) -> Any:
+    """Neural feature correlations of the layers; returns the axes."""
+    key = "features-centered" if centered else "features-uncentered"
+    return _drawn(runs, _without_theory(layers.features), key, ax)
+
+
+def layer_alignment(runs: Any, *, ax: Any = None) -> Any:
+    """Alignment of consecutive layers; returns the axes."""
+    return _drawn(runs, _without_theory(layers.layers), "layers", ax)
+
+
+def weight_norms(runs: Any, *, ax: Any = None) -> Any:
+    """Norms of the weights, as shares of the first; returns the axes."""
+    return _drawn(runs, _without_theory(layers.layers), "norms", ax)
+
+
+def weight_distance(runs: Any, *, ax: Any = None) -> Any:
+    """Distance of the weights from their initial values; returns the axes."""
+    return _drawn(runs, _without_theory(layers.layers), "weights", ax)
+
+
+def kernel(runs: Any, *, ax: Any = None) -> Any:
+    """The last kernel of the (first) run, with samples sorted by their target; returns the axes."""
+    return _drawn(runs, _kernels, "kernels", ax)
+
+
+def save_figures(
+    runs: Any, folder: str | os.PathLike[str], *, bands: bool = True, theory: Mapping[str, Any] | None = None,
+    time_scale: float = 1.0,
+) -> list[Path]:  # fmt: skip
+    """Save all figures of the runs as PDF and PNG, with the plotted numbers as CSV; returns the paths.
+
+    Arguments are those of `fl.report`. Existing files of the same names are replaced.
+    """
+    import matplotlib.pyplot as plt
+    import matplotlib.style
+
+    overlay = Overlay(theory, time_scale)
+    found = groups(runs, bands=bands, points=POINTS)
+    shown = [one for build in _SECTIONS for one in [build(found, overlay)] if one is not None]
+    target, paths = Path(folder), []
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for block in [each for one in shown for each in one.blocks if isinstance(each, Chart | MatrixSequence)]:
+            stem = target / re.sub(r"[^A-Za-z0-9_-]", "-", block.key)
+            with matplotlib.style.context(style()):
+                figure = _chart(block, None) if isinstance(block, Chart) else _first_and_last(block)
+                for kind in ("pdf", "png"):
+                    figure.get_figure().savefig(stem.with_suffix(f".{kind}"))
+                    paths.append(stem.with_suffix(f".{kind}"))
+                plt.close(figure.get_figure())
+            _to_csv(block, stem.with_suffix(".csv"))
+            paths.append(stem.with_suffix(".csv"))
+    except OSError as error:
+        raise RunError(f"the figures cannot be written to {target}: {error}") from error
+    return paths
+
+
+Build = Callable[[Sequence[RunGroup], Overlay], Section | None]
+
+
+def _without_theory(build: Callable[[Sequence[RunGroup]], Section]) -> Build:
+    return lambda found, _: build(found)
+
+
+def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
+    return matrices.kernels(found, True)
+
+
+_SECTIONS: tuple[Build, ...] = (
+    curves.loss, curves.timeline, curves.overlaid, _without_theory(matrices.spectra),
+    _without_theory(matrices.specialization), _without_theory(layers.features), _without_theory(layers.layers),
+    _kernels,
+)  # fmt: skip
+
+
+def _drawn(
+    runs: Any, build: Build, key: str, ax: Any, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0
+) -> Any:
+    section = build(groups(runs, points=POINTS), Overlay(theory, time_scale))
+    assert section is not None
+    block = next((each for each in section.blocks if each.key == key), None)
+    if block is None:
+        reasons = "; ".join(section.missing) or "it was not recorded"
+        raise InputValueError(f"the runs have nothing to draw for {key!r}: {reasons}")
+    import matplotlib.style
+
+    with matplotlib.style.context(style()):
+        if isinstance(block, Chart):
+            return _chart(block, ax)
+        assert isinstance(block, MatrixSequence)
+        return _picture(block, 0, -1, _axes(ax))
+
+
+def _axes(ax: Any, size: tuple[float, float] | None = None) -> Any:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size)[1]
+
+
+def _chart(one: Chart, ax: Any) -> Any:
+    ax = _axes(ax, _WIDE if _crowded(one) else None)
+    for line in one.lines:
+        color = COLORS[line.color % 8]
+        # a label that begins with _ is not shown
+        label = line.label if not line.label.startswith("_") else f" {line.label}"
+        alone = "o" if sum(map(math.isfinite, line.y)) == 1 else None
+        ax.plot(line.x, line.y, _DASHES[line.dash % 4], color=color, label=_plain(label), marker=alone)
+        if line.low is not None and line.high is not None:
+            ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
+    for window in one.windows:
+        ax.axvspan(window.begin, window.end, color="#009E73", alpha=0.15, linewidth=0, label=_plain(window.label))
+    for mark in one.marks:
+        ax.axvline(mark.at, color="#7F7F7F", linestyle=":", linewidth=0.8)
+    if one.x_axis == "steps":
+        ax.set_xscale("symlog", linthresh=1)
+        ax.set_xlim(left=0)
+    elif one.x_axis == "log":
+        ax.set_xscale("log")
+    if one.logarithmic:
+        ax.set_yscale("log")
+    ax.set_xlabel(one.x)
+    ax.set_ylabel(one.y)
+    ax.set_title(one.title)
+    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if _crowded(one) else {}
+    ax.legend(**outside)
+    return ax
+
+
+def _crowded(one: Chart) -> bool:
+    """Whether the legend is placed outside of the axes."""
+    return len(one.lines) > 4 or bool(one.marks)
+
+
+def _plain(label: str) -> str:
+    """Escape $, which matplotlib would take for a formula."""
+    return label.replace("$", r"\$")
+
+
+def _picture(one: MatrixSequence, sequence: int, at: int, ax: Any) -> Any:
+    label, pictures = one.sequences[sequence]
+    picture = pictures[at]
+    low, high = one.levels(picture.values)
+    colors = "viridis" if one.middle is None else "RdBu_r"
+    image = ax.imshow(picture.values, cmap=colors, interpolation="nearest", vmin=low, vmax=high)
+    ax.get_figure().colorbar(image, ax=ax, shrink=0.8)
+    ax.set_title(_plain(f"{label}, {picture.label}"))
+    ax.set_xlabel(one.columns)
+    ax.set_ylabel(one.rows)
+    if one.slider:  # indices mean nothing after sorting and thinning
+        ax.set_xticks([])
+        ax.set_yticks([])
+    return ax
+
+
+def _first_and_last(one: MatrixSequence) -> Any:
+    """The first and the last matrix of every run; returns the last axes."""
+    import matplotlib.pyplot as plt
+
+    count = len(one.sequences)
+    figure, axes = plt.subplots(count, 2, figsize=(6.75, 2.6 * count), squeeze=False)
+    del figure
+    for sequence in range(count):
+        for column, at in enumerate((0, -1)):
+            _picture(one, sequence, at, axes[sequence][column])
+    return axes[-1][-1]
+
+
+def _to_csv(one: Chart | MatrixSequence, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        if isinstance(one, MatrixSequence):
+            table.writerow(["run", "step", "row", "column", "value"])
+            for label, pictures in one.sequences:
+                for picture in {id(p): p for p in (pictures[0], pictures[-1])}.values():
+                    for (row, column), value in numpy.ndenumerate(picture.values):
+                        table.writerow([_cell(label), picture.step, row, column, value])
+            return
+        heads = [_cell(line.label) for line in one.lines]
+        bands = [line.low is not None for line in one.lines]
+        columns = [
+            column
+            for head, band in zip(heads, bands, strict=True)
+            for column in ([head, f"{head}, lowest", f"{head}, highest"] if band else [head])
+        ]
+        table.writerow([one.x, *columns])
+        for x, cells in one.rows():
+            row = [c for cell, band in zip(cells, bands, strict=True) for c in (cell if band else cell[:1])]
+            table.writerow([x, *("" if math.isnan(c) else c for c in row)])
+
+
+def _cell(label: str) -> str:
+    """Quote a name that a spreadsheet would take for a formula."""
+    return f"'{label}" if label.startswith(("=", "+", "-", "@")) else label

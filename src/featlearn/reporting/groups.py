@@ -1,0 +1,159 @@
+"""Groups of runs: runs that differ only in their seed become one line with a band."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.diagnosis.findings import Findings, findings_of
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.record import Run, open_run
+from featlearn.reporting.content_blocks import ChartLine, thinned
+
+# Entries of run.json that may differ between runs of one experiment.
+_OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}
+_SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
+
+Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
+"""(steps, values) of one run; None if it has none"""
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """One run, or several that share their configuration up to the seed."""
+
+    label: str
+    findings: Sequence[Findings]
+    color: int
+    points: int
+    """largest number of points of a line"""
+    alone: bool
+    """whether it is the only group, so that labels need not name it"""
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs themselves."""
+        return [one.run for one in self.findings]
+
+    @property
+    def first(self) -> Findings:
+        """The first run, shown where there is no mean over runs, for example for kernels."""
+        return self.findings[0]
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The diagnosis of these runs."""
+        return diagnose(self.runs)
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Names of the scalars of any run."""
+        return {name for run in self.runs for name in run.names}
+
+    def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
+        """A curve of the group, the mean over its runs; None if no run has it."""
+        found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
+        if not found:
+            return None
+        name = self.named(label)
+        shade = self.color if color is None else color
+        if len(found) == 1:
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
+        x, mean, low, high = _band(found, self.points)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color)
+
+    def named(self, label: str) -> str:
+        """The label of a line."""
+        return self.label if not label else label if self.alone else f"{self.label}: {label}"
+
+    def scalar(self, name: str, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
+        """The curve of a recorded scalar."""
+        return self.line(lambda one: finite(one.run, name), label, color=color, dash=dash)
+
+
+def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
+    """(steps, values) of the finite values of a recorded scalar; None if there are none."""
+    pairs = [(float(line["step"]), line["values"][name]) for line in run.lines if name in line["values"]]
+    pairs = [pair for pair in pairs if math.isfinite(pair[1])]
+    return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
+
+
+def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
+    """Open runs, raise for damaged ones, and group those that differ only in their seed."""
+    opened = _opened(runs)
+    if not opened:
+        raise InputValueError("no runs are given, expected at least one")
+    for run in opened:
+        _sound(run)
+    together: list[list[Run]] = []
+    for run in opened:
+        home = next((other for other in together if bands and _belongs(run, other)), None)
+        if home is None:
+            together.append([run])
+        else:
+            home.append(run)
+    labels = _labels([one[0].name for one in together])
+    return [
+        RunGroup(label, [findings_of(run) for run in one], color, points, len(together) == 1)
+        for color, (label, one) in enumerate(zip(labels, together, strict=True))
+    ]
+
+
+def _opened(runs: Any) -> list[Run]:
+    if isinstance(runs, Run):
+        return [runs]
+    if isinstance(runs, str | os.PathLike):
+        return [open_run(runs)]
+    if isinstance(runs, Sequence):
+        return [run for part in runs for run in _opened(part)]
+    raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
+
+
+def _sound(run: Run) -> None:
+    """Read all data of the report, so that damaged runs raise before anything is written."""
+    _ = run.lines, run.events
+    for name in _SHOWN:
+        for step in run.arrays.get(name, ()):
+            run.array(name, step)
+
+
+def _belongs(run: Run, others: Sequence[Run]) -> bool:
+    """Whether a run equals the others up to its seed, which no other has."""
+    seed = run.config.get("seed")
+    return (
+        seed is not None
+        and all(other.config.get("seed") not in (None, seed) for other in others)
+        and _identity(run.config) == _identity(others[0].config)
+    )
+
+
+def _identity(config: Mapping[str, Any]) -> str:
+    settings = config.get("settings")
+    if isinstance(settings, Mapping):
+        config = {**config, "settings": {key: value for key, value in settings.items() if key != "seed"}}
+    return json.dumps({key: value for key, value in config.items() if key not in _OWN}, sort_keys=True, default=str)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Names, numbered if several runs share one."""
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _band(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Mean, smallest and largest value over the common range of steps, interpolated in log(1 + step).
+
+    Under a budget, each run is measured at its own steps.
+    """
+    begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    places = sorted({p for x, _ in curves for p in x if begin <= p <= end})
+    places, _ = thinned(places, places, points)
+    values = numpy.array([numpy.interp(numpy.log1p(places), numpy.log1p(x), y) for x, y in curves])
+    return places, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()

@@ -1,0 +1,66 @@
+"""HTML from data of runs. All strings are escaped here; no other module builds HTML from data."""
+
+import base64
+import html
+import json
+import math
+from typing import Any, NewType
+
+import numpy
+
+Html = NewType("Html", str)
+"""Escaped text, safe to insert into a page."""
+
+_VOID = {"input", "link", "meta"}
+
+
+def text(value: object) -> Html:
+    """Escape a string, for text and for quoted attributes."""
+    # control characters are not allowed in HTML, not even as references
+    plain = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(value))
+    return Html(html.escape(plain, quote=True))
+
+
+def tag(name: str, /, *content: str, **attributes: object) -> Html:
+    """An element. Content must be HTML; attributes are escaped, and `_` in their names becomes `-`.
+
+    True gives an attribute without value; None and False omit it.
+    """
+    given = "".join(
+        f" {key.strip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Html(f"<{name}{given}>" if name in _VOID else f"<{name}{given}>{''.join(content)}</{name}>")
+
+
+def joined(*parts: str) -> Html:
+    """Join the parts that are not empty."""
+    return Html("\n".join(part for part in parts if part))
+
+
+def data(value: Any) -> Html:
+    """JSON that is safe inside a script element: without <, & and line separators."""
+    plain = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    for sign in "<>&'":
+        plain = plain.replace(sign, f"\\u{ord(sign):04x}")
+    return Html(plain)
+
+
+def number(value: float) -> float | None:
+    """A number rounded to five digits, enough for a chart; None if it is not finite."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def written(value: float) -> str:
+    """A number formatted for a table."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:g}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
+
+
+def bytes_of(values: numpy.ndarray, low: float, high: float) -> str:
+    """A matrix in 256 levels from low to high, row by row, as base64."""
+    span = high - low if high > low else 1.0
+    levels = numpy.clip(numpy.round((values - low) / span * 255), 0, 255).astype(numpy.uint8)
+    return base64.b64encode(levels.tobytes()).decode("ascii")

@@ -1,0 +1,177 @@
+"""One run or several as one self-contained HTML file: no network, fonts or server needed."""
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from featlearn.errors import RunError
+from featlearn.record import Run
+from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting.content_blocks import POINTS, Section
+from featlearn.reporting.groups import RunGroup, groups
+from featlearn.reporting.markup import Html, data, joined, tag, text
+from featlearn.reporting.overlay import Overlay
+from featlearn.reporting.provenance import citations, overhead, provenance
+from featlearn.reporting.rendering import numbers, section, swatch
+from featlearn.reporting.verdict import verdict
+
+LARGEST = 1_000_000
+"""Largest size of a page without kernels in bytes; lines are thinned until it fits."""
+FEWEST = 25
+"""Smallest number of points to which lines are thinned."""
+
+Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
+
+
+def report(
+    runs: Runs, path: str | os.PathLike[str], *, title: str | None = None, kernels: bool = True, bands: bool = True,
+    theory: Mapping[str, Any] | None = None, time_scale: float = 1.0,
+) -> Path:  # fmt: skip
+    """Write a report on runs as one self-contained HTML file: the verdict with its evidence, and charts.
+
+    Args:
+        runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts.
+        path: the file to write, atomically; an existing one is replaced.
+        title: title of the page; by default the names of the runs.
+        kernels: whether to show kernels as heat maps; without them a page is smaller than 1 MB.
+        bands: whether runs that differ only in their seed become one line, with a band from the smallest to the
+            largest value.
+        theory: label -> prediction of `fl.theory` (any object with `times` and `curves()`), drawn with the
+            measurements. Theories sum the loss over samples; it is divided by the number of probe samples.
+        time_scale: theory time per step, for example a learning rate.
+
+    Returns the path. The page says what a run does not contain, and why; a damaged run raises a `RunError`, and nothing
+    is written. Curves longer than 200 points are thinned.
+    """
+    overlay = Overlay(theory, time_scale)
+    points = POINTS
+    while True:
+        found = groups(runs, bands=bands, points=points)
+        shown = sections(found, overlay, kernels)
+        content = _page(found, shown, title)
+        if len(content.encode()) - _weight(shown) <= LARGEST or points <= FEWEST:
+            break
+        points //= 2
+    return _written(content, Path(path))
+
+
+def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
+    """All sections except verdict, provenance and citations, in the order of the page."""
+    extra = curves.overlaid(found, overlay)
+    return [
+        curves.loss(found, overlay),
+        curves.timeline(found, overlay),
+        *([extra] if extra is not None else []),
+        matrices.spectra(found),
+        matrices.specialization(found),
+        layers.features(found),
+        layers.layers(found),
+        matrices.kernels(found, kernels),
+        overhead(found),
+    ]
+
+
+def _weight(shown: Sequence[Section]) -> int:
+    """Size of the kernel pictures in bytes."""
+    kernels = [block for one in shown for block in one.blocks if one.key == "kernels"]
+    return sum(len(data(numbers(block))) for block in kernels)
+
+
+def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
+    heading = title if title is not None else ", ".join(group.label for group in found)
+    places = [("verdict", "Verdict"), *((one.key, one.title) for one in shown),
+              ("provenance", "Provenance"), ("citations", "To cite")]  # fmt: skip
+    blocks = [drawn for one in shown for block in one.blocks if (drawn := numbers(block)) is not None]
+    scripts = [static("uPlot.iife.min.js"), static("report.js")]
+    styles = [static("uPlot.min.css"), static("report.css")]
+    return joined(
+        "<!doctype html>",
+        '<html lang="en">',
+        _head(heading, scripts, styles),
+        "<body>",
+        tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
+        tag("header", tag("p", "featlearn report", class_="kicker"), tag("h1", text(heading)),
+            tag("nav", tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name in places)),
+                aria_label="Sections"),
+            _legend(found)),
+        tag("main", verdict(found), *map(section, shown), provenance(found), citations()),
+        tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
+        tag("noscript", tag("p", "Charts need JavaScript; every number is in the tables.")),
+        f'<script type="application/json" id="blocks">{data(blocks)}</script>',
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body>",
+        "</html>\n",
+    )  # fmt: skip
+
+
+def _legend(found: Sequence[RunGroup]) -> Html:
+    """Buttons that show and hide all lines of a run; empty for a single run."""
+    if len(found) < 2:
+        return Html("")
+    buttons = [
+        tag("button", swatch(group.color), text(_counted(group)), type="button", aria_pressed="true",
+            data_run=group.color)
+        for group in found
+    ]  # fmt: skip
+    several = any(len(group.runs) > 1 for group in found)
+    bands = "Bands go from the smallest to the largest over runs that differ in their seed only." if several else ""
+    return tag("div", tag("p", text(f"Runs, to show and hide in all charts. {bands}"), class_="note", id="runs-note"),
+               tag("div", *buttons, class_="legend runs", role="group", aria_labelledby="runs-note"))  # fmt: skip
+
+
+def _counted(group: RunGroup) -> str:
+    return f"{group.label} ({len(group.runs)} seeds)" if len(group.runs) > 1 else group.label
+
+
+def _head(heading: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
+    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access."""
+    policy = (
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", text(f"{heading}: featlearn report")),
+        *(f"<style>{style}</style>" for style in styles),
+    )
+
+
+def static(name: str) -> str:
+    """The text of a static file of the page."""
+    return (files("featlearn.reporting") / "static" / name).read_text(encoding="utf-8")
+
+
+def _hashes(parts: Sequence[str]) -> str:
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(p.encode()).digest()).decode()}'" for p in parts)
+
+
+def _written(content: str, path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise RunError(f"the report cannot be written to {path}: there is no folder {path.parent}; make it first")
+    part = None
+    try:
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(content)
+        os.chmod(part, 0o644)  # mkstemp creates private files; a report is to be shared
+        os.replace(part, path)
+    except OSError as error:
+        # the error itself names a temporary file
+        raise RunError(f"the report cannot be written to {path}: {error.strerror or error}") from error
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                Path(part).unlink(missing_ok=True)
+    return path

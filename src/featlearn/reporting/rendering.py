@@ -1,0 +1,252 @@
+"""Content blocks as HTML, with text alternative and table, and as the data that the page draws."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from featlearn.reporting.content_blocks import Chart, ContentBlock, Grid, MatrixSequence, Picture, Section
+from featlearn.reporting.markup import Html, bytes_of, number, tag, text, written
+
+DASHES = ("", "7 4", "2 3", "8 3 2 3")
+MATRIX_TABLE = 12
+"""Number of rows up to which a matrix is shown as a table."""
+
+
+def section(one: Section) -> Html:
+    """A section, including what is missing and why."""
+    absent = [tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in one.missing]
+    return tag(
+        "section",
+        tag("h2", text(one.title), id=f"{one.key}-title"),
+        one.intro,
+        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "",
+        *absent,
+        id=one.key,
+        aria_labelledby=f"{one.key}-title",
+    )
+
+
+def block(one: ContentBlock) -> Html:
+    """A chart, a sequence of matrices, or a table."""
+    if isinstance(one, Chart):
+        return _chart(one)
+    return _matrix_sequence(one) if isinstance(one, MatrixSequence) else _grid(one)
+
+
+def numbers(one: ContentBlock) -> dict[str, Any] | None:
+    """The data that the page draws; None for a table."""
+    if isinstance(one, Grid):
+        return None
+    return _chart_numbers(one) if isinstance(one, Chart) else _sequence_numbers(one)
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
+    """A scrollable table, also by keyboard; the first cell of a row is its header."""
+    rows = [
+        tag("tr", tag("th", text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:])) for row in body
+    ]
+    return tag(
+        "div",
+        tag("table", tag("caption", text(caption)),
+            tag("thead", tag("tr", *(tag("th", text(cell), scope="col") for cell in head))), tag("tbody", *rows)),
+        class_="scroll", tabindex=0, role="region", aria_label=caption,
+    )  # fmt: skip
+
+
+def _numbers_below(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
+    return tag("details", tag("summary", text(f"Numbers: {caption}")), table(head, body, caption))
+
+
+def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
+    note = [tag("p", text(one.note), class_="note")] if one.note else []
+    return tag("figure", tag("figcaption", tag("h3", text(one.title))), *content, *note, id=f"figure-{one.key}")
+
+
+# ---- charts
+
+
+def _chart(one: Chart) -> Html:
+    buttons = [
+        tag(
+            "button",
+            swatch(line.color, line.dash),
+            text(line.label),
+            type="button",
+            aria_pressed="true",
+            data_line=i,
+            data_group=line.group,
+        )
+        for i, line in enumerate(one.lines)
+    ]  # fmt: skip
+    marks = [tag("li", text(f"{mark.label}: step {written(mark.at)}")) for mark in one.marks]
+    spans = [tag("li", text(f"{w.label}: steps {written(w.begin)} to {written(w.end)}")) for w in one.windows]
+    head = [one.x, *(line.label for line in one.lines)]
+    body = [[written(x), *map(_cell, cells)] for x, cells in one.rows()]
+    return _figure(
+        one,
+        tag("div", class_="chart", id=f"chart-{one.key}", role="img", aria_label=_said(one)),
+        tag("p", class_="readout", aria_hidden="true"),
+        tag("div", *buttons, class_="legend", role="group", aria_label=f"Lines of: {one.title}"),
+        tag("ul", *spans, *marks, class_="marks") if marks or spans else "",
+        _numbers_below(head, body, one.title),
+    )
+
+
+def swatch(color: int, dash: int = 0) -> Html:
+    """A sample of a line style for legends."""
+    stroke = tag("line", x1=1, x2=27, y1=5, y2=5, stroke_dasharray=DASHES[dash % 4] or None)
+    return tag("svg", stroke, width=28, height=10, aria_hidden="true", class_=f"c{color % 8}")
+
+
+def _cell(values: tuple[float, float, float]) -> str:
+    y, low, high = values
+    return f"{written(y)} ({written(low)} to {written(high)})" if math.isfinite(low) else written(y)
+
+
+def _said(one: Chart) -> str:
+    """Text alternative of a chart."""
+    ends = []
+    for line in one.lines[:8]:
+        seen = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+        if seen:
+            (x0, y0), (x1, y1) = seen[0], seen[-1]
+            ends.append(f"{line.label} from {written(y0)} at {one.x} {written(x0)} to {written(y1)} at {written(x1)}")
+    more = f"; and {len(one.lines) - 8} more lines" if len(one.lines) > 8 else ""
+    return f"Chart of {one.y} over {one.x}. {'; '.join(ends)}{more}. The numbers are in the table below."
+
+
+def _chart_numbers(one: Chart) -> dict[str, Any]:
+    rows = list(one.rows())
+    lines = []
+    for i, line in enumerate(one.lines):
+        entry: dict[str, Any] = {
+            "label": line.label,
+            "color": line.color % 8,
+            "dash": line.dash % 4,
+            "y": [number(cells[i][0]) for _, cells in rows],
+        }
+        if line.low is not None:
+            entry["low"] = [number(cells[i][1]) for _, cells in rows]
+            entry["high"] = [number(cells[i][2]) for _, cells in rows]
+        lines.append(entry)
+    return {
+        "kind": "chart",
+        "key": one.key,
+        "x": [number(x) for x, _ in rows],
+        "xAxis": one.x_axis,
+        "yAxis": "log" if one.logarithmic else "linear",
+        "xLabel": one.x,
+        "yLabel": one.y,
+        "lines": lines,
+        "marks": [{"at": number(m.at), "label": m.label, "color": m.color % 8} for m in one.marks],
+        "windows": [{"begin": number(w.begin), "end": number(w.end), "label": w.label} for w in one.windows],
+    }
+
+
+# ---- matrix sequences
+
+
+def _matrix_sequence(one: MatrixSequence) -> Html:
+    sequences = [
+        tag("div", tag("h4", text(label)), *_canvases(one, i, pictures), class_="sequence")
+        for i, (label, pictures) in enumerate(one.sequences)
+    ]
+    count = len(_steps(one))
+    slider: list[Html] = []
+    if one.slider and count > 1:
+        name = f"slider-{one.key}"
+        slider = [
+            tag("div", tag("label", "Step of training", for_=name),
+                tag("input", type="range", id=name, min=0, max=count - 1, step=1, value=count - 1,
+                    aria_valuetext=f"step {written(_steps(one)[-1])}"),
+                tag("output", text(f"step {written(_steps(one)[-1])}"), for_=name), class_="slider")
+        ]  # fmt: skip
+    return _figure(one, *slider, tag("div", *sequences, class_="sequences"), _scale(one), *_sequence_tables(one))
+
+
+def _scale(one: MatrixSequence) -> Html:
+    """The legend of the colour scale."""
+    low, high = "lowest of a picture", "highest"
+    if one.middle is not None:
+        low, high = map(written, one.levels(one.sequences[0][1][0].values))
+    bar = tag("span", class_="bar one" if one.middle is None else "bar two", aria_hidden="true")
+    return tag("p", text(low), bar, text(high), class_="scale")
+
+
+def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -> list[Html]:
+    shown = [pictures[-1]] if one.slider else pictures
+    return [
+        tag("div",
+            tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence,
+                data_picture=len(pictures) - 1 if one.slider else i, width=len(picture.values[0]),
+                height=len(picture.values)),
+            tag("p", text(_range(picture)), class_="range"), class_="picture")
+        for i, picture in enumerate(shown)
+    ]  # fmt: skip
+
+
+def _pictured(one: MatrixSequence, picture: Picture) -> str:
+    facts = "".join(f", {name} {written(value)}" for name, value in picture.facts.items())
+    return f"{one.title} at {picture.label}: {_range(picture)}{facts}. Rows: {one.rows}; columns: {one.columns}."
+
+
+def _range(picture: Picture) -> str:
+    return f"{picture.label}: {written(float(picture.values.min()))} to {written(float(picture.values.max()))}"
+
+
+def _steps(one: MatrixSequence) -> list[float]:
+    return sorted({picture.step for _, pictures in one.sequences for picture in pictures})
+
+
+def _sequence_tables(one: MatrixSequence) -> list[Html]:
+    found = []
+    for label, pictures in one.sequences:
+        names = list(dict.fromkeys(name for picture in pictures for name in picture.facts))
+        head = ["picture", "lowest", "highest", *names]
+        body = [
+            [p.label, written(float(p.values.min())), written(float(p.values.max())),
+             *(written(p.facts.get(name, math.nan)) for name in names)]
+            for p in pictures
+        ]  # fmt: skip
+        caption = f"{one.title}, {label}"
+        small = not one.slider and len(pictures[0].values) <= MATRIX_TABLE
+        whole = [_matrix(one, f"{caption}, {picture.label}", picture) for picture in pictures if small]
+        summary = tag("summary", text(f"Numbers: {caption}"))
+        found.append(tag("details", summary, table(head, body, caption), *whole))
+    return found
+
+
+def _matrix(one: MatrixSequence, caption: str, picture: Picture) -> Html:
+    head = [f"{one.rows} / {one.columns}", *map(str, range(picture.values.shape[1]))]
+    body = [[str(i), *map(written, row.tolist())] for i, row in enumerate(picture.values)]
+    return table(head, body, caption)
+
+
+def _sequence_numbers(one: MatrixSequence) -> dict[str, Any]:
+    return {
+        "kind": "sequence",
+        "key": one.key,
+        "steps": _steps(one),
+        "slider": one.slider,
+        "diverging": one.middle is not None,
+        "sequences": [[_picture(one, picture) for picture in pictures] for _, pictures in one.sequences],
+    }
+
+
+def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
+    low, high = one.levels(picture.values)
+    return {
+        "step": picture.step,
+        "size": list(picture.values.shape),
+        "low": number(low),
+        "high": number(high),
+        "bytes": bytes_of(picture.values, low, high),
+        "range": _range(picture),
+        "label": _pictured(one, picture),
+    }
+
+
+def _grid(one: Grid) -> Html:
+    note = [tag("p", text(one.note), class_="note")] if one.note else []
+    return tag("div", tag("h3", text(one.title)), table(one.head, one.body, one.title), *note, class_="grid",
+               id=f"grid-{one.key}")  # fmt: skip

@@ -1,0 +1,234 @@
+"use strict";
+(() => {
+  const blocks = JSON.parse(document.getElementById("blocks").textContent);
+  const root = document.documentElement;
+  const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3]];
+  const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const charts = [];
+  const toggles = [];
+  const pressed = (button) => button.getAttribute("aria-pressed") === "true";
+
+  // ---- axes: steps are drawn as log(1 + step), so that step 0 has a place
+  const axis = {
+    steps: { to: (x) => Math.log10(1 + x), from: (v) => 10 ** v - 1 },
+    log: { to: (x) => Math.log10(x), from: (v) => 10 ** v },
+    linear: { to: (x) => x, from: (v) => v },
+  };
+  const short = (value) => {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(size >= 1e5 ? 0 : 1).replace("e+", "e");
+    return String(Number(value.toPrecision(4)));
+  };
+  const decades = (scale, low, high, width) => {
+    // 0, 1, 10, 100 ... and, where there is room, 2 and 5 in between
+    const dense = width / Math.max(high - low, 0.1) > 150;
+    const found = scale.from(0) === 0 && low <= 0 ? [0] : [];
+    for (let power = 0; power < 16; power++)
+      for (const digit of dense ? [1, 2, 5] : [1]) {
+        const place = scale.to(digit * 10 ** power);
+        if (place >= low - 1e-9 && place <= high + 1e-9) found.push(place);
+      }
+    return found;
+  };
+
+  function build(box, block) {
+    const scale = axis[block.xAxis];
+    const xs = block.x.map(scale.to);
+    const series = [{}];
+    const values = [xs];
+    const bands = [];
+    const owners = [null]; // which line a series belongs to
+    block.lines.forEach((line, i) => {
+      const stroke = () => variable(`--c${line.color}`);
+      if (line.low) {
+        const quiet = { width: 0, points: { show: false }, spanGaps: true };
+        series.push({ ...quiet, label: "high" }, { ...quiet, label: "low" });
+        values.push(line.high, line.low);
+        owners.push(i, i);
+        bands.push({ series: [series.length - 2, series.length - 1], fill: () => `${variable(`--c${line.color}`)}33` });
+      }
+      const alone = line.y.filter((y) => y !== null).length === 1;
+      series.push({
+        label: line.label, stroke, width: 2, dash: DASHES[line.dash], spanGaps: true,
+        points: { show: alone, size: 7, fill: stroke },
+      });
+      values.push(line.y);
+      owners.push(i);
+    });
+    // what is not positive has no place on a logarithmic axis
+    if (block.yAxis === "log")
+      for (let i = 1; i < values.length; i++) values[i] = values[i].map((v) => (v > 0 ? v : null));
+    const grid = { stroke: () => variable("--grid"), width: 1 };
+    const ink = () => variable("--soft");
+    const options = {
+      width: width(box), height: height(box), padding: [block.marks.length ? 28 : 10, 14, 0, 0],
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
+      scales: { x: { time: false }, y: { distr: block.yAxis === "log" ? 3 : 1 } },
+      axes: [
+        {
+          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", label: block.xLabel, labelSize: 20,
+          labelFont: "12px system-ui, sans-serif", size: 30,
+          ...(block.xAxis === "linear" ? {} : {
+            splits: (u, i, low, high) => decades(scale, low, high, u.bbox.width / devicePixelRatio),
+            values: (u, splits) => splits.map((v) => short(Math.round(scale.from(v)))),
+          }),
+        },
+        {
+          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", size: 58, label: block.yLabel,
+          labelSize: 20, labelFont: "12px system-ui, sans-serif",
+          values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))),
+        },
+      ],
+      series, bands,
+      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => marks(u, block, scale)],
+               setCursor: [(u) => readout(u, block, box)] },
+    };
+    const plot = new uPlot(options, values, box);
+    charts.push({ box, plot });
+    const legend = box.parentElement.querySelectorAll(".legend button");
+    legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button))));
+    function show(button, shown) {
+      button.setAttribute("aria-pressed", String(shown));
+      owners.forEach((owner, i) => {
+        if (owner === Number(button.dataset.line)) plot.setSeries(i, { show: shown });
+      });
+    }
+    toggles.push(...[...legend].map((button) => ({ button, show })));
+  }
+
+  // one button for all lines of a run
+  for (const whole of document.querySelectorAll(".runs button"))
+    whole.addEventListener("click", () => {
+      const shown = !pressed(whole);
+      whole.setAttribute("aria-pressed", String(shown));
+      for (const { button, show } of toggles)
+        if (button.dataset.group === whole.dataset.run) show(button, shown);
+    });
+
+  function windows(u, block, scale) {
+    for (const stretch of block.windows) {
+      const left = u.valToPos(scale.to(stretch.begin), "x", true);
+      const right = u.valToPos(scale.to(stretch.end), "x", true);
+      u.ctx.save();
+      u.ctx.fillStyle = variable("--window");
+      u.ctx.fillRect(left, u.bbox.top, right - left, u.bbox.height);
+      u.ctx.restore();
+    }
+  }
+
+  function marks(u, block, scale) {
+    const ctx = u.ctx, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "center";
+    let before = -Infinity, raised = false;
+    block.marks.forEach((mark, i) => {
+      const x = Math.round(u.valToPos(scale.to(mark.at), "x", true));
+      if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
+      ctx.strokeStyle = ctx.fillStyle = block.marks.some((m) => m.color !== mark.color)
+        ? variable(`--c${mark.color}`) : variable("--soft");
+      ctx.lineWidth = ratio;
+      ctx.setLineDash([3 * ratio, 3 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(x, u.bbox.top);
+      ctx.lineTo(x, u.bbox.top + u.bbox.height);
+      ctx.stroke();
+      raised = x - before < 11 * ratio && !raised; // letters that would touch stand in two rows
+      before = x;
+      ctx.fillText(String.fromCharCode(97 + (i % 26)), x, u.bbox.top - (raised ? 16 : 5) * ratio);
+    });
+    ctx.restore();
+  }
+
+  function readout(u, block, box) {
+    const line = box.parentElement.querySelector(".readout");
+    const i = u.cursor.idx;
+    if (i === null || i === undefined) { line.textContent = ""; return; }
+    const parts = block.lines.filter((l) => l.y[i] !== null).map((l) => `${l.label} ${short(l.y[i])}`);
+    line.textContent = `${block.xLabel} ${short(block.x[i])}: ${parts.join(", ")}`;
+  }
+
+  const width = (box) => Math.max(200, Math.floor(box.clientWidth));
+  const height = (box) => Math.round(Math.min(330, Math.max(220, width(box) * 0.58)));
+
+  // ---- matrix sequences
+  const ONE = [[68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140], [40, 174, 128], [94, 201, 98],
+    [173, 220, 48], [253, 231, 37]];
+  const TWO = [[33, 102, 172], [103, 169, 207], [209, 229, 240], [247, 247, 247], [253, 219, 199], [239, 138, 98],
+    [178, 24, 43]];
+  const ramp = (stops) => Array.from({ length: 256 }, (_, level) => {
+    const place = level / 255 * (stops.length - 1), i = Math.min(Math.floor(place), stops.length - 2);
+    return stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (place - i)));
+  });
+  const ramps = [ramp(ONE), ramp(TWO)];
+
+  function paint(canvas, picture, colors) {
+    const [rows, columns] = picture.size;
+    canvas.width = columns;
+    canvas.height = rows;
+    const ctx = canvas.getContext("2d");
+    const image = ctx.createImageData(columns, rows);
+    const levels = atob(picture.bytes);
+    for (let i = 0; i < levels.length; i++) {
+      const color = colors[levels.charCodeAt(i)];
+      image.data.set([color[0], color[1], color[2], 255], 4 * i);
+    }
+    ctx.putImageData(image, 0, 0);
+    canvas.setAttribute("aria-label", picture.label);
+    canvas.nextElementSibling.textContent = picture.range;
+  }
+
+  function matrixSequence(figure, block) {
+    const colors = ramps[block.diverging ? 1 : 0];
+    const canvases = [...figure.querySelectorAll("canvas")];
+    for (const canvas of canvases) paint(canvas, block.sequences[canvas.dataset.sequence][canvas.dataset.picture], colors);
+    const slider = figure.querySelector("input[type=range]");
+    if (!slider) return;
+    const output = figure.querySelector("output");
+    slider.addEventListener("input", () => {
+      const step = block.steps[Number(slider.value)];
+      output.textContent = `step ${short(step)}`;
+      slider.setAttribute("aria-valuetext", `step ${short(step)}`);
+      for (const canvas of canvases) {
+        const sequence = block.sequences[canvas.dataset.sequence];
+        const index = Math.max(0, sequence.findLastIndex((picture) => picture.step <= step));
+        paint(canvas, sequence[index], colors);
+      }
+    });
+  }
+
+  for (const block of blocks) {
+    if (block.kind === "chart") build(document.getElementById(`chart-${block.key}`), block);
+    else matrixSequence(document.getElementById(`figure-${block.key}`), block);
+  }
+
+  // ---- what changes around the charts: the width, the scheme, and print
+  const redraw = () => charts.forEach(({ box, plot }) => plot.setSize({ width: width(box), height: height(box) }));
+  const observer = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const chart = charts.find(({ box }) => box === target);
+      if (chart && chart.plot.width !== width(target))
+        chart.plot.setSize({ width: width(target), height: height(target) });
+    }
+  });
+  charts.forEach(({ box }) => observer.observe(box));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    charts.forEach(({ plot }) => plot.redraw(false, true)));
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    root.classList.add("print");
+    opened = [...document.querySelectorAll("details:not([open])")];
+    opened.forEach((one) => { one.open = true; });
+    redraw();
+    charts.forEach(({ plot }) => plot.redraw(false, true));
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("print");
+    opened.forEach((one) => { one.open = false; });
+    redraw();
+    charts.forEach(({ plot }) => plot.redraw(false, true));
+  });
+  root.classList.add("drawn");
+})();

@@ -1,0 +1,235 @@
+"""The page in a real browser: nothing is fetched, what is drawn changes, and it can be read and operated by all."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from featlearn.record import RunWriter
+from featlearn.reporting.page import report
+from tests.reporting.browser import CHROMIUM, DRIVER, Browser
+from tests.reporting.runs import HOSTILE, by_hand, watched
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="chromium and chromedriver are not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("browser")
+    runs = [watched(folder / f"rich{seed}", seed=seed) for seed in (0, 1)]
+    runs.append(watched(folder / "lazy", gamma=0.05))
+    hostile = RunWriter(folder / "hostile", {"name": HOSTILE, "layer_names": {HOSTILE: "net"}, "device": HOSTILE})
+    for step in (0, 1, 2):
+        hostile.scalars(step, {"probe/loss": 1.0 - step / 3, "weights/net/norm": 1.0 + step})
+    hostile.close()
+    silent = by_hand(folder / "silent", {
+        "probe/loss": [1.0, 0.99, 0.98, 0.2, 0.01], "ntk/norm": [1.0, 1.1, 1.3, 30.0, 40.0],
+        "ntk/centered_alignment": [0.1, 0.5, 0.9, 0.92, 0.92],
+    }, [0, 20, 28, 40, 50])  # fmt: skip
+    return {
+        "one": report(runs[0], folder / "one.html"),
+        "many": report(runs, folder / "many.html"),
+        "hostile": report(folder / "hostile", folder / "hostile.html", title=HOSTILE),
+        "silent": report(silent, folder / "silent.html"),
+    }
+
+
+@pytest.fixture(scope="module")
+def window():
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def browser(window: Browser):
+    window.devtools("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+    window.media()
+    window.log()
+    window.requests()
+    return window
+
+
+def drawn(browser: Browser, selector: str) -> str:
+    """The pixels of a canvas, as a string that differs where they do."""
+    browser.painted()
+    return browser.script("return document.querySelector(arguments[0]).toDataURL()", selector)
+
+
+@pytest.mark.parametrize("name", ["one", "many", "hostile", "silent"])
+def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, pages: dict[str, Path], name: str):
+    browser.open(pages[name])
+    assert browser.evaluate("document.documentElement.classList.contains('drawn')")
+    assert browser.log() == []
+    asked = [url for url in browser.requests() if not url.startswith("data:")]
+    assert asked == [pages[name].as_uri()]
+
+
+def test_a_hostile_name_is_shown_and_not_run(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["hostile"])
+    assert browser.evaluate("document.querySelector('h1').textContent") == HOSTILE
+    assert browser.evaluate("document.images.length") == 0
+    assert HOSTILE in browser.evaluate("document.querySelector('#figure-norms .legend').textContent")
+
+
+def test_every_chart_and_picture_has_ink(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    count = """
+        return [...document.querySelectorAll(arguments[0])].map((canvas) => {
+            const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(new Uint32Array(pixels.buffer)).size;
+        })"""
+    charts, pictures = browser.script(count, ".chart canvas"), browser.script(count, ".picture canvas")
+    assert len(charts) > 10
+    assert min(charts) > 100
+    assert len(pictures) == 6
+    assert min(pictures) > 2
+
+
+def test_a_line_of_the_legend_hides_and_shows(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    canvas, button = "#chart-loss canvas", "#figure-loss .legend button"
+    before = drawn(browser, canvas)
+    browser.script("document.querySelector(arguments[0]).click()", button)
+    hidden = drawn(browser, canvas)
+    assert hidden != before
+    assert browser.evaluate(f"document.querySelector('{button}').getAttribute('aria-pressed')") == "false"
+    browser.script("document.querySelector(arguments[0]).click()", button)
+    assert drawn(browser, canvas) == before
+
+
+def test_a_run_hides_in_all_charts(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    charts = ["#chart-loss canvas", "#chart-ntk-norm canvas", "#chart-features-uncentered canvas"]
+    before = [drawn(browser, chart) for chart in charts]
+    browser.script("document.querySelector('.runs button[data-run=\"1\"]').click()")
+    assert all(drawn(browser, chart) != old for chart, old in zip(charts, before, strict=True))
+    states = "[...document.querySelectorAll('figure .legend button[data-group=\"1\"]')].map(b => b.ariaPressed)"
+    assert set(browser.evaluate(states)) == {"false"}
+
+
+def test_the_window_of_silent_alignment_is_drawn(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["silent"])
+    assert "silent alignment: steps" in browser.evaluate("document.querySelector('#timeline').textContent")
+    shaded = """
+        const canvas = document.querySelector('#chart-timeline canvas');
+        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        let count = 0;
+        for (let i = 0; i < pixels.length; i += 4) count += pixels[i + 3] > 20 && pixels[i + 3] < 90;
+        return count;"""
+    assert browser.script(shaded) > 2000
+
+
+def test_the_slider_moves_by_keyboard(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    last = drawn(browser, "#figure-kernels canvas")
+    browser.script("document.querySelector('#slider-kernels').focus()")
+    browser.keys("Home")
+    first = drawn(browser, "#figure-kernels canvas")
+    assert first != last
+    said = "[document.querySelector('#figure-kernels output').textContent, "
+    said += "document.querySelector('#slider-kernels').getAttribute('aria-valuetext')]"
+    assert browser.evaluate(said) == ["step 0", "step 0"]
+    browser.keys("ArrowRight")
+    assert browser.evaluate(said) == ["step 1", "step 1"]
+    assert "step 1:" in browser.evaluate("document.querySelector('#figure-kernels canvas').ariaLabel + ':'")
+    browser.keys("End")
+    assert drawn(browser, "#figure-kernels canvas") == last
+
+
+def test_the_page_is_operated_by_keyboard(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["one"])
+    browser.keys("Tab")
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
+    browser.keys("Enter")
+    assert browser.evaluate("location.hash") == "#verdict"
+    browser.script("document.querySelector('#figure-loss .legend button').focus()")
+    browser.keys("Space")
+    assert browser.evaluate("document.activeElement.ariaPressed") == "false"
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.script("document.querySelector('#figure-loss summary').focus()")
+    browser.keys("Enter")
+    assert browser.evaluate("document.querySelector('#figure-loss details').open")
+
+
+CONTRASTS = """
+    const channel = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const parts = (color) => color.match(/[\\d.]+/g).map(Number);
+    const ground = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+            const color = parts(getComputedStyle(at).backgroundColor);
+            if (color.length === 3 || color[3] > 0) return color;
+        }
+        return null;
+    };
+    for (const one of document.querySelectorAll('details')) one.open = true;
+    const found = {};
+    for (const element of document.querySelectorAll('body *')) {
+        const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        if (!own || !element.checkVisibility() || element.closest('script, style')) continue;
+        const [a, b] = [light(parts(getComputedStyle(element).color)), light(ground(element))].sort((x, y) => y - x);
+        found[element.tagName + '.' + element.className] = Math.min((a + 0.05) / (b + 0.05),
+            found[element.tagName + '.' + element.className] ?? 99);
+    }
+    return found;
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_their_ground(browser: Browser, pages: dict[str, Path], scheme: str):
+    browser.media(scheme=scheme)
+    browser.open(pages["many"])
+    browser.script("document.querySelector('.legend button').click()")
+    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", ground)[:3])) < 60) is (scheme == "dark")
+    contrasts = browser.script(CONTRASTS)
+    assert len(contrasts) > 15
+    assert {name: ratio for name, ratio in contrasts.items() if ratio < 4.5} == {}
+
+
+def test_lines_have_colours_of_the_scheme(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["one"])
+    light = drawn(browser, "#chart-loss canvas")
+    browser.media(scheme="dark")
+    time.sleep(0.2)
+    assert drawn(browser, "#chart-loss canvas") != light
+
+
+@pytest.mark.parametrize("name", ["one", "many", "hostile"])
+def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, pages: dict[str, Path], name: str):
+    browser.resize(375)
+    browser.open(pages[name])
+    browser.script("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 375
+    widths = "[...document.querySelectorAll('canvas')].map(c => c.getBoundingClientRect().right)"
+    assert max(browser.evaluate(widths)) <= 375
+    browser.resize(1000)
+    time.sleep(0.3)
+    assert browser.evaluate("document.querySelector('#chart-loss canvas').getBoundingClientRect().width") > 375
+
+
+def test_print_opens_tables_in_light_colours(browser: Browser, pages: dict[str, Path]):
+    browser.media(scheme="dark")
+    browser.open(pages["one"])
+    browser.script("""window.seen = null; addEventListener('beforeprint', () => {
+        window.seen = [document.querySelectorAll('details:not([open])').length,
+                       getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()]; })""")
+    assert len(browser.devtools("Page.printToPDF")["data"]) > 50_000
+    assert browser.evaluate("window.seen") == [0, "#fff"]
+    assert browser.evaluate("document.querySelectorAll('details[open]').length") == 0
+    assert browser.evaluate("document.documentElement.classList.contains('print')") is False
+
+
+def test_every_control_has_a_name(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
+    named = {"button", "slider", "image", "region", "table", "figure", "navigation", "link", "heading"}
+    found = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]
+    kinds = {role for role, _ in found}
+    assert {"banner", "navigation", "main", "contentinfo", "slider", "button", "image"} <= kinds
+    assert [role for role, name in found if role in named - {"figure", "table"} and not name.strip()] == []
