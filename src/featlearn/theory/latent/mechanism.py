@@ -1,4 +1,4 @@
-"""What training did to the two layers: turned them, stretched them, or nothing (004 Sec. 3.2 to 3.4)."""
+"""What training did to the two layers: turned them, stretched them, or nothing (Xu & Ziyin 2024, Sec. 3.2 to 3.4)."""
 
 from enum import StrEnum
 from typing import NamedTuple

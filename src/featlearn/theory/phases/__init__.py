@@ -1,4 +1,6 @@
-"""Phases of training: which scaling limits learn features, and which only move along a fixed kernel (004 Sec. 4).
+"""Phases of training: which scaling limits learn features, and which only move along a fixed kernel.
+
+See Xu & Ziyin 2024, Sec. 4.
 
 Width, output scale, variances of the two layers and their learning rates are powers of one parameter kappa, which
 grows. The learning time t_c of `theory.latent` then grows, vanishes or stays; where it stays, the kernel either stays
