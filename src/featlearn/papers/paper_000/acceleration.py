@@ -1,4 +1,4 @@
-"""How much faster a network learns than its first kernel, and what its kernel does meanwhile: claims of 000 Fig. 1.
+"""Claims of Shan & Bordelon 2021a, Fig. 1: how much faster a network learns than its first kernel, and why.
 
 Curves have seeds first, then moments; see `fig1.measure` for their names.
 """
