@@ -34,7 +34,7 @@ def gtsrb(
             By default FEATLEARN_DATA.
         split: ``"train"`` or ``"test"``.
         size: side to which the pictures, of 15 to 250 pixels, are resized by Pillow (bilinear, antialiased; whole
-            pictures, not only the box of the sign). 003 Fig. 2 has 32.
+            pictures, not only the box of the sign). Beaglehole et al. 2024 (Fig. 2) use 32.
         options: `ImageOptions`: classes, samples, balanced, generator, flatten; statistics for ``"channel"`` are not
             known here. Training pictures are in order of their class: draw with a `generator`, or `balanced`.
 

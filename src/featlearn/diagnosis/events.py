@@ -73,7 +73,7 @@ class Events:
 
     @property
     def silent(self) -> bool | None:
-        """Alignment was done before kernel norm and loss moved (002); None where that cannot be told."""
+        """Alignment rose before kernel norm and loss moved (Atanasov et al. 2022); None where the data do not tell."""
         return None if self.missing else not self.against
 
     @property

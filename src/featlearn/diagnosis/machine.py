@@ -42,8 +42,8 @@ class KernelMachine:
 def kernel_machine(reading: Reading) -> KernelMachine:
     """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
 
-    At zero loss that is the regression of 002 Theorem 1. Training that ended before is compared with a regression that
-    ended as early: no rate has to be known.
+    At zero loss that is the regression of Atanasov et al. 2022, Theorem 1. Training that ended before is compared with
+    a regression that ended as early: no rate has to be known.
     """
     first, last = 0, max(reading.array_steps("test"), default=-1)
     if last < 0:

@@ -33,7 +33,9 @@ def kernel_descent(
     discrete: bool = False, loss: Literal["mse", "cross-entropy"] = "mse", K_test: Tensor | None = None,
     f0_test: Tensor | None = None,
 ) -> Trajectory:  # fmt: skip
-    """Kernel gradient descent: df/dt = -rate K (f - y) from f0 (000 Eq. 3 with f0, which the print leaves out).
+    """Kernel gradient descent: df/dt = -rate K (f - y) from f0.
+
+    See Shan & Bordelon 2021a, Eq. 3 with f0, which the print leaves out.
 
     Directions that K does not see are not learned. Which these are depends on the format in which K comes: eigenvalues
     below 1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was
@@ -44,8 +46,8 @@ def kernel_descent(
         y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C).
         times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
             ends: `kernel_regression` for the test points.
-        rate: see `fl.dynamics.rate`. The rescaled kernel of 000 (aKGD) is `rate * K1.norm() / K0.norm()`, with the
-            final or with the largest kernel norm.
+        rate: see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
+            `rate * K1.norm() / K0.norm()`, with the final or with the largest kernel norm.
         f0: outputs at time 0, zero by default.
         discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
         loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically.

@@ -11,7 +11,9 @@ from featlearn.errors import InputValueError
 def kernel_regression(
     K: Tensor, y: Tensor, K_test: Tensor, *, f0: Tensor | None = None, f0_test: Tensor | None = None, ridge: float = 0.0
 ) -> Tensor:
-    """f(x) = f0(x) + k(x) (K + ridge I)^-1 (y - f0), the end of kernel descent (002 Theorem 1 with f0).
+    """f(x) = f0(x) + k(x) (K + ridge I)^-1 (y - f0), the end of kernel descent.
+
+    See Atanasov et al. 2022, Theorem 1 with f0.
 
     The print has y where y - f0 belongs. A singular K takes its pseudo-inverse, as the flow does: directions it does
     not see are not learned. Which these are depends on the format in which K comes: eigenvalues below 1.2e-7 of the

@@ -24,7 +24,7 @@ class Predicted:
 
     frozen: Curve
     rescaled: Curve
-    """the first kernel times |K(t)| / |K(0)|: what growth alone would have done (aKGD of 000)"""
+    """the first kernel times |K(t)| / |K(0)|: what growth alone would have done (aKGD of Shan & Bordelon 2021a)"""
     evolving: Curve | None
     """with the kernels as they came; None for cross-entropy"""
     source: str

@@ -1,4 +1,7 @@
-"""Speed limited optimisation that always drives the layer whose features are furthest behind (003 App. J)."""
+"""Speed limited optimisation that always drives the layer whose features are furthest behind.
+
+See Beaglehole et al. 2024, App. J.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +34,7 @@ def hidden_correlations(
 
 
 class AdaptiveSLO(Optimizer):
-    """Adaptive speed limited optimisation (003 App. J).
+    """Adaptive speed limited optimisation (Beaglehole et al. 2024, App. J).
 
     Before a step the UC-NFC of every hidden layer is measured on `probe`. The weight of the layer where it is smallest
     moves with speed `boost`, every other parameter (other weights, readout, biases, norms) with 1 / boost:
