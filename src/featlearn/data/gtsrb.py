@@ -74,7 +74,7 @@ def _lists(root: Root, split: str) -> list[Path]:
 
 
 def _listed(path: Path, split: str, root: Root) -> list[tuple[Path, int]]:
-    """Pictures and classes of a list: columns Filename ... ClassId, parted by semicolons."""
+    """Pictures and classes of a list: columns Filename ... ClassId, separated by semicolons."""
     folder = _folder(root, split) if split == "test" else path.parent
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:

@@ -10,11 +10,11 @@ from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
 from featlearn.diagnosis.reading import Curve, Reading
 
 RISEN = 0.01
-"""A rise of alignment that is large enough to have a time."""
+"""Smallest rise of alignment for which a time is reported."""
 WIDE = 1.5
-"""Measurements whose steps differ by more than this factor leave a gap, in which no time is told; next steps do not."""
+"""Measurements whose steps differ by more than this factor leave a gap without a time; consecutive steps do not."""
 SAME = 1.1
-"""Factor within which training and probe loss may part, beside a constant one, for one to fill gaps of the other."""
+"""Training loss fills gaps of the probe loss if the two agree within this factor, up to a constant one."""
 COMPARED = 3
 """Steps of the probe loss at which they are compared at least, while it is above LEFT of the first."""
 LEFT = 0.05
@@ -78,7 +78,7 @@ class Events:
 
     @property
     def against(self) -> str:
-        """Why alignment was not silent, if it can be told; empty where nothing speaks against it."""
+        """Why alignment was not silent, if known; empty where nothing contradicts it."""
         if self.rise < ALIGNMENT_ROSE.high:
             return f"alignment changed by {self.rise:.2g}, and a rise counts from {ALIGNMENT_ROSE.high:g}"
         if self.growth < NORM_GREW.low:
@@ -87,7 +87,7 @@ class Events:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be told whether alignment was silent; empty where it can."""
+        """Why it is unknown whether alignment was silent; empty where it is known."""
         if math.isnan(self.rise):
             return "centred alignment is not known before and after training"
         if math.isnan(self.growth):
@@ -104,7 +104,7 @@ class Events:
 
 
 def alignment_curve(reading: Reading) -> Curve | None:
-    """Centred kernel-task alignment; None also for a constant target, of which nothing is left without its mean."""
+    """Centred kernel-task alignment; None also for a constant target, which is zero after centring."""
     return reading.curve("ntk/centered_alignment")
 
 

@@ -31,7 +31,7 @@ CLEARLY_MOVED = Threshold(
 """As KERNEL_MOVED, where how much faster the loss fell is not known: held-out lazy runs moved by up to 0.173."""
 ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
 """Rise of centred kernel-task alignment. Lazy runs had at most 0.084, and most of them less than 0.02; rich ones had
-anything, also less than none."""
+any value, also negative ones."""
 SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
 """As SPEED, with the kernel at its later size: above, it is not growth alone that made training faster."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
@@ -67,9 +67,9 @@ class Evidence:
     says: str
     """in words, the number in it"""
     value: float
-    """the number; the mean over runs; nan where it cannot be told"""
+    """the number; the mean over runs; nan where unknown"""
     threshold: str
-    """what it was held against; empty where nothing was"""
+    """what it was compared with; empty where nothing"""
     source: str
     """where the threshold comes from"""
     spread: float = math.nan
@@ -132,10 +132,10 @@ def mean_of(found: Sample | None) -> float:
 
 
 def held(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
-    """A number over runs, and what it was held against."""
+    """A number over runs, and what it was compared with."""
     return Evidence(topic, says, value.mean, against, threshold.source, value.spread, value.runs, verdict)
 
 
 def untold(topic: str, what: str) -> Evidence:
-    """What cannot be told, and why."""
+    """What is unknown, and why."""
     return Evidence(topic, f"cannot tell {what}", math.nan, "", "", runs=0, verdict="cannot tell")

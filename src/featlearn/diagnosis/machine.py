@@ -25,7 +25,7 @@ BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may 
 
 @dataclass(frozen=True)
 class KernelMachine:
-    """How well regression with the kernels of a run stands for the network."""
+    """How well regression with the kernels of a run reproduces the network."""
 
     of: str | None
     """the kernel whose machine the network is: "final", "initial", "optimizer"; None if of none, or if unknown"""
@@ -36,14 +36,14 @@ class KernelMachine:
     outputs: str = ""
     """"all" where kernels between all outputs were used, "mean" where only their mean was recorded"""
     reason: str = ""
-    """why it cannot be told"""
+    """why it is unknown"""
 
 
 def kernel_machine(reading: Reading) -> KernelMachine:
     """Descent with each kernel, from f0, to the loss that the network has on the probe; evaluated on the test points.
 
-    At zero loss that is the regression of Atanasov et al. 2022, Theorem 1. Training that ended before is compared with
-    a regression that ended as early: no rate has to be known.
+    At zero loss that is the regression of Atanasov et al. 2022, Theorem 1. Training that stopped earlier is compared
+    with a regression stopped at the same loss, so the rate is not needed.
     """
     first, last = 0, max(reading.array_steps("test"), default=-1)
     if last < 0:

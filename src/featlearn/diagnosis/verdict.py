@@ -41,7 +41,7 @@ class Diagnosis:
     """what the regime is judged by: kernel_moved (without its constant), speedup, alignment_rise, loss_left; and beside
     it kernel_moved_raw, speedup_rescaled, kernel_growth, weights_moved"""
     silent: bool | None
-    """whether alignment was done before kernel norm and loss moved; None where that cannot be told"""
+    """whether alignment rose before kernel norm and loss moved; None where unknown"""
     kernel_machine: KernelMachine
     """of which kernel the network is the regression, and how well"""
     mechanism: Mapping[str, Mechanism]
@@ -87,10 +87,10 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
 
     Args:
         run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed: numbers are then
-            means, and are held against thresholds with twice the error of the mean.
+            means, and are compared with thresholds by twice the error of the mean.
 
-    Nothing is measured again. What is missing or nan is no error: what cannot be told then is said to be so, with the
-    reason. A file that is damaged is a `RunError`, as what it held might change the verdict. The thresholds of the
+    Nothing is measured again. Missing or nan values are no error: statements that need them are reported as unknown,
+    with the reason. A damaged file raises `RunError`, as its content might change the verdict. The thresholds of the
     regime were chosen on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and
     says how to read each statement.
     """

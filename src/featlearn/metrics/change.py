@@ -22,7 +22,7 @@ def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor
     Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
 
     `centered=True` compares H K H, H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are mostly a constant,
-    which hides what the rest does: a distance of 0.005 can be one of 0.16 without it.
+    which hides the change of the rest: a distance of 0.005 can be 0.16 after centring.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
@@ -83,7 +83,7 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False,
     `centered_alignment` does.
 
     K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A
-    stack may stand beside one kernel (beside C of them, for classes), or beside a stack of its length.
+    stack is compared with one kernel (with C of them, for classes), or with a stack of equal length.
     """
     first, last = checked_kernel(K0, "K0"), checked_kernel(K1, "K1").to(K0.device)
     if first.shape[-2:] != last.shape[-2:]:

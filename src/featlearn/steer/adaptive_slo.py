@@ -25,9 +25,9 @@ def hidden_correlations(
 ) -> dict[str, float]:
     """Uncentred neural feature correlation (UC-NFC) of every hidden layer, by layer name.
 
-    The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: somewhere in
-    a long run a ReLU comes so near to zero that single precision cannot say on which side, and the measurement
-    refuses. `options` go to :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
+    The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: in a long
+    run some ReLU input comes so close to zero that single precision cannot resolve its sign, and the measurement
+    raises an error. `options` go to :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
     """
     features = neural_features(model, probe, dtype=dtype, **options)
     return {name: float(layer.uncentered) for name, layer in features.items() if not layer.is_readout}

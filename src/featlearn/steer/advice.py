@@ -69,11 +69,10 @@ def advise(
 ) -> Advice:
     """What to change to make a run richer or lazier, and what to expect.
 
-    By Xu & Ziyin 2024, the target's share in the speed of training, over that of the first kernel, grows as the square
-    of what the output is divided by, if the learning rate is multiplied by that square, which keeps the kernel times
-    the rate (Cor. 1: training stays stable at its start). How large a factor is needed is estimated from how far the
-    weights moved, and from how much slower the frozen kernel would have been; diagnose the new run, and ask again if it
-    did not go far enough.
+    By Xu & Ziyin 2024, dividing the output by gamma and multiplying the learning rate by gamma^2 raises the target's
+    share in the speed of training, over that of the first kernel, by gamma^2. It keeps the kernel times the rate, so
+    training is as stable at its start as before (Cor. 1). The factor is estimated from how far the weights moved and
+    how much slower the frozen kernel would have been. Diagnose the new run, and repeat if the change was too small.
 
     Args:
         run: a run, its path, several runs that differ in their seed, or a diagnosis.

@@ -20,8 +20,8 @@ def scale_output(model: nn.Module, gamma: float, center: bool = True) -> "Scaled
     learning rate out of dtheta/dt = -eta grad L, eta = eta0 gamma^2. This gamma is neither the feature rate of
     `theory.ofe` nor the multiplier of Xu & Ziyin 2024, which is its inverse.
 
-    Late in rich training the kernel has grown, and the step that suited its beginning may be too large: where the loss
-    jumps, take a smaller one and more of them.
+    The kernel grows in rich training, so a step that is stable at the start may be too large later: if the loss jumps,
+    use a smaller learning rate and more steps.
 
     Args:
         model: gives one tensor, or an object with `.logits`. It is not copied: training one trains the other.

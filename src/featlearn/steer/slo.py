@@ -37,9 +37,9 @@ class SLO(Optimizer):
     its gradient is projected to t = g - <g, W> W / |W|^2, the step is W - lr * speed * t / (eps + |t|), and the result
     is multiplied back to the norm that W had at its first step. Conserved: the Frobenius norm of every weight tensor.
     In a network that is homogeneous in each weight (ReLU or linear, no biases) the output is the product of these norms
-    times a function of directions alone: the rescaling of Xu & Ziyin 2024, Sec. 3.3 is switched off, and alignment or
-    disalignment of layers is all that is left to learn by. Not conserved: the outputs themselves. How aligned the
-    layers become is then set by the target: large initial norms need little alignment, small ones much, and norms too
+    times a function of directions alone: the rescaling of Xu & Ziyin 2024, Sec. 3.3 is switched off, and the network
+    can learn only by alignment or disalignment of layers. Not conserved: the outputs themselves. The target then
+    determines how aligned the layers become: large initial norms need little alignment, small ones much, and norms too
     small for the target cannot fit it. Tensors with fewer than two axes (biases, gains of norms) take the plain step. A
     weight of zero could never move and is refused.
 

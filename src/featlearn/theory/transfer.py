@@ -29,7 +29,7 @@ __all__ = ["LearningCurve", "learning_curve", "learning_curve_general", "simulat
 
 @dataclass(frozen=True, eq=False)
 class LearningCurve:
-    """Errors of kernel regression, and what they are made of; all of one shape, that of the broadcast arguments."""
+    """Errors of kernel regression and their parts; all of one shape, that of the broadcast arguments."""
 
     samples: Tensor
     """P"""
@@ -85,7 +85,7 @@ def learning_curve(
         ridge: >= 0, added to the diagonal of the Gram matrix.
         noise: >= 0, the variance of the label noise s^2.
 
-    infinite where noise meets P = D without a ridge.
+    Infinite for P = D with noise and without a ridge.
     """
     P, D, A, alpha, ridge_, noise_ = torch.broadcast_tensors(
         checked_numbers(samples, "samples", least=0.0),

@@ -69,7 +69,7 @@ def slopes(runs: Runs, name: str) -> Any:
 
 
 def turned(runs: Runs) -> Any:
-    """(S,): the moment, by number, from which nine tenths of the alignment's change are there."""
+    """(S,): index of the moment from which nine tenths of the alignment's change are done."""
     alignment = runs["mse/alignment"]
     share = (alignment - alignment[:, :1]) / risen(runs, "mse/alignment")[:, None]
     return numpy.array([len(one) - int((one[::-1] < 0.9).argmax()) for one in share])

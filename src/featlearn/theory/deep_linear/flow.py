@@ -20,7 +20,7 @@ def flow(
 
     See Atanasov et al. 2022, Eq. 9.
 
-    The truth that the closed forms approach for small weights, and the way where there is none: inputs that are not
+    The closed forms converge to it for small weights. It also covers cases without a closed form: inputs that are not
     whitened, weights that are not small, unequal learning rates. DOP853 with relative tolerance 1e-12.
 
     Args:

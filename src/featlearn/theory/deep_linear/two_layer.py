@@ -100,7 +100,7 @@ def two_layer(times: Any, q0: Any, r0: Any, s: Any, *, samples: int = 1) -> TwoL
     `times`, `q0`, `r0`, `s`: numbers or tensors, broadcast; |r0| <= q0 as for every network. The error is O(sigma^2),
     relative to s; the strength is that of a balanced network from c0 = (q0 + r0) / 2.
 
-    A negative s is a teacher against beta. nothing is learned from r0 = -q0 s / |s|, the saddle. `samples` P scales
+    A negative s is a teacher against beta. Nothing is learned from r0 = -q0 s / |s|, the saddle. `samples` P scales
     the curves (loss P (s - r)^2 for whitened inputs) and nothing else.
 
     Erratum: the print drops r0 (take r0 = 0 for it), which is off by r0 / q0 = O(1 / sqrt D) whatever sigma is, not by

@@ -37,8 +37,7 @@ def step(features: Tensor, residual: Tensor, gamma: float, rate: float, conventi
 
         Delta <- Delta - rate K Delta,   Psi <- Psi - m dL'/dPsi,   L' = |(1 - rate Psi^T Psi) Delta|^2,   K = Psi^T Psi
 
-    with dL'/dPsi = -2 rate Psi (Delta r^T + r Delta^T), r = Delta - rate K Delta. What m is, the papers do not agree
-    on:
+    with dL'/dPsi = -2 rate Psi (Delta r^T + r Delta^T), r = Delta - rate K Delta. The papers use different factors m:
 
         convention                  m                 the flow of `solve` has gamma_ode =
         "ode"                       gamma / 4         gamma

@@ -125,7 +125,7 @@ def solve(
 
     Args:
         K0: (P, P), positive semi-definite. Measure it in double, fl.ntk(..., dtype=torch.float64): small eigenvalues,
-            which decide about late times, drown in the rounding of single precision.
+            which determine late times, are lost in the rounding of single precision.
         y: (P,), or (P, C) for outputs that share the kernel.
         gamma: the feature rate, >= 0, in the convention of the equations above (see `ode_rate`). Its unit is that of K
             divided by that of y^2: only gamma |y|^2 / |K0| compares between problems. 0 is a frozen kernel.

@@ -141,7 +141,7 @@ def bulk_threshold(aspect: Numbers, *, scale: Numbers = 1.0, power: Numbers = 1.
     For K0 = scale * Z Z^T / N with Z (P, N) of independent entries of variance 1, aspect = P / N, and a task y with
     power = |y|^2 in no special direction: gamma* power = 1 / G(lambda_+) = scale * sqrt(aspect) (1 + sqrt(aspect)), G
     the Stieltjes transform at the edge lambda_+ of the Marchenko-Pastur bulk. Below, the top eigenvector of K0 + gamma
-    y y^T knows nothing of y as P grows; see `bulk_spike`. Not in the papers, which speak of a sharp transition
+    y y^T has no overlap with y as P grows; see `bulk_spike`. Not in the papers, which speak of a sharp transition
     "reminiscent of the spiked matrix model" (Shan & Bordelon 2021a, Sec. 4). Numbers or tensors that broadcast.
     """
     ratios, size, task = _bulk(aspect, scale, power)

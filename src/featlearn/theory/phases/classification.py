@@ -20,7 +20,7 @@ class Phase(StrEnum):
     KERNEL = "kernel"
     """the NTK is of order one and stays as it was"""
     LEARNING = "learning"
-    """the NTK changes by as much as it is: feature learning"""
+    """the NTK changes by as much as its own size: feature learning"""
 
 
 def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_target: bool = True) -> Phase:

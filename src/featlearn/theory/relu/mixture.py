@@ -83,9 +83,9 @@ def mixture_geometry(
     """|x|^2 and x . x' in a class of x = centre + noise, |centre| = 1, typical in high dimension.
 
     Shan & Bordelon 2021b, App. E.5 says "variance 0.01" in 1000 dimensions, which may mean that of the whole noise,
-    |noise|^2 = 0.01, or that of each coordinate, |noise|^2 = 10, where the noise drowns the centres and the theory of
-    small noise does not hold. The first gives the ratio of 1/2 that the paper reports, the second 0.65; the first is
-    the default.
+    |noise|^2 = 0.01, or that of each coordinate, |noise|^2 = 10, where the noise is larger than the centres and the
+    theory of small noise does not hold. The first gives the ratio of 1/2 that the paper reports, the second 0.65; the
+    first is the default.
 
     `normalized`: samples are divided by their norm, so that |x|^2 = 1 and m = 1 / (1 + |noise|^2).
     """
