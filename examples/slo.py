@@ -1,8 +1,11 @@
 """What speed limited optimisation does to features, layer alignment and test error.
 
-speeds    a fast first layer among slow ones, against gradient descent, from small and large weights (003 Fig. 4)
-scale     weights of constant norm (keep_output_scale), against gradient descent, LARS and plain SLO (asked for in 004)
-adaptive  always the layer whose features are furthest behind, against gradient descent (003 Fig. 12)
+speeds    a fast first layer among slow ones, against gradient descent, from small and large weights
+          (Beaglehole et al. 2024, Fig. 4)
+scale     weights of constant norm (keep_output_scale), against gradient descent, LARS and plain SLO
+          (asked for in Xu & Ziyin 2024, Sec. 3.4)
+adaptive  always the layer whose features are furthest behind, against gradient descent
+          (Beaglehole et al. 2024, Fig. 12)
 
 Each line is a mean over seeds, with the lowest and the highest in brackets.
 """
@@ -130,7 +133,7 @@ def line(label: str, runs: list[Numbers]) -> None:
 
 
 def speeds(quick: bool) -> None:
-    """003 Fig. 4: initial scale of the first layer, with the learning rate of the paper; readout times 0.01."""
+    """Beaglehole et al. 2024, Fig. 4: scale of the first layer, learning rate of the paper, readout times 0.01."""
     seeds, steps = (1, 40) if quick else (3, 600)
     for scale, lr in ((1.0, 0.03), (0.1, 0.1), (0.01, 0.2), (0.001, 0.4)):
         runs: dict[str, list[Numbers]] = {"gradient descent": [], "SLO": []}
@@ -179,7 +182,7 @@ def judged(model: nn.Sequential, initial: State, task: Task) -> Numbers:
 
 
 def scale(quick: bool) -> None:
-    """004 Sec. 3.4: alignment at a constant scale. Rates are chosen on other samples, for each line alone."""
+    """Xu & Ziyin 2024, Sec. 3.4: alignment at constant scale. Rates are chosen on other samples, for each line."""
     seeds, steps, rates = (1, 30, 1) if quick else (3, 600, 3)
     methods = {
         "gradient descent": (0.1, 0.3, 1.0),
@@ -199,7 +202,7 @@ def scale(quick: bool) -> None:
 
 
 def adaptive(quick: bool) -> None:
-    """003 Fig. 12, read as printed: all layers times 0.1. Correlations are means over the last 100 steps."""
+    """Beaglehole et al. 2024, Fig. 12, as printed: all layers times 0.1. Correlations: means of the last 100 steps."""
     seeds, steps = (1, 12) if quick else (5, 500)
     methods = {"gradient descent": 0, "adaptive": 1, "adaptive, every 10": 10}
     for name, factors in (("all layers times 0.1", (0.1,) * 4), ("first 0.1, readout 0.01", (0.1, 1.0, 1.0, 0.01))):

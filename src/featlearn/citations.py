@@ -1,4 +1,4 @@
-"""The papers behind a result, to be cited with it."""
+"""The papers to cite for a result."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -114,7 +114,11 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""The five papers that featlearn brings together, 000 to 004, and what its definitions come from."""
+"""The five papers that featlearn brings together, 000 to 004, and the sources of its definitions.
+
+Prose cites by author and year: 000 is Shan & Bordelon 2021a, the first version of arXiv:2105.14301, and 001 is Shan &
+Bordelon 2021b, the later version; 002 is Atanasov et al. 2022, 003 Beaglehole et al. 2024, 004 Xu & Ziyin 2024.
+"""
 
 FIVE = ("000", "001", "002", "003", "004")
 
@@ -176,7 +180,7 @@ def citation(name: Any = None, *, style: Style = "bibtex") -> str:
     Args:
         name: a public name ("theory.ofe.solve", "metrics.alignment", "SLO"), a paper ("000" to "004"), or the thing
             itself: a function, a class, a module of featlearn, or a result that one of them returned. By default
-            featlearn and its five papers. For what has no paper behind it, featlearn.
+            featlearn and its five papers. For a name without a paper, featlearn itself.
         style: "bibtex" or "text".
     """
     if style not in ("bibtex", "text"):

@@ -5,12 +5,12 @@ import weakref
 
 import pytest
 import torch
+from featlearn.capture import memory, pilots
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import memory, pilots
-from featlearn.measurement import measuring
 from featlearn.errors import CoupledSamplesError, InputValueError
+from featlearn.measurement import measuring
 from featlearn.ops import registry
 from tests.references.jacobian import dense_ntk
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.layers.consecutive import consecutive
-from featlearn.layers.projections import Projections, projections
 from featlearn.gradients.chunk import Snapshot
 from featlearn.graph.attention_paths import FeatureWays, attentions, nearest
+from featlearn.layers.consecutive import consecutive
 from featlearn.layers.preactivation_gradients import measured_layers
+from featlearn.layers.projections import Projections, projections
 from tests.zoo.case import Net, default_dtype, parameter
 
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.linalg import collapse
-from featlearn.contraction.proportional_outputs import Collapse, UnequalChunksError
+from featlearn.contraction.deferred_checks import Later
 from featlearn.contraction.factors import Factor, Factors
 from featlearn.contraction.gram import add_gram, mirror
-from featlearn.contraction.deferred_checks import Later
+from featlearn.contraction.proportional_outputs import Collapse, UnequalChunksError
+from featlearn.linalg import collapse
 from tests.references.jacobian import dense_ntk
 
 DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7

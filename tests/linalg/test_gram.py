@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from featlearn.linalg import cuts, gram
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
+from featlearn.linalg import cuts, gram
 
 MODES = ("sum", "each", "full")
 

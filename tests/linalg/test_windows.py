@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from featlearn.linalg import cuts, gram, windows
 from featlearn.contraction.factors import Factor, Factors, Gathered, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, mirror
 from featlearn.contraction.windows import Windows
+from featlearn.linalg import cuts, gram, windows
 
 # kernel, stride, dilation, padding, space, blocks
 GEOMETRIES = {

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import featlearn as fl
-from featlearn.measurement import Measurement
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
+from featlearn.measurement import Measurement
 from featlearn.quantities.layer_features import LayerFeatures, NeuralFeatures
 from tests.references.features import Features, features
 from tests.zoo.case import Net, parameter

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.graph.sample_axis import sample_codes, sample_layout
 from featlearn.errors import CoupledSamplesError
+from featlearn.graph.sample_axis import sample_codes, sample_layout
 from featlearn.ops import Layout
 from tests.references.jacobian import dense_ntk
 

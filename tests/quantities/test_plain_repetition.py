@@ -8,13 +8,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from featlearn.capture import isolation
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import isolation
-from featlearn.network.inputs import Probe
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.linalg import gram, matrices
+from featlearn.network.inputs import Probe
 from featlearn.quantities import repetition
 from tests.references.jacobian import dense_ntk
 

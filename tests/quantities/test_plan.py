@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
+from featlearn.capture import measurement
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import measurement
-from featlearn.errors import MemoryBudgetError
 from featlearn.contraction.hardware import elementwise_cost
-from featlearn.quantities import progress
+from featlearn.errors import MemoryBudgetError
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
+from featlearn.quantities import progress
 
 
 def gpt2() -> nn.Module:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.gradients.chunk import Snapshot
 from featlearn.errors import (
     CoupledSamplesError,
     FeatlearnError,
@@ -20,6 +19,7 @@ from featlearn.errors import (
     InputValueError,
     UnsupportedModelError,
 )
+from featlearn.gradients.chunk import Snapshot
 from featlearn.linalg import cuts, gram
 from featlearn.ops import registry
 from featlearn.quantities import blocks, repetition

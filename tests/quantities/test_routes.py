@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from featlearn.capture import pilots, snapshot, stacks, uses
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.capture import pilots, snapshot, stacks, uses
-from featlearn.linalg import cuts, gram, windows
 from featlearn.contraction.gram import Route
+from featlearn.linalg import cuts, gram, windows
 from featlearn.quantities import plan
 from tests.references.jacobian import dense_ntk
 

@@ -1,4 +1,7 @@
-"""A data set made to break the neural feature ansatz early in training (003 Sec. 4.2 and App. F)."""
+"""A data set made to break the neural feature ansatz early in training.
+
+See Beaglehole et al. 2024, Sec. 4.2 and App. F.
+"""
 
 from typing import Literal
 
@@ -24,7 +27,9 @@ def alignment_reversing(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Regression:
-    """Two subsets, X1 with target 1 and X2 with target 0, such that X2^T X2 is about (X1^T X1)^-2 (003 App. F).
+    """Two subsets, X1 with target 1 and X2 with target 0, such that X2^T X2 is about (X1^T X1)^-2.
+
+    See Beaglehole et al. 2024, App. F.
 
     n1 = round(balance * samples) rows X1 are drawn from N(0, 1 1^T + spread I). X2 = V2 S1^-1 U1^T, with S1 and U1
     the singular values and vectors of X1^T X1 and V2 the left singular vectors of n2 further rows of the same

@@ -33,8 +33,8 @@ def celeba(
 ) -> Labelled:
     """CelebA: faces, 162770 to train on, 19867 to validate and 19962 to test; the label is one of forty attributes.
 
-    003 Fig. 16 tells glasses from none on 7500 faces, as many of each: ``celeba(samples=7500, balanced=True)``. The
-    size of the pictures there is not said.
+    Beaglehole et al. 2024 (Fig. 16) classify faces with and without glasses, 7500 faces, as many of each:
+    ``celeba(samples=7500, balanced=True)``. They do not state the image size.
 
     Args:
         root: the directory with ``celeba/``: ``img_align_celeba/000001.jpg`` ..., ``list_attr_celeba.txt`` and

@@ -1,4 +1,7 @@
-"""The chain monomial: a low-rank polynomial whose relevant directions are known exactly (003 Eq. 2)."""
+"""The chain monomial: a low-rank polynomial whose relevant directions are known exactly.
+
+See Beaglehole et al. 2024, Eq. 2.
+"""
 
 import math
 from dataclasses import dataclass
@@ -42,21 +45,22 @@ def chain_monomial(
 ) -> Regression:
     """Gaussian inputs and y = sum_k x_k x_{k+1} over a ring of `degree` coordinates, in units of its deviation.
 
-    003 Eq. 2, r = `degree`; the other coordinates do not matter. y is divided by its standard deviation over the
-    distribution of the inputs (sqrt(r) for r >= 3 and isotropic inputs, sqrt(2) and 2 for r = 1 and 2), not by that of
-    the sample, and is not centred: its mean is zero except for r = 1. So `target` and `egop` do not depend on the draw.
+    Beaglehole et al. 2024, Eq. 2, r = `degree`; the other coordinates do not matter. y is divided by its standard
+    deviation over the distribution of the inputs (sqrt(r) for r >= 3 and isotropic inputs, sqrt(2) and 2 for r = 1 and
+    2), not by that of the sample, and is not centred: its mean is zero except for r = 1. So `target` and `egop` do not
+    depend on the draw.
 
     With S the adjacency matrix of the ring (gradient S x: x_{i-1} + x_{i+1}) the EGOP is S Lambda S / Var y, Lambda the
     covariance of the inputs. Isotropic, before the division: 2 on the diagonal, 1 at ring distance 2; eigenvalues
-    4 cos^2(2 pi m / r). Errata of 003 Sec. 2: the rank is r - 2, not r, where 4 divides r; the entries at distance 2
-    are 2 for r = 4, and all off-diagonal ones are 1 for r = 3.
+    4 cos^2(2 pi m / r). Errata of Beaglehole et al. 2024, Sec. 2: the rank is r - 2, not r, where 4 divides r; the
+    entries at distance 2 are 2 for r = 4, and all off-diagonal ones are 1 for r = 3.
 
     Args:
         samples: P.
         dimension: d, at least `degree`.
         degree: r.
         spectrum: variances of the coordinates, (d,), for inputs N(0, diag(spectrum)); ones by default.
-            `power_law_spectrum` gives those of 003 Fig. 7 to 10.
+            `power_law_spectrum` gives those of Beaglehole et al. 2024, Fig. 7 to 10.
         generator: of the samples; a new one with seed 0 by default.
         dtype: of x and y.
 

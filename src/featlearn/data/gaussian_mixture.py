@@ -1,4 +1,4 @@
-"""Classes that are Gaussian clouds around random centres (001 Sec. 6.2)."""
+"""Classes that are Gaussian clouds around random centres (Shan & Bordelon 2021b, Sec. 6.2)."""
 
 from typing import Literal
 
@@ -25,7 +25,9 @@ def gaussian_mixture(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Labelled:
-    """Samples mu_c + noise around C centres mu_c on the unit sphere, as many of each class (001 App. E.5, Fig. 7).
+    """Samples mu_c + noise around C centres mu_c on the unit sphere, as many of each class.
+
+    See Shan & Bordelon 2021b, App. E.5, Fig. 7.
 
     Args:
         samples: P, a multiple of the number of classes; 500 in the paper.

@@ -34,7 +34,7 @@ def gtsrb(
             By default FEATLEARN_DATA.
         split: ``"train"`` or ``"test"``.
         size: side to which the pictures, of 15 to 250 pixels, are resized by Pillow (bilinear, antialiased; whole
-            pictures, not only the box of the sign). 003 Fig. 2 has 32.
+            pictures, not only the box of the sign). Beaglehole et al. 2024 (Fig. 2) use 32.
         options: `ImageOptions`: classes, samples, balanced, generator, flatten; statistics for ``"channel"`` are not
             known here. Training pictures are in order of their class: draw with a `generator`, or `balanced`.
 
@@ -74,7 +74,7 @@ def _lists(root: Root, split: str) -> list[Path]:
 
 
 def _listed(path: Path, split: str, root: Root) -> list[tuple[Path, int]]:
-    """Pictures and classes of a list: columns Filename ... ClassId, parted by semicolons."""
+    """Pictures and classes of a list: columns Filename ... ClassId, separated by semicolons."""
     folder = _folder(root, split) if split == "test" else path.parent
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Points on a line through the origin (004 Fig. 1)."""
+"""Points on a line through the origin (Xu & Ziyin 2024, Fig. 1)."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def line(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Positions a from N(0, 1), inputs a n and targets y = 2 a + N(0, 1) / 10 (004 App. B.1, Fig. 1).
+    """Positions a from N(0, 1), inputs a n and targets y = 2 a + N(0, 1) / 10 (Xu & Ziyin 2024, App. B.1, Fig. 1).
 
     `fl.theory.latent.reduce_line(task.x, task.y)` is the one sample that trains like all of them (Prop. 1).
 

@@ -1,4 +1,7 @@
-"""Targets that a linear function gives: the task of the linear networks of 000, 001 and 002."""
+"""Targets of a linear teacher: the task of linear networks.
+
+See Shan & Bordelon 2021a, 2021b and Atanasov et al. 2022.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -49,14 +52,15 @@ def linear_teacher(
 ) -> Regression:
     """Inputs from a simple distribution and y = beta . x, beta a random direction of length one.
 
-    The task of 000 Fig. 3 and 4B, 001 Fig. 4, 002 Fig. 3, C.2 and E.1.
+    The task of Shan & Bordelon 2021a, Fig. 3 and 4B; 2021b, Fig. 4; Atanasov et al. 2022, Fig. 3, C.2 and E.1.
 
     Args:
         samples: P.
         dimension: d.
         outputs: C > 1 for targets (P, C), each with a direction of its own; None for one target, (P,).
-        inputs: ``"gaussian"``, N(0, diag(spectrum)); or ``"sphere"``, uniform on the unit sphere (001 Fig. 4D). For
-            inputs whose own second moment is the identity, as in 002: ``fl.steer.whiten(task.x)``.
+        inputs: ``"gaussian"``, N(0, diag(spectrum)); or ``"sphere"``, uniform on the unit sphere (Shan & Bordelon
+            2021b, Fig. 4D). For inputs whose own second moment is the identity, as in Atanasov et al. 2022:
+            ``fl.steer.whiten(task.x)``.
         weights: beta, (d,) or (C, d), as it is given; drawn after the inputs by default, each row N(0, I) divided by
             its length. ``weights=task.target.weights`` makes further samples of the same task.
         spectrum: variances of the coordinates, (d,), ones by default.

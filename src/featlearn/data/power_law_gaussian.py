@@ -37,7 +37,9 @@ def power_law_gaussian(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> GaussianInputs:
-    """Inputs N(0, diag(lambda)) with lambda_k = 1 / (1 + k^exponent), k = 1 ... d (003 Fig. 7 to 10).
+    """Inputs N(0, diag(lambda)) with lambda_k = 1 / (1 + k^exponent), k = 1 ... d.
+
+    See Beaglehole et al. 2024, Fig. 7 to 10.
 
     k starts at 1, so that the spectrum tends to half a projector onto the first coordinate for large exponents; with
     k from 0 it would not. Exponent 0 is isotropic with variance 1/2.

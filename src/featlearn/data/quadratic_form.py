@@ -1,4 +1,4 @@
-"""A positive quadratic form of full rank: the high-rank polynomial of 003 Fig. 7."""
+"""A positive quadratic form of full rank: the high-rank polynomial of Beaglehole et al. 2024, Fig. 7."""
 
 import math
 from dataclasses import dataclass
@@ -42,9 +42,10 @@ def quadratic_form(
 ) -> Regression:
     """Gaussian inputs and y = sum_i (Q x)_i^2 with Q of independent N(0, 1) entries, in units of its deviation.
 
-    003 App. I, for Fig. 7. With M = Q^T Q and L the covariance of the inputs, y is divided by sqrt(2 Tr(M L M L)), its
-    standard deviation over the distribution of the inputs, not that of the sample, and is not centred: its mean is
-    Tr(M L) by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is 4 M L M / Var y.
+    Beaglehole et al. 2024, App. I, for Fig. 7. With M = Q^T Q and L the covariance of the inputs, y is divided by
+    sqrt(2 Tr(M L M L)), its standard deviation over the distribution of the inputs, not that of the sample, and is not
+    centred: its mean is Tr(M L) divided by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is
+    4 M L M / Var y.
 
     Args:
         samples: P.

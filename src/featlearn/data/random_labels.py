@@ -1,4 +1,4 @@
-"""Random inputs with random labels (001 Fig. 6)."""
+"""Random inputs with random labels (Shan & Bordelon 2021b, Fig. 6)."""
 
 from typing import Literal
 
@@ -19,7 +19,9 @@ def random_labels(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Inputs of length about one and independent targets, -1 or +1 with probability 1/2 (001 App. E.4, Fig. 6).
+    """Inputs of length about one and independent targets, -1 or +1 with probability 1/2.
+
+    See Shan & Bordelon 2021b, App. E.4, Fig. 6.
 
     Args:
         samples: P; 100 in the paper.

@@ -52,7 +52,7 @@ class Text:
 
 
 def shakespeare(root: Root = None, split: Literal["train", "test", "all"] = "train") -> Text:
-    """Tiny Shakespeare: 1115394 characters of plays, 65 different ones; the text of 003 Fig. 2D.
+    """Tiny Shakespeare: 1115394 characters of plays, 65 different ones; the text of Beaglehole et al. 2024, Fig. 2D.
 
     Args:
         root: the directory with ``shakespeare/input.txt``, or ``tinyshakespeare/input.txt``; FEATLEARN_DATA by default.

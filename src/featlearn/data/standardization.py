@@ -18,8 +18,9 @@ def standardize(x: Tensor, *others: Tensor, by: Literal["pixel", "channel"] = "p
     Args:
         x: inputs (P, ...): mean and deviation (with 1/P) are theirs.
         others: further inputs, a test set for example, of the same shape but for P.
-        by: ``"pixel"``: each entry by itself (003 Fig. 17). ``"channel"``: each channel of images (P, channels, height,
-            width), over samples and positions (the public code of 003, Fig. 2).
+        by: ``"pixel"``: each entry by itself (Beaglehole et al. 2024, Fig. 17). ``"channel"``: each channel of images
+            (P, channels, height, width), over samples and positions (the public code of Beaglehole et al. 2024,
+            Fig. 2).
 
     Returns:
         As many tensors as were given. An entry that is constant over x has no scale: it becomes 0 there, up to

@@ -33,7 +33,8 @@ def stl10(
         root: the directory with ``stl10_binary/`` (``train_X.bin``, ``train_y.bin`` and the same with ``test``); by
             default FEATLEARN_DATA.
         split: ``"train"`` or ``"test"``.
-        size: side of the images, resized by Pillow (bilinear, antialiased); 96 by default. 003 Fig. 2 has 32.
+        size: side of the images, resized by Pillow (bilinear, antialiased); 96 by default. Beaglehole et al. 2024
+            (Fig. 2) use 32.
         options: `ImageOptions`: classes, samples, balanced, generator, flatten; statistics for ``"channel"`` are not
             known here.
 

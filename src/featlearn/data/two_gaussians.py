@@ -1,4 +1,4 @@
-"""Two classes of numbers on a line (004 Fig. 7)."""
+"""Two classes of numbers on a line (Xu & Ziyin 2024, Fig. 7)."""
 
 import torch
 
@@ -17,7 +17,7 @@ def two_gaussians(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Labelled:
-    """Numbers from N(0, 1), class 0, and N(4, 1), class 1, as many of each (004 App. B.1, Fig. 7).
+    """Numbers from N(0, 1), class 0, and N(4, 1), class 1, as many of each (Xu & Ziyin 2024, App. B.1, Fig. 7).
 
     The best boundary is x = 2, and 2.3 % of the samples lie beyond it: without a bias, as in the paper, a network of
     homogeneous activation can only tell positive from negative numbers.

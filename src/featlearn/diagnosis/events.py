@@ -73,7 +73,7 @@ class Events:
 
     @property
     def silent(self) -> bool | None:
-        """Whether alignment was complete before kernel norm and loss moved (002); None if unknown."""
+        """Whether alignment was complete before kernel norm and loss moved (Atanasov et al. 2022); None if unknown."""
         return None if self.missing else not self.against
 
     @property

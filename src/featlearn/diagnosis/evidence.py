@@ -38,11 +38,19 @@ FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features ma
 NORM_GREW = Threshold(
     10.0,
     10.0,
-    "silent alignment: by definition, the kernel passes 10 % of its final norm (002 Fig. 1, App. J); a rise of "
-    "alignment is what counts as one for the regime",
+    "silent alignment: by definition, the kernel passes 10 % of its final norm (Atanasov et al. 2022, Fig. 1, App. J); "
+    "a rise of alignment is what counts as one for the regime",
 )
-MACHINE = Threshold(0.1, 0.1, "kernel machine: in 002 Fig. 1 the final kernel is off by 0.03, the initial one by 0.3")
-SPECIALIZED = Threshold(0.02, 0.02, "specialisation: linear networks, which cannot specialise, have 0.01 (000 Sec. 6)")
+MACHINE = Threshold(
+    0.1,
+    0.1,
+    "kernel machine: in Atanasov et al. 2022, Fig. 1, the final kernel is off by 0.03, the initial one by 0.3",
+)
+SPECIALIZED = Threshold(
+    0.02,
+    0.02,
+    "specialisation: linear networks, which cannot specialise, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
+)
 LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
 SETTLED = Threshold(0.25, 0.25, "settled: by choice; 34 of the 40 lazy runs are settled from the start, all by step 15")
 POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half against that of the first")

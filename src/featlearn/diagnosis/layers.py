@@ -13,7 +13,7 @@ _LAYER = re.compile(r"weights/(?P<layer>.+)/distance")
 
 @dataclass(frozen=True)
 class LayerPairMechanism:
-    """What changed the product U W of two layers that follow each other (004 Sec. 3).
+    """What changed the product U W of two layers that follow each other (Xu & Ziyin 2024, Sec. 3).
 
     ln |U W| changed by the sum of `alignment`, `first_norm` and `second_norm`: |U W| = zeta |U| |W|.
     """
@@ -59,7 +59,10 @@ def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
 
 
 def name_of(turned: float, stretched: float) -> str:
-    """The angle decides first; rescaling is a change of norms at a constant angle (004 Sec. 3.2 to 3.4)."""
+    """The angle decides first; rescaling is a change of norms at a constant angle.
+
+    See Xu & Ziyin 2024, Sec. 3.2 to 3.4.
+    """
     if abs(turned) >= LAYER_CHANGED.low:
         return "alignment" if turned > 0 else "disalignment"
     if math.isnan(stretched):

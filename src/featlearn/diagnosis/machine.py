@@ -42,7 +42,8 @@ class KernelMachine:
 def kernel_machine(run_data: RunData) -> KernelMachine:
     """Kernel descent from f0 to the network's loss on the probe, for each kernel; evaluated on the test points.
 
-    At zero loss this is the regression of 002 Theorem 1. Training that stopped earlier is compared with a regression
+    At zero loss this is the regression of Atanasov et al. 2022, Theorem 1. Training that stopped earlier is compared
+    with a regression
     stopped at the same loss, so no learning rate is needed.
     """
     first, last = 0, max(run_data.array_steps("test"), default=-1)

@@ -54,7 +54,7 @@ class Diagnosis:
     specialization: float
     """how much better each output's kernel fits its own target than the others do"""
     feature_rate: float
-    """effective feature rate (000 Sec. 7) for kernels and targets of norm one"""
+    """effective feature rate (Shan & Bordelon 2021a, Sec. 7) for kernels and targets of norm one"""
     evidence: Sequence[Evidence]
     runs: tuple[str, ...]
     """names of the runs"""

@@ -33,10 +33,12 @@ def kernel_descent(
     discrete: bool = False, loss: Literal["mse", "cross-entropy"] = "mse", K_test: Tensor | None = None,
     f0_test: Tensor | None = None,
 ) -> Trajectory:  # fmt: skip
-    """Kernel gradient descent: df/dt = -rate K (f - y) from f0 (000 Eq. 3 with f0, which the print leaves out).
+    """Kernel gradient descent: df/dt = -rate K (f - y) from f0.
 
-    Directions that K does not see are not learned. Which these are depends on the format in which K comes: eigenvalues
-    below 1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was
+    See Shan & Bordelon 2021a, Eq. 3; the print leaves out f0.
+
+    Directions in the null space of K are not learned. The null space depends on the precision of K: eigenvalues below
+    1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was
     measured; converted to double, the rounding of a float32 kernel would count as real.
 
     Args:
@@ -44,15 +46,15 @@ def kernel_descent(
         y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C).
         times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
             ends: `kernel_regression` for the test points.
-        rate: see `fl.dynamics.rate`. The rescaled kernel of 000 (aKGD) is `rate * K1.norm() / K0.norm()`, with the
-            final or with the largest kernel norm.
+        rate: see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
+            `rate * K1.norm() / K0.norm()`, with the final or with the largest kernel norm.
         f0: outputs at time 0, zero by default.
         discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
         loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically.
-        K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). Where it sees what K
-            does not, test points go on moving at a constant speed, as long as rate * time is below the inverse of the
-            smallest eigenvalue that K can show: beyond, nothing is known of these directions, and they count as not
-            learned.
+        K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). In
+            directions where K_test is not zero but K is, test points move at a constant speed while rate * time is
+            below the inverse of the smallest eigenvalue that the precision of K resolves; later these directions are
+            unknown and count as not learned.
         f0_test: outputs of the test points at time 0.
     """
     if loss not in ("mse", "cross-entropy"):

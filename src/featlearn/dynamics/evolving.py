@@ -17,7 +17,9 @@ def evolving_kernel_descent(
     kernels: Tensor, times: Tensor, y: Tensor, *, kernels_test: Tensor | None = None, rate: float = 1.0,
     f0: Tensor | None = None, f0_test: Tensor | None = None,
 ) -> Trajectory:  # fmt: skip
-    """df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), linear in between (002 Eq. 17).
+    """df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), linear in between.
+
+    See Atanasov et al. 2022, Eq. 17.
 
     The product is time-ordered: the printed exponential of the integral is exact only where the kernels commute. `y` is
     (P,) or (P, C), the kernel shared by all outputs. `kernels_test` (T, P2, P) moves the test points along. The

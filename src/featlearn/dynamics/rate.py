@@ -19,9 +19,9 @@ def rate(lr: float, loss: Loss, P: int | None = None, C: int | None = None) -> f
 
     | loss | what is differentiated | rate |
     | --- | --- | --- |
-    | `"sum-half"` | 1/2 sum (f - y)^2 (000, 001) | lr |
+    | `"sum-half"` | 1/2 sum (f - y)^2 (Shan & Bordelon 2021a, 2021b) | lr |
     | `"mean"` | 1/P sum (f - y)^2 | 2 lr / P |
-    | `"mean-half"` | 1/(2P) sum (f - y)^2 (002) | lr / P |
+    | `"mean-half"` | 1/(2P) sum (f - y)^2 (Atanasov et al. 2022) | lr / P |
     | `"mean-over-outputs"` | 1/(P C) sum (f - y)^2, `nn.MSELoss()` | 2 lr / (P C) |
 
     P and C must be given where the rate has them: C = 1 for a network with one output.

@@ -11,11 +11,13 @@ from featlearn.errors import InputValueError
 def kernel_regression(
     K: Tensor, y: Tensor, K_test: Tensor, *, f0: Tensor | None = None, f0_test: Tensor | None = None, ridge: float = 0.0
 ) -> Tensor:
-    """f(x) = f0(x) + k(x) (K + ridge I)^-1 (y - f0), the end of kernel descent (002 Theorem 1 with f0).
+    """f(x) = f0(x) + k(x) (K + ridge I)^-1 (y - f0), the end of kernel descent.
 
-    The print has y where y - f0 belongs. A singular K takes its pseudo-inverse, as the flow does: directions it does
-    not see are not learned. Which these are depends on the format in which K comes: eigenvalues below 1.2e-7 of the
-    largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was measured; converted
+    See Atanasov et al. 2022, Theorem 1, with f0.
+
+    The print has y where y - f0 belongs. A singular K takes its pseudo-inverse, as the flow does: directions in its
+    null space are not learned. The null space depends on the precision of K: eigenvalues below 1.2e-7 of the largest
+    are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was measured; converted
     to double, the rounding of a float32 kernel would count as real.
 
     Kernels are (P, P), (C, P, P) or (P, P, C, C), with `K_test` (P2, P), (C, P2, P) or (P2, P, C, C) and y (P,) or

@@ -12,7 +12,7 @@ from featlearn.shapes import centered, checked_kernel, checked_targets, checked_
 
 
 def alignment(K: Tensor, y: Tensor) -> Tensor:
-    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2), raw (000 Eq. 4, 001 Eq. 3).
+    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2), raw (Shan & Bordelon 2021a, Eq. 4; 2021b, Eq. 3).
 
     For y of shape (P, C) the task kernel is Y Y^T: A = <K, Y Y^T> / (|K|_F |Y Y^T|_F), which the papers do not define.
     In [0, 1] for a positive kernel; 1 exactly where K is proportional to y y^T; A(I) = 1 / sqrt(P) for one
@@ -49,7 +49,9 @@ def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor
 
 
 def specialization(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
-    """Kernel specialisation matrix: A(K^cc, y^d) / mean over c of A(K^cc, y^d) (000 Eq. 16, 001 Eq. 9).
+    """Kernel specialisation matrix: A(K^cc, y^d) / mean over c of A(K^cc, y^d).
+
+    See Shan & Bordelon 2021a, Eq. 16; 2021b, Eq. 9.
 
     Rows are kernels, columns are targets; every column averages to 1. All ones where the kernels are equal.
     """

@@ -22,7 +22,7 @@ def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor
     Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
 
     `centered=True` compares H K H, H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are mostly a constant,
-    which hides what the rest does: a distance of 0.005 can be one of 0.16 without it.
+    which hides the change of the rest: a distance of 0.005 can be 0.16 after centring.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
@@ -71,17 +71,19 @@ def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -
 
 
 def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False, centered: bool = False) -> Tensor:
-    """The effective feature rate gamma: K1 aligns with the task as K0 + gamma y y^T would (000 Eq. 20, corrected).
+    """The effective feature rate gamma: K1 aligns with the task as K0 + gamma y y^T would.
+
+    See Shan & Bordelon 2021a, Eq. 20 (corrected).
 
     gamma = |K0|_F / |y|^2 * (A1 sqrt((1 - A0^2) / (1 - A1^2)) - A0), with A0, A1 the alignments of K0 and K1. The
     print has the numerator of the wrong kernel, and gives an alignment above 1. Unique for A1 < 1; negative where
     alignment fell; nan where an alignment is 1, up to the rounding of the format in which the kernel came.
-    `normalized=True` measures it for K / |K0| and y / |y| (000 Sec. 7), which is comparable between networks; in raw
-    units gamma scales as |K0| / |y|^2. `centered=True` takes the constant off kernels and targets first, as
+    `normalized=True` measures it for K / |K0| and y / |y| (Shan & Bordelon 2021a, Sec. 7), which is comparable between
+    networks; in raw units gamma scales as |K0| / |y|^2. `centered=True` centres kernels and targets first, as
     `centered_alignment` does.
 
     K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A
-    stack may stand beside one kernel (beside C of them, for classes), or beside a stack of its length.
+    stack is compared with one kernel (with C of them, for classes), or with a stack of equal length.
     """
     first, last = checked_kernel(K0, "K0"), checked_kernel(K1, "K1").to(K0.device)
     if first.shape[-2:] != last.shape[-2:]:

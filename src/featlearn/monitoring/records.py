@@ -128,7 +128,7 @@ def kernel(view: StepView, context: RecordContext) -> Record:
 
 
 def features(view: StepView, context: RecordContext) -> Record:
-    """Neural feature correlations of every layer (003)."""
+    """Neural feature correlations of every layer (Beaglehole et al. 2024)."""
     names = ["uncentered", "weight_change"]
     if view.baseline is not None and view.watched.initial:
         names = ["uncentered", "centered", "double_centered", "ptk_centered", "centered_share", "weight_change"]
@@ -145,7 +145,7 @@ def features(view: StepView, context: RecordContext) -> Record:
 
 
 def layers(view: StepView, context: RecordContext) -> Record:
-    """Alignment and balance of layers that follow each other (004, 002)."""
+    """Alignment and balance of layers that follow each other (Xu & Ziyin 2024, Atanasov et al. 2022)."""
     found = {}
     for names, pair in view.pairs.items():
         key = "layers/" + "--".join(context.names[name] for name in names)
@@ -208,7 +208,7 @@ def test(view: StepView, context: RecordContext) -> Record:
 
 
 def optimizer(view: StepView, context: RecordContext) -> Record:
-    """The kernel of the update that the optimiser makes (002 Eq. 91)."""
+    """The kernel of the update that the optimiser makes (Atanasov et al. 2022, Eq. 91)."""
     kernel = view.optimizer_kernel
     if kernel is None:
         return Record()

@@ -27,7 +27,9 @@ def estimate_alignment(
     probes: int | None = None, generator: torch.Generator | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
 ) -> Estimate:  # fmt: skip
-    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P (000 Eq. 4, 001 Eq. 3).
+    """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P.
+
+    See Shan & Bordelon 2021a, Eq. 4, Shan & Bordelon 2021b, Eq. 3.
 
     Equal to `fl.metrics.alignment(fl.ntk(model, x), y)` up to its standard error: K is the mean over outputs, and for y
     (P, d) the task kernel is Y Y^T. The norm comes from the exact columns of a few samples (see

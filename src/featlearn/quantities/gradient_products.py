@@ -23,7 +23,9 @@ def egop(target: Target, sampler_or_x: Sampler, *, samples: int = 10_000, genera
 def egop(
     target: Target, sampler_or_x: Tensor | Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
 ) -> Tensor | Estimate:
-    """The expected gradient outer product E[grad f grad f^T] of a known target, (d, d), float64 (003 Sec. 2).
+    """The expected gradient outer product E[grad f grad f^T] of a known target, (d, d), float64.
+
+    See Beaglehole et al. 2024, Sec. 2.
 
     Args:
         target: a differentiable function of inputs (n, d), sample by sample, giving (n,) or (n, C); outputs are summed.
@@ -96,7 +98,8 @@ def _gradients(target: Target, x: Tensor) -> Tensor:
 def corrupted_agop(features: LayerFeatures, generator: torch.Generator | None = None) -> Tensor:
     """W^T Q W, (n, n): the AGOP of a layer whose PTK covariance has kept its spectrum and lost its eigenvectors.
 
-    Q = O diag(eig K) O^T with O uniform among rotations (Haar; 003 Fig. 1). If the neural feature ansatz came from the
+    Q = O diag(eig K) O^T with O uniform among rotations (Haar; Beaglehole et al. 2024,
+    Fig. 1). If the neural feature ansatz came from the
     spectrum alone, `fl.metrics.correlation(features.nfm, fl.corrupted_agop(features))` would stay as high as
     `features.uncentered`; its annealed mean is `fl.theory.early.annealed_corruption`.
     """

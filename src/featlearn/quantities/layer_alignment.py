@@ -58,7 +58,9 @@ def layer_alignment(
     model: nn.Module, x: Inputs, *, norm: Norm = "fro", readout: Readout | None = None,
     dtype: torch.dtype | None = None,
 ) -> LayerPairs[LayerPair]:  # fmt: skip
-    """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass (004 Sec. 3.2).
+    """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass.
+
+    See Xu & Ziyin 2024, Sec. 3.2.
 
     Pairs are read off the computation: through activations, norms, pooling, residual sums and from the values of
     attention to what comes after it, until the next weight. In a residual network a layer follows every branch that

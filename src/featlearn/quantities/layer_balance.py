@@ -52,7 +52,9 @@ def layer_balance(
     model: nn.Module, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None, *,
     readout: Readout | None = None, dtype: torch.dtype | None = None,
 ) -> LayerPairs[LayerBalance]:  # fmt: skip
-    """What gradient flow conserves between consecutive layers: W W^T / eta - U^T U / eta' (002 App. B, 004 Sec. 3).
+    """What gradient flow conserves between consecutive layers: W W^T / eta - U^T U / eta'.
+
+    See Atanasov et al. 2022, App. B, Xu & Ziyin 2024, Sec. 3.
 
     All of it for linear networks; its diagonal where activations are positively homogeneous (ReLU, leaky ReLU, max
     pooling) and for grouped layers. A bias of the first layer counts as one more column of W. Not conserved, and said

@@ -20,7 +20,9 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Correlations:
-    """How far a layer's weights agree with the gradients that arrive at it, in four centrings (003 Sec. 3 and App. C).
+    """How far a layer's weights agree with the gradients that arrive at it, in four centrings.
+
+    See Beaglehole et al. 2024, Sec. 3 and App. C.
 
     rho(A, B) is the cosine <A, B> / (|A| |B|), or Pearson's correlation of all entries.
     """
@@ -47,7 +49,7 @@ class LayerFeatures:
     runs through the two other projections; that is another matrix.
 
     Without `initial=` everything that compares with initialisation is nan; so is a correlation with a zero matrix, as
-    C-NFC before the first step (paper 003 calls it 0). `undefined` gives the reasons.
+    C-NFC before the first step (Beaglehole et al. 2024 calls it 0). `undefined` gives the reasons.
     """
 
     weight: Tensor
@@ -131,7 +133,7 @@ class LayerFeatures:
         return _ratio(float(self._weight_shift.norm()), float(self.weight.norm()))
 
     def correlations(self, kind: Kind = "cosine") -> Correlations:
-        """All four correlations: `"cosine"` as paper 003 defines them, `"pearson"` as its authors' code computes them.
+        """All four correlations: `"cosine"` as in Beaglehole et al. 2024, `"pearson"` as in its authors' code.
 
         Pearson's subtracts the mean of all entries of each matrix first.
         """

@@ -25,7 +25,7 @@ def neural_features(
     layers: str | Sequence[str] | None = None, readout: Readout | None = None, outputs: int | Probes | None = None,
     dtype: torch.dtype | None = None, memory: str | int | None = None,
 ) -> NeuralFeatures:  # fmt: skip
-    """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (paper 003).
+    """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (Beaglehole et al. 2024).
 
     Every trainable weight that multiplies rows counts: linear layers with or without tokens, convolutions (over
     patches), attention projections. A fused query-key-value projection is taken apart into `layer.q`, `layer.k` and

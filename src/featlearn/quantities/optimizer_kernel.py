@@ -1,4 +1,7 @@
-"""The rates of the update an optimizer is about to make: eta_j in sum_j eta_j d_j f d_j f' (002 Eq. 91)."""
+"""The rates of the update an optimizer is about to make: eta_j in sum_j eta_j d_j f d_j f'.
+
+See Atanasov et al. 2022, Eq. 91.
+"""
 
 from collections.abc import Mapping
 from typing import Any

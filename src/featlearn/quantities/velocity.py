@@ -26,7 +26,9 @@ def ntk_velocity(
     model: nn.Module, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", outputs: str = "mean",
     readout: Readout | None = None, parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
 ) -> Tensor:  # fmt: skip
-    """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly (000 Sec. 2.2).
+    """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly.
+
+    See Shan & Bordelon 2021a, Sec. 2.2.
 
     The derivative at this point of weight space. Where activations have kinks (ReLU) a kernel also jumps, whenever a
     gate switches, and no derivative knows of that: over one large step of a ReLU network the measured change can differ
@@ -58,7 +60,9 @@ def feature_speed(
     model: nn.Module, x: Inputs, y: Tensor, *, readout: Readout | None = None,
     parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
 ) -> float:  # fmt: skip
-    """How much faster the features grad f move than the error |f - y|, relative to their sizes (002 Eq. 88).
+    """How much faster the features grad f move than the error |f - y|, relative to their sizes.
+
+    See Atanasov et al. 2022, Eq. 88.
 
     |dJ/dt| / |J| divided by the rate -d log |f - y| / dt at which the error falls, under the gradient flow of
     |f - y|^2 / 2, norms over all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate

@@ -24,7 +24,7 @@ class PredictedLoss:
 
     frozen: Curve
     rescaled: Curve
-    """with the first kernel times |K(t)| / |K(0)|: the effect of growth alone (aKGD of 000)"""
+    """with the first kernel times |K(t)| / |K(0)|: the effect of growth alone (aKGD of Shan & Bordelon 2021a)"""
     evolving: Curve | None
     """with the recorded kernels; None for cross-entropy"""
     source: str

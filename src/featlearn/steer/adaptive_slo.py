@@ -1,4 +1,7 @@
-"""Speed limited optimisation that always drives the layer whose features are furthest behind (003 App. J)."""
+"""Speed limited optimisation that always drives the layer whose features are furthest behind.
+
+See Beaglehole et al. 2024, App. J.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,16 +25,16 @@ def hidden_correlations(
 ) -> dict[str, float]:
     """Uncentred neural feature correlation (UC-NFC) of every hidden layer, by layer name.
 
-    The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: somewhere in
-    a long run a ReLU comes so near to zero that single precision cannot say on which side, and the measurement
-    refuses. `options` go to :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
+    The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: in a long
+    run some ReLU input comes so close to zero that single precision cannot resolve its sign, and the measurement
+    raises an error. `options` go to :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
     """
     features = neural_features(model, probe, dtype=dtype, **options)
     return {name: float(layer.uncentered) for name, layer in features.items() if not layer.is_readout}
 
 
 class AdaptiveSLO(Optimizer):
-    """Adaptive speed limited optimisation (003 App. J).
+    """Adaptive speed limited optimisation (Beaglehole et al. 2024, App. J).
 
     Before a step the UC-NFC of every hidden layer is measured on `probe`. The weight of the layer where it is smallest
     moves with speed `boost`, every other parameter (other weights, readout, biases, norms) with 1 / boost:

@@ -1,4 +1,7 @@
-"""From a diagnosis to changes that make training richer or lazier (004 Cor. 1 to 3, 001 Sec. 4.2, 003 Sec. 5.1)."""
+"""From a diagnosis to changes that make training richer or lazier.
+
+See Xu & Ziyin 2024, Cor. 1 to 3; Shan & Bordelon 2021b, Sec. 4.2; Beaglehole et al. 2024, Sec. 5.1.
+"""
 
 import math
 import os
@@ -66,11 +69,10 @@ def advise(
 ) -> Advice:
     """What to change to make a run richer or lazier, and what to expect.
 
-    By 004 the target's share in the speed of training, over that of the first kernel, grows as the square of what the
-    output is divided by, if the learning rate is multiplied by that square, which keeps the kernel times the rate
-    (Cor. 1: training stays stable at its start). How large a factor is needed is estimated from how far the weights
-    moved, and from how much slower the frozen kernel would have been; diagnose the new run, and ask again if it did
-    not go far enough.
+    By Xu & Ziyin 2024, dividing the output by gamma and multiplying the learning rate by gamma^2 raises the target's
+    share in the speed of training, over that of the first kernel, by gamma^2. It keeps the kernel times the rate, so
+    training is as stable at its start as before (Cor. 1). The factor is estimated from how far the weights moved and
+    how much slower the frozen kernel would have been. Diagnose the new run, and repeat if the change was too small.
 
     Args:
         run: a run, its path, several runs that differ in their seed, or a diagnosis.
@@ -119,7 +121,8 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
         then = f"{kept}, and goes on so: the kernel stays, and its regression predicts the network. It may take longer"
     changes = [Change(
         "divide the output", f"model = fl.steer.scale_output(model, {gamma:g})", gamma**2, then,
-        "004 Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times gamma (001 4.2)",
+        "Xu & Ziyin 2024, Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times "
+        "gamma (Shan & Bordelon 2021b, Sec. 4.2)",
     )]  # fmt: skip
     if weights > 1:
         sigma = gamma ** (-1 / weights)
@@ -127,19 +130,20 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
             "scale the first weights", f"fl.steer.scale_init(model, {sigma:.3g})", gamma ** (2 - 2 / weights),
             "the same, if the network is homogeneous (ReLU, no norms, no biases); its output starts "
             f"{'smaller' if sigma < 1 else 'larger'}, too",
-            f"003 Sec. 5.1: {weights} weight layers times sigma are an output times sigma^{weights}",
+            f"Beaglehole et al. 2024, Sec. 5.1: {weights} weight layers times sigma are an output times "
+            f"sigma^{weights}",
         ))  # fmt: skip
     scheme = '"mean_field" or "kaiming+"' if toward == "rich" else '"ntk" or "kaiming-"'
     corollary = "Cor. 2: rates as width, output as its inverse" if toward == "rich" else "Cor. 3: rates below width"
     changes.append(Change(
         "choose the scaling with width", f"model, groups = fl.steer.parametrize(model, {scheme}, lr)", math.nan,
         "features are learned at any width alike" if toward == "rich" else "the wider, the lazier",
-        f"004 {corollary}, Table 1",
+        f"Xu & Ziyin 2024, {corollary}, Table 1",
     ))  # fmt: skip
     if toward == "rich":
         changes.append(Change(
             "limit the speed of each layer", 'optimizer = fl.SLO(fl.steer.speed_groups(model, {...}), lr)', math.nan,
             "the fast layers leave their first weights, and learn features; see docs/how-to/steer-with-slo.md",
-            "003 Sec. 5.2",
+            "Beaglehole et al. 2024, Sec. 5.2",
         ))  # fmt: skip
     return changes

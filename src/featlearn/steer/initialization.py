@@ -1,4 +1,7 @@
-"""Richer or lazier by the scale of the first weights (003 Sec. 5.1, 004 Sec. 3.3, 002 Sec. 3)."""
+"""Richer or lazier by the scale of the first weights.
+
+See Beaglehole et al. 2024, Sec. 5.1; Xu & Ziyin 2024, Sec. 3.3; Atanasov et al. 2022, Sec. 3.
+"""
 
 import fnmatch
 from collections.abc import Sequence
@@ -19,11 +22,13 @@ def scale_init(
     model: Model, sigma: float, layers: str | Sequence[str] | None = None, redraw: bool = False,
     generator: torch.Generator | None = None,
 ) -> Model:  # fmt: skip
-    """Multiply the weights of a network by sigma, in place (003, 004); or draw them with this scale (002).
+    """Multiply the weights of a network by sigma, in place; or draw them with this scale.
+
+    The factor is that of Beaglehole et al. 2024 and Xu & Ziyin 2024, the draw that of Atanasov et al. 2022.
 
     Small sigma is rich: for a network that is homogeneous of degree p in its weights, f(sigma W) = sigma^p f(W), so
-    that smaller weights are a smaller output, and that is larger labels (003 Sec. 5.1). A layer whose output is
-    normalised does not feel its scale.
+    smaller weights give a smaller output, which is equivalent to larger labels (Beaglehole et al. 2024, Sec. 5.1). The
+    scale of a layer whose output is normalised has no effect.
 
     Args:
         model: its weights are changed; it is returned.
@@ -31,8 +36,8 @@ def scale_init(
         layers: globs of layer names (``"0"``, ``"blocks.*"``) or of parameter names; by default every layer. Weights
             are parameters of two axes or more. Biases and the gains of norms stay as they are, unless a glob names
             such a parameter itself (``"*.bias"``).
-        redraw: draw N(0, sigma^2 / fan_in) for each entry, the convention of 002, and forget what was there. fan_in is
-            the number of inputs that one output sees: 1 for an embedding.
+        redraw: draw N(0, sigma^2 / fan_in) for each entry, the convention of Atanasov et al. 2022, and discard the
+            old weights. fan_in is the number of inputs that one output sees: 1 for an embedding.
         generator: randomness of `redraw`.
 
     Frozen parameters are left alone, a tied one is changed once. A weight that is computed from other parameters

@@ -1,4 +1,4 @@
-"""Richer or lazier by the scale of the output (001 Sec. 4.2; Chizat et al.)."""
+"""Richer or lazier by the scale of the output (Shan & Bordelon 2021b, Sec. 4.2; Chizat et al.)."""
 
 import copy
 from typing import Any, Self
@@ -16,12 +16,12 @@ def scale_output(model: nn.Module, gamma: float, center: bool = True) -> "Scaled
 
     Trained with the learning rate times `.rate_factor` = gamma^2 it starts with the same kernel per rate, and follows,
     on squared error, exactly the path of f - f0 trained on labels gamma y: the larger gamma, the further the weights
-    must go, and the richer the training; small gamma is lazy. The print of 001 Sec. 4.2 leaves the learning rate out of
-    dtheta/dt = -eta grad L, eta = eta0 gamma^2. This gamma is neither the feature rate of `theory.ofe` nor the
-    multiplier of 004, which is its inverse.
+    must go, and the richer the training; small gamma is lazy. The print of Shan & Bordelon 2021b, Sec. 4.2 leaves the
+    learning rate out of dtheta/dt = -eta grad L, eta = eta0 gamma^2. This gamma is neither the feature rate of
+    `theory.ofe` nor the multiplier of Xu & Ziyin 2024, which is its inverse.
 
-    Late in rich training the kernel has grown, and the step that suited its beginning may be too large: where the loss
-    jumps, take a smaller one and more of them.
+    The kernel grows in rich training, so a step that is stable at the start may be too large later: if the loss jumps,
+    use a smaller learning rate and more steps.
 
     Args:
         model: gives one tensor, or an object with `.logits`. It is not copied: training one trains the other.

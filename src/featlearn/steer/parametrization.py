@@ -1,4 +1,7 @@
-"""Networks in the kernel or the learning phase, by the scaling of weights, output and rates (004 Sec. 4.1)."""
+"""Networks in the kernel or the learning phase, by the scaling of weights, output and rates.
+
+See Xu & Ziyin 2024, Sec. 4.1.
+"""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -75,7 +78,9 @@ def parametrize(
     model: nn.Module, scheme: str | Exponents, lr: float, *, base_width: int = 100, kappa: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[ScaledOutput, list[dict[str, Any]]]:  # fmt: skip
-    """Put a network of any width into a phase: weights drawn, output multiplied and rates set by Table 1 of 004.
+    """Put a network of any width into a phase.
+
+    Draws the weights, multiplies the output and sets the rates by Table 1 of Xu & Ziyin 2024.
 
         model, groups = fl.steer.parametrize(model, "mean_field", lr=0.05)
         optimizer = torch.optim.SGD(groups)
@@ -184,7 +189,7 @@ def _layers(model: Any) -> list[Layer]:
         wrong = wrong if others or frozen else "tied weights" if tied else f"{len(layers)} weight layers"
         raise InputValueError(
             f"the model has {wrong}, expected at least two linear or convolution layers, trainable, and nothing else "
-            "that trains: the phases of 004 are those of such networks; for others scale the output, "
+            "that trains: the phases of Xu & Ziyin 2024 are those of such networks; for others scale the output, "
             "fl.steer.scale_output"
         )
     return layers

@@ -1,4 +1,7 @@
-"""Speed limited optimisation: every tensor moves at a speed of its own, whatever its gradient's size (003 Sec. 5)."""
+"""Speed limited optimisation: every tensor moves at a speed of its own, whatever its gradient's size.
+
+See Beaglehole et al. 2024, Sec. 5.
+"""
 
 import math
 from collections.abc import Callable, Iterable, MutableMapping
@@ -14,7 +17,9 @@ __all__ = ["SLO"]
 
 
 class SLO(Optimizer):
-    r"""Speed limited optimisation (003 Sec. 5.2): W <- W - lr * speed * g / (eps + |g|_F), tensor by tensor.
+    r"""Speed limited optimisation: W <- W - lr * speed * g / (eps + |g|_F), tensor by tensor.
+
+    See Beaglehole et al. 2024, Sec. 5.2.
 
     Each parameter is divided by the Frobenius norm of its own gradient, so that `lr * speed` is the distance it moves
     in a step (less where |g| is not large against `eps`). `speed`, C_l in the paper, is an option of each parameter
@@ -22,21 +27,21 @@ class SLO(Optimizer):
     slow ones is forced away from its initial weights, and its centred neural feature correlation takes over.
 
     There is no momentum and no weight decay. At `eps=0` steps do not shrink near a minimum: decay the learning rate
-    or give an `eps` (0.1 in 003 App. I).
+    or give an `eps` (0.1 in Beaglehole et al. 2024, App. I).
 
-    Errata: 003 Sec. 5.2 prints + (ascent), here -. App. J prints "dividing by eps |grad|", here eps + |grad|, as in
-    App. I; read literally it destroys the network.
+    Errata: Beaglehole et al. 2024, Sec. 5.2, prints + (ascent), here -. App. J prints "dividing by eps |grad|", here
+    eps + |grad|, as in App. I; taken literally it destroys the network.
 
-    **keep_output_scale** goes beyond the paper: 004 Sec. 3.4 asks for algorithms that align layers while the scale of
-    the output changes little. Each weight tensor (two axes or more) then turns on the sphere it lies on: its gradient
-    is projected to t = g - <g, W> W / |W|^2, the step is W - lr * speed * t / (eps + |t|), and the result is
-    multiplied back to the norm that W had at its first step. Conserved: the Frobenius norm of every weight tensor. In a
-    network that is homogeneous in each weight (ReLU or linear, no biases) the output is the product of these norms
-    times a function of directions alone: the rescaling of 004 Sec. 3.3 is switched off, and alignment or disalignment
-    of layers is all that is left to learn by. Not conserved: the outputs themselves. How aligned the layers become is
-    then set by the target: large initial norms need little alignment, small ones much, and norms too small for the
-    target cannot fit it. Tensors with fewer than two axes (biases, gains of norms) take the plain step. A weight of
-    zero could never move and is refused.
+    **keep_output_scale** goes beyond the paper: Xu & Ziyin 2024, Sec. 3.4, ask for algorithms that align layers while
+    the scale of the output changes little. Each weight tensor (two axes or more) then turns on the sphere it lies on:
+    its gradient is projected to t = g - <g, W> W / |W|^2, the step is W - lr * speed * t / (eps + |t|), and the result
+    is multiplied back to the norm that W had at its first step. Conserved: the Frobenius norm of every weight tensor.
+    In a network that is homogeneous in each weight (ReLU or linear, no biases) the output is the product of these norms
+    times a function of directions alone: the rescaling of Xu & Ziyin 2024, Sec. 3.3 is switched off, and the network
+    can learn only by alignment or disalignment of layers. Not conserved: the outputs themselves. The target then
+    determines how aligned the layers become: large initial norms need little alignment, small ones much, and norms too
+    small for the target cannot fit it. Tensors with fewer than two axes (biases, gains of norms) take the plain step. A
+    weight of zero could never move and is refused.
 
     Args:
         params: parameters, named parameters or group dictionaries, as for any optimiser of torch.

@@ -1,4 +1,4 @@
-"""Inputs with an equal, or a flatter, spectrum (002 Sec. 3 and 4.2)."""
+"""Inputs with an equal, or a flatter, spectrum (Atanasov et al. 2022, Sec. 3 and 4.2)."""
 
 import math
 from dataclasses import dataclass
@@ -37,18 +37,21 @@ class Whitened:
 
 
 def whiten(x: Tensor, power: float = 0.0, *, mean_eigenvalue: float | None = None) -> Whitened:
-    """Whiten inputs, wholly (`power` 0) or in part: eigenvalues l of X^T X become as l^power (002 Sec. 4.2).
+    """Whiten inputs, wholly (`power` 0) or in part: eigenvalues l of X^T X become as l^power.
+
+    See Atanasov et al. 2022, Sec. 4.2.
 
     With X = U S V^T, samples in rows, the result is proportional to U S^power V^T, by the map V S^(power - 1) V^T on
-    each sample; power 1 changes nothing. Not centred, as in 002: the eigenvalues are those of X^T X / P, not of the
-    covariance. Directions that the data hardly has, singular values below 1e-6 of the largest, are dropped, from test
-    points, too.
+    each sample; power 1 changes nothing. Not centred, as in Atanasov et al. 2022: the eigenvalues are those of
+    X^T X / P, not of the covariance. Directions with singular values below 1e-6 of the largest are dropped, from test
+    points too.
 
     Args:
         x: (P, ...) inputs; all axes after the first are one vector.
-        power: 0 for equal eigenvalues, 1 for those of x; the gamma of 002 Fig. 4.
+        power: 0 for equal eigenvalues, 1 for those of x; the gamma of Atanasov et al. 2022, Fig. 4.
         mean_eigenvalue: mean, over the directions kept, of the eigenvalues of X^T X / P afterwards. By default that of
-            x, so that learning rates stay comparable; 1 with power 0 is the whitened data of 002, a projector.
+            x, so that learning rates stay comparable; 1 with power 0 is the whitened data of Atanasov et al. 2022, a
+            projector.
     """
     rows, exponent = _rows(x), checked_number(power, "power")
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)

@@ -1,4 +1,4 @@
-"""Kernels of infinitely wide multilayer perceptrons without biases (000 Fig. 2; sheet 2.27).
+"""Kernels of infinitely wide multilayer perceptrons without biases (Shan & Bordelon 2021a, Fig. 2).
 
 Weights N(0, weight_variance / fan_in), activations phi: S <- v E[phi phi], T <- S + v E[phi' phi'] * T, from
 S = T = v x . x' / d, v the weight variance. `hidden_layers` counts nonlinear layers; the readout is one layer more.

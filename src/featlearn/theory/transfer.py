@@ -1,4 +1,4 @@
-"""Learning curves of kernel regression: what aligned features do for another task (002 App. F).
+"""Learning curves of kernel regression: what aligned features do for another task (Atanasov et al. 2022, App. F).
 
 A kernel with eigenvalues lambda_k, <K(x, x') phi_k(x)> = lambda_k phi_k(x'), is trained on P samples of a target sum_k
 a_k phi_k with label noise of variance s^2, the predictor being k(x)^T (K + ridge I)^-1 y: the ridge is added to the
@@ -10,7 +10,7 @@ with kappa the solution of kappa = ridge + kappa sum_k lambda_k / (lambda_k P + 
 that is exact as P and the number of modes grow together; about a percent off at a few hundred modes, up to ten percent
 near P = rank or where one mode holds the task.
 
-Errata: 002 Eq. 67 and 70 leave out kappa^2; Eq. 68 leaves out A. Noise is not in the paper.
+Errata: Atanasov et al. 2022, Eq. 67 and 70 leave out kappa^2; Eq. 68 leaves out A. Noise is not in the paper.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = ["LearningCurve", "learning_curve", "learning_curve_general", "simulat
 
 @dataclass(frozen=True, eq=False)
 class LearningCurve:
-    """Errors of kernel regression, and what they are made of; all of one shape, that of the broadcast arguments."""
+    """Errors of kernel regression and their parts; all of one shape, that of the broadcast arguments."""
 
     samples: Tensor
     """P"""
@@ -38,7 +38,7 @@ class LearningCurve:
     effective_ridge: Tensor
     """kappa: what the ridge amounts to; modes with lambda_k P far above it are learned."""
     variance_share: Tensor
-    """g (gamma in 002): what the error is amplified by is 1 / (1 - g), what noise comes in at is g."""
+    """g (gamma in Atanasov et al. 2022): the error is amplified by 1 / (1 - g), noise enters with the factor g."""
 
     def overlay(self, measured: Any = None, *, ax: Any = None) -> Any:
         """Draw error over samples as a line and, over it, measured errors as points; returns the matplotlib axes.
@@ -67,7 +67,9 @@ def learning_curve(
     samples: Numbers, dimension: Numbers, spike: Numbers,
     overlap: Numbers, ridge: Numbers = 0.0, noise: Numbers = 0.0,
 ) -> LearningCurve:  # fmt: skip
-    """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta (002 App. F, Fig. F.1).
+    """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta.
+
+    See Atanasov et al. 2022, App. F, Fig. F.1.
 
     x ~ N(0, I_D); the new target is w . x with |w| = 1 and w . beta = overlap. Eigenvalues: 1 + A once, 1 for the other
     D - 1. For overlap 1 the error falls with A, for overlap 0 it rises. Without ridge and noise it is 0 for P >= D.
@@ -83,7 +85,7 @@ def learning_curve(
         ridge: >= 0, added to the diagonal of the Gram matrix.
         noise: >= 0, the variance of the label noise s^2.
 
-    infinite where noise meets P = D without a ridge.
+    Infinite for P = D with noise and without a ridge.
     """
     P, D, A, alpha, ridge_, noise_ = torch.broadcast_tensors(
         checked_numbers(samples, "samples", least=0.0),
@@ -105,7 +107,7 @@ def learning_curve_general(
     samples: Numbers, eigenvalues: Tensor, coefficients: Tensor,
     ridge: Numbers = 0.0, noise: Numbers = 0.0, *, counts: Tensor | None = None,
 ) -> LearningCurve:  # fmt: skip
-    """Error of kernel regression for any spectrum (002 Eq. 67, corrected).
+    """Error of kernel regression for any spectrum (Atanasov et al. 2022, Eq. 67, corrected).
 
     `samples`, `ridge` and `noise` broadcast against each other and give the shape of the result.
 

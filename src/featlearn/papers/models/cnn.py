@@ -22,8 +22,9 @@ __all__ = ["CNN"]
 class CNN(nn.Module):
     """Convolutions ``hidden.0`` ... that keep the size of the image, the mean over positions, a linear ``readout``.
 
-    001 Fig. 3B has two layers of 33 channels with 7 x 7 filters on CIFAR-10, the defaults here, trained at the rate 20
-    of ``parametrization="ntk"``. How the paper reads the last layer out is not said: the mean over positions is ours.
+    Shan & Bordelon 2021b (Fig. 3B) use two layers of 33 channels with 7 x 7 filters on CIFAR-10, the defaults here,
+    trained at the rate 20 of ``parametrization="ntk"``. The paper does not say how it reads out the last layer; the
+    mean over positions is our choice.
 
     Args:
         inputs: channels of the images, 3 for CIFAR-10 and 1 for MNIST.

@@ -22,11 +22,11 @@ __all__ = ["GPT"]
 class GPT(nn.Module):
     """Embeddings of tokens and places, blocks of attention and a two-layer network, a linear ``readout`` to tokens.
 
-    The network of 003 Fig. 2D is nanoGPT's for characters of Shakespeare, 3 blocks in place of 6 and no dropout, the
-    defaults here: width 384, 6 heads, 256 places, 65 tokens. A block adds attention of its normalised input, then a
-    network of 4 x the width, to it; LayerNorms have a gain and no shift. The layers of block b are
-    ``blocks.b.attention.query``, ``.key``, ``.value``, ``.output``, ``blocks.b.expansion`` and ``.contraction``. What
-    nanoGPT computes by one matrix are three here, query, key and value, so that each has features of its own.
+    The network of Beaglehole et al. 2024 (Fig. 2D) is nanoGPT's for characters of Shakespeare, with 3 blocks instead
+    of 6 and no dropout. These are the defaults here: width 384, 6 heads, 256 positions, 65 tokens. A block adds
+    attention of its normalised input, then a network of 4 x the width, to it; LayerNorms have a gain and no shift. The
+    layers of block b are ``blocks.b.attention.query``, ``.key``, ``.value``, ``.output``, ``blocks.b.expansion`` and
+    ``.contraction``. Query, key and value, one matrix in nanoGPT, are three here, so that each has features of its own.
 
     Kernels need one output per sample: ``fl.ntk(model, tokens, readout=fl.readouts.last_token)``, and for 65 outputs
     ``outputs=fl.Probes(k)``.

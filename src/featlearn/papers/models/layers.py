@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "swish": nn.functional.silu,  # h sigmoid(h)
-    "quadratic": torch.square,  # h^2, without a factor 1/2, as in 003
+    "quadratic": torch.square,  # h^2, without a factor 1/2, as in Beaglehole et al. 2024
     "gelu": nn.functional.gelu,
 }
 

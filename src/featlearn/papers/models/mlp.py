@@ -29,16 +29,16 @@ class MLP(nn.Module):
 
     | figure | set-up |
     | --- | --- |
-    | 000 Fig. 1, 4A, 5; 001 Fig. 1, 3A | 784 inputs, two hidden layers of 500, 10 outputs, ReLU, ``"ntk"``, `weight_variance` (1, 2, 1) |
-    | 000 Fig. 6, 001 Fig. 5 | the same with 1 to 4 hidden layers |
-    | 000 Fig. 3, 4B; 001 Fig. 4; 002 Fig. 3, E.1, E.3 | ``activation="linear"`` |
-    | 001 Fig. 6, 7 | 1000 inputs, one hidden layer of 2000, ReLU, `weight_variance` 1 |
-    | 002 Fig. 1a-c, 4, E.2 | one hidden layer of 100, ReLU, `weight_variance` sigma^2 |
-    | 003 Fig. 1, 4 to 11 | 32 inputs, two hidden layers of 128 or 256, ``"uniform"`` with `weight_variance` 1/3 |
-    | 003 Fig. 2A, B; 17 | five (four) hidden layers of 256, likewise |
-    | 004 Fig. 1, 7 | one input, one hidden layer of 10000, five activations |
-    | 004 Fig. 2 (6) | 784 inputs, three (five) hidden layers, ReLU, `weight_variance` 2, times sigma (`fl.steer.scale_init`) |
-    | 004 Fig. 4, 5 | 3072 inputs, one hidden layer, through `fl.steer.parametrize` |
+    | Shan & Bordelon 2021a, Fig. 1, 4A, 5; 2021b, Fig. 1, 3A | 784 inputs, two hidden layers of 500, 10 outputs, ReLU, ``"ntk"``, `weight_variance` (1, 2, 1) |
+    | Shan & Bordelon 2021a, Fig. 6; 2021b, Fig. 5 | the same with 1 to 4 hidden layers |
+    | Shan & Bordelon 2021a, Fig. 3, 4B; 2021b, Fig. 4; Atanasov et al. 2022, Fig. 3, E.1, E.3 | ``activation="linear"`` |
+    | Shan & Bordelon 2021b, Fig. 6, 7 | 1000 inputs, one hidden layer of 2000, ReLU, `weight_variance` 1 |
+    | Atanasov et al. 2022, Fig. 1a-c, 4, E.2 | one hidden layer of 100, ReLU, `weight_variance` sigma^2 |
+    | Beaglehole et al. 2024, Fig. 1, 4 to 11 | 32 inputs, two hidden layers of 128 or 256, ``"uniform"`` with `weight_variance` 1/3 |
+    | Beaglehole et al. 2024, Fig. 2A, B; 17 | five (four) hidden layers of 256, likewise |
+    | Xu & Ziyin 2024, Fig. 1, 7 | one input, one hidden layer of 10000, five activations |
+    | Xu & Ziyin 2024, Fig. 2 (6) | 784 inputs, three (five) hidden layers, ReLU, `weight_variance` 2, times sigma (`fl.steer.scale_init`) |
+    | Xu & Ziyin 2024, Fig. 4, 5 | 3072 inputs, one hidden layer, through `fl.steer.parametrize` |
 
     Args:
         inputs: d; images are flattened, so 784 for MNIST and 3072 for CIFAR-10.
@@ -53,7 +53,7 @@ class MLP(nn.Module):
         weight_variance: v, one number or three: first layer, hidden layers, readout. By default 2 for relu and
             leaky_relu, and 1 for the others.
         distribution: ``"normal"``, or ``"uniform"`` on an interval around 0 with the same variance. The default of
-            torch.nn.Linear, "scale 1" in 003, is uniform with `weight_variance` 1/3.
+            torch.nn.Linear, "scale 1" in Beaglehole et al. 2024, is uniform with `weight_variance` 1/3.
         generator: of the weights, drawn from the first layer to the last; torch's global one by default.
     """  # noqa: E501
 

@@ -26,10 +26,10 @@ Norm = Literal["batch", "group", "none"]
 class ResNet18(nn.Module):
     """A convolution, four groups of two residual blocks of 64, 128, 256 and 512 channels, mean and linear ``readout``.
 
-    004 Fig. 3 trains it on CIFAR-10 by a public recipe, the one with a first convolution of 3 x 3 at stride 1 and no
-    pooling after it, every layer multiplied by sigma (`fl.steer.scale_init`). A block is convolution, norm, activation,
-    convolution, norm, plus its input (or a 1 x 1 convolution and a norm of it, ``shortcut``, where sizes change), then
-    the activation.
+    Xu & Ziyin 2024 (Fig. 3) train it on CIFAR-10 by a public recipe, the one with a first convolution of 3 x 3 at
+    stride 1 and no pooling after it, every layer multiplied by sigma (`fl.steer.scale_init`). A block is convolution,
+    norm, activation, convolution, norm, plus its input (or a 1 x 1 convolution and a norm of it, ``shortcut``, where
+    sizes change), then the activation.
 
     Args:
         outputs: C, for outputs (P, C); None gives one output without an axis, (P,).

@@ -1,1 +1,1 @@
-"""Figures of 000, Rapid Feature Evolution Accelerates Learning in Neural Networks."""
+"""Figures of Shan & Bordelon 2021a, Rapid Feature Evolution Accelerates Learning in Neural Networks."""

@@ -1,4 +1,4 @@
-"""How much faster a network learns than its first kernel, and what its kernel does meanwhile: claims of 000 Fig. 1.
+"""Claims of Shan & Bordelon 2021a, Fig. 1: how much faster a network learns than its first kernel, and why.
 
 Curves have seeds first, then moments; see `fig1.measure` for their names.
 """
@@ -69,7 +69,7 @@ def slopes(runs: Runs, name: str) -> Any:
 
 
 def turned(runs: Runs) -> Any:
-    """(S,): the moment, by number, from which nine tenths of the alignment's change are there."""
+    """(S,): index of the moment from which nine tenths of the alignment's change are done."""
     alignment = runs["mse/alignment"]
     share = (alignment - alignment[:, :1]) / risen(runs, "mse/alignment")[:, None]
     return numpy.array([len(one) - int((one[::-1] < 0.9).argmax()) for one in share])

@@ -1,4 +1,7 @@
-"""000 Fig. 1: a network learns faster than its first kernel, because its kernel turns to the task."""
+"""Shan & Bordelon 2021a, Fig. 1.
+
+A network learns faster than its first kernel, because its kernel aligns with the task.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -27,7 +30,10 @@ CHANNEL = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """001 App. E.2, which has the same network: one-hot targets, full batch, loss averaged over samples and outputs."""
+    """Shan & Bordelon 2021b, App. E.2, with the same network.
+
+    One-hot targets, full batch, loss averaged over samples and outputs.
+    """
 
     data: str = "mnist"
     samples: int = 1000
@@ -188,8 +194,9 @@ def predicted(
 ) -> tuple[list[float], list[Tensor]]:
     """What a frozen kernel (P, P, C, C) makes of the outputs f (T, P, C) that the network had at `steps`.
 
-    The flow of 000 Eq. 3, from f in place of 0. First the errors: started at each moment but the last, how far the loss
-    at the end is off, |ln of their ratio|. Then its losses from the start, at the rate and at `faster` times the rate.
+    The flow of Shan & Bordelon 2021a, Eq. 3, from f in place of 0. First the errors: started at each moment but the
+    last, how far the loss at the end is off, |ln of their ratio|. Then its losses from the start, at the rate and at
+    `faster` times the rate.
     """
     size = y.numel()
     matrix, targets = full.transpose(1, 2).reshape(size, size), y.reshape(size, 1).double()
@@ -290,12 +297,12 @@ FIG_1 = Reproduction(
     about=(
         "A network with two hidden layers of 500 ReLUs on MNIST beside gradient descent with its first kernel frozen "
         "(KGD), and the same at the rate of the last kernel's norm (aKGD). Sizes, learning rate and loss are those "
-        "that 001 App. E.2 gives for the same network; the paper says neither how long it trains nor how weights are "
-        "parametrised: here in the NTK way with variances 1, 2, 1, without which the rate of 20 diverges, for 10000 "
-        "steps (2000, and 200 samples, at laptop scale), pixels from 0 to 1. Frozen kernels start from the network's "
-        "own outputs and join all pairs of outputs; dotted, one mean kernel for all outputs, which leaves the "
-        "interference of a finite network out. The last six panels are beyond the print: the local exponent of the "
-        "loss, the moment from which the last kernel predicts the rest, the kernel of held-out samples, and "
+        "that Shan & Bordelon 2021b, App. E.2, give for the same network; the paper says neither how long it trains "
+        "nor how weights are parametrised: here in the NTK way with variances 1, 2, 1, without which the rate of 20 "
+        "diverges, for 10000 steps (2000, and 200 samples, at laptop scale), pixels from 0 to 1. Frozen kernels start "
+        "from the network's own outputs and join all pairs of outputs; dotted, one mean kernel for all outputs, which "
+        "leaves the interference of a finite network out. The last six panels are beyond the print: the local exponent "
+        "of the loss, the moment from which the last kernel predicts the rest, the kernel of held-out samples, and "
         "cross-entropy from the same weights at the same rate of outputs, with the share of the kernel that lies "
         "between different outputs."
     ),

@@ -1,4 +1,7 @@
-"""000 Fig. 2: optimal feature evolution of an infinitely wide network's kernel on even and odd digits."""
+"""Shan & Bordelon 2021a, Fig. 2.
+
+Optimal feature evolution of an infinitely wide network's kernel on even and odd digits.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Figures of 001, A Theory of Neural Tangent Kernel Alignment and Its Influence on Training."""
+"""Figures of Shan & Bordelon 2021b, A Theory of Neural Tangent Kernel Alignment and Its Influence on Training."""

@@ -1,4 +1,7 @@
-"""001 Fig. 2: dividing the output of a wide residual network makes its kernel turn faster and further."""
+"""Shan & Bordelon 2021b, Fig. 2.
+
+Dividing the output of a wide residual network makes its kernel turn faster and further.
+"""
 
 import tempfile
 from collections.abc import Iterable
@@ -104,8 +107,8 @@ def compared(
 ) -> dict[str, Tensor]:
     """A network's curves, and those of optimal feature evolution from its first kernel.
 
-    The feature rate is the one at which the final kernel is aligned as the network's (000 Eq. 20, corrected); where the
-    alignment fell there is none, and the kernel stays.
+    The feature rate is the one at which the final kernel is aligned as the network's (Shan & Bordelon 2021a, Eq. 20,
+    corrected); where the alignment fell there is none, and the kernel stays.
     """
     target, kernels = y.double(), kernels.double()
     feature_rate = fl.metrics.feature_rate(first, kernels[-1], target)

@@ -1,4 +1,7 @@
-"""001 Fig. 6: in two-layer ReLU networks the readout part of the kernel turns, the hidden part grows everywhere."""
+"""Shan & Bordelon 2021b, Fig. 6.
+
+In two-layer ReLU networks the readout part of the kernel turns, the hidden part grows in every direction.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

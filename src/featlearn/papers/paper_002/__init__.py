@@ -1,1 +1,1 @@
-"""Figures of 002, Neural Networks as Kernel Learners: The Silent Alignment Effect."""
+"""Figures of Atanasov et al. 2022, Neural Networks as Kernel Learners: The Silent Alignment Effect."""

@@ -1,4 +1,7 @@
-"""002 Fig. 1: on whitened inputs the kernel turns to the task while it is small, before the loss falls."""
+"""Atanasov et al. 2022, Fig. 1.
+
+On whitened inputs the kernel aligns with the task while it is small, before the loss falls.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

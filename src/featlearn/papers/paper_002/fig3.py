@@ -1,4 +1,7 @@
-"""002 Fig. 3: how long deep linear networks are silent, and that their first layer turns meanwhile."""
+"""Atanasov et al. 2022, Fig. 3.
+
+How long the loss of deep linear networks stays flat, and how their first layer turns in this time.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

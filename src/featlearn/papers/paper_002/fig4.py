@@ -1,4 +1,7 @@
-"""002 Fig. 4: with unequal eigenvalues of the inputs the kernel turns while the loss falls, not before."""
+"""Atanasov et al. 2022, Fig. 4.
+
+With unequal eigenvalues of the inputs the kernel turns while the loss falls, not before.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

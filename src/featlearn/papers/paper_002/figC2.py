@@ -1,4 +1,7 @@
-"""002 Fig. C.2: how long a two-layer linear network is silent, and that its kernel aligns meanwhile."""
+"""Atanasov et al. 2022, Fig. C.2.
+
+How long the loss of a two-layer linear network stays flat, and how its kernel aligns in this time.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""What Fig. 1 and Fig. 4 of 002 share: whitened pictures of two classes, a kernel along training, three predictors."""
+"""Code shared by Fig. 1 and Fig. 4 of Atanasov et al. 2022.
+
+Whitened images of two classes, the kernel along training, three predictors.
+"""
 
 from dataclasses import dataclass
 from typing import Any

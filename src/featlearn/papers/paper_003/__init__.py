@@ -1,1 +1,1 @@
-"""Figures of 003, Feature Learning as Alignment."""
+"""Figures of Beaglehole et al. 2024, Feature Learning as Alignment."""

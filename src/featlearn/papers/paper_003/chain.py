@@ -1,4 +1,4 @@
-"""The chain monomial and the networks that learn it, as in Fig. 1, 4 and 11 of 003."""
+"""The chain monomial and the networks that learn it, as in Fig. 1, 4 and 11 of Beaglehole et al. 2024."""
 
 from collections.abc import Callable
 from typing import NamedTuple

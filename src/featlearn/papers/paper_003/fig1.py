@@ -1,4 +1,7 @@
-"""003 Fig. 1: neural and gradient features agree with the task, and no longer when K loses its eigenvectors."""
+"""Beaglehole et al. 2024, Fig. 1.
+
+Neural and gradient features agree with the task, but not when the eigenvectors of K are replaced by random ones.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

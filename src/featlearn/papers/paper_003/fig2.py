@@ -1,4 +1,7 @@
-"""003 Fig. 2: what training adds to the weights agrees with the gradients before the weights themselves do."""
+"""Beaglehole et al. 2024, Fig. 2.
+
+The change of the weights agrees with the gradients before the weights themselves do.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""003 Fig. 4: with limited speeds a network learns features from large initial weights as from small ones."""
+"""Beaglehole et al. 2024, Fig. 4.
+
+With limited speeds a network learns features from large initial weights as well as from small ones.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Networks whose neural features are followed through training: perceptrons, VGG-11 and GPT, as in 003 Fig. 2."""
+"""Networks whose neural features are measured through training: perceptrons, VGG-11 and GPT.
+
+See Beaglehole et al. 2024, Fig. 2.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

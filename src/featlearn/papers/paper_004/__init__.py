@@ -1,1 +1,1 @@
-"""Figures of 004, Three Mechanisms of Feature Learning in the Exact Solution of a Latent Variable Model."""
+"""Figures of Xu & Ziyin 2024, Three Mechanisms of Feature Learning in the Exact Solution of a Latent Variable Model."""

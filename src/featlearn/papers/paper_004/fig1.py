@@ -1,4 +1,4 @@
-"""004 Fig. 1: the two layers of a network align, stay or disalign, by how they begin."""
+"""Xu & Ziyin 2024, Fig. 1: the layers of a network align, stay or disalign, by their initial weights."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""004 Fig. 2: in deep ReLU networks on MNIST consecutive layers align, unless their weights begin large."""
+"""Xu & Ziyin 2024, Fig. 2.
+
+In deep ReLU networks on MNIST consecutive layers align, unless their initial weights are large.
+"""
 
 import math
 from collections.abc import Iterable

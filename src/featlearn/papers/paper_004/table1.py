@@ -1,4 +1,4 @@
-"""004 Table 1: in which phase five common scalings train, and how to move them to another."""
+"""Xu & Ziyin 2024, Table 1: in which phase five common scalings train, and how to move them to another."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

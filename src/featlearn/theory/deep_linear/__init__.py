@@ -1,10 +1,13 @@
-"""Linear networks: how small weights align, which modes they learn when, and the kernels they end with (002; 000, 001).
+"""Linear networks: how small weights align, which modes they learn when, and the kernels they end with.
 
-`weight_layers` L counts weight matrices (002); X is (P, D), one row per sample; s beta is the teacher, |beta| = 1; c is
-the strength of what is learned. Formulas in single strengths (`strength`, `two_layer`, ...) have the time of 002: loss
-1/(2P) sum (f - y)^2, rate 1, X^T X / P a projector. What takes X and y has df/dt = -rate K (f - y) and a `rate`.
+See Atanasov et al. 2022; Shan & Bordelon 2021a, 2021b.
 
-- `solve`, `silent_alignment`, `flow`: whole runs, to be laid over measured ones (`.overlay(...)`): balanced networks of
+`weight_layers` L counts weight matrices (Atanasov et al. 2022); X is (P, D), one row per sample; s beta is the teacher,
+|beta| = 1; c is the strength of what is learned. Formulas in single strengths (`strength`, `two_layer`, ...) have the
+time of Atanasov et al. 2022: loss 1/(2P) sum (f - y)^2, rate 1, X^T X / P a projector. Functions of X and y use
+df/dt = -rate K (f - y) and take a `rate`.
+
+- `solve`, `silent_alignment`, `flow`: whole runs, to plot over measured ones (`.overlay(...)`): balanced networks of
   any depth on whitened inputs; two layers from their own small weights; any weights and data, by integration;
 - `strength`, `remaining`, `time_to`, `half_time`, `half_time_scaling`, `early_strength`: one mode, any depth;
 - `mode_times`, `separation`: many modes, and whether all align before any is learned;
@@ -13,9 +16,9 @@ the strength of what is learned. Formulas in single strengths (`strength`, `two_
 - `balanced_ntk`, `final_ntk`, `final_nngp`, `balanced_subkernels`, `feature_rate`, `max_alignment`,
   `whitened_max_alignment`: the kernels at the end;
 - `subkernels`, `subkernel_terms`: kernels of any linear network from its weights;
-- `two_layer_final_kernel`, `initial_kernel_scale`: 000 Eq. 12 to 14;
+- `two_layer_final_kernel`, `initial_kernel_scale`: Shan & Bordelon 2021a, Eq. 12 to 14;
 - `conserved_matrices`, `refined_balance`, `width_corrections`, `exact_balance`, `wide_difference`: balancing;
-- `minimum_norm`, `spiked_interpolator`, `rkhs_norm`: the function that is learned (002 App. G).
+- `minimum_norm`, `spiked_interpolator`, `rkhs_norm`: the function that is learned (Atanasov et al. 2022, App. G).
 
     half_time(1.0, 0.1**3, 3)                                   # three layers, weights of size 0.1
     silent_alignment(X, y, W0, a0, times=times, rate=1 / len(X)).overlay(measured)

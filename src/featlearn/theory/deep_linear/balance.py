@@ -1,7 +1,7 @@
 """What gradient flow conserves between the layers of a linear network, and how far from balanced it leaves them.
 
-W^l W^lT - W^(l+1)T W^(l+1) stays what it was at the start, for any loss (002 Eq. 55, App. D). `u_l` is the singular
-value of a learned mode in layer l; the product of all is s.
+W^l W^lT - W^(l+1)T W^(l+1) stays what it was at the start, for any loss (Atanasov et al. 2022, Eq. 55, App. D). `u_l`
+is the singular value of a learned mode in layer l; the product of all is s.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ class RefinedBalance(NamedTuple):
 
 
 def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) -> list[Tensor]:
-    """B_l = W^l W^lT / eta_l - W^(l+1)T W^(l+1) / eta_(l+1) for l = 1 ... L-1 (002 Eq. 55, 81): constant in time.
+    """B_l = W^l W^lT / eta_l - W^(l+1)T W^(l+1) / eta_(l+1) for l = 1 ... L-1: constant in time.
+
+    See Atanasov et al. 2022, Eq. 55, 81.
 
     `weights` [W^1 (N1, D), ..., W^L (C, N)], first layer first; `rates` the learning rates of the layers, by default
     equal (and 1). For measured models see `fl.layer_balance`.
@@ -41,7 +43,7 @@ def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) 
 
 
 def width_corrections(widths: Numbers) -> Tensor:
-    """g_l = sum_(k=l+1..L) (1 - N_(k+1) / N_k) of 002 Eq. 83, corrected: (L,), the last 0.
+    """g_l = sum_(k=l+1..L) (1 - N_(k+1) / N_k) of Atanasov et al. 2022, Eq. 83, corrected: (L,), the last 0.
 
     `widths` N_1 = D, N_2, ..., N_(L+1) = C: inputs, hidden layers, outputs. Erratum: the print sums from k = l.
     """
@@ -53,7 +55,9 @@ def width_corrections(widths: Numbers) -> Tensor:
 
 
 def refined_balance(s: Any, sigma: Any, g: Tensor) -> RefinedBalance:
-    """u_l^2 = u_L^2 + sigma^2 g_l with prod u_l^2 = s^2, solved (002 Eq. 83 to 85, corrected): the *paper's formula*.
+    """u_l^2 = u_L^2 + sigma^2 g_l with prod u_l^2 = s^2, solved: the *paper's formula*.
+
+    See Atanasov et al. 2022, Eq. 83 to 85 (corrected).
 
     `s` > 0 the strength of the mode, `sigma` the scale of the initial weights, `g` (L,) as `width_corrections(widths)`
     gives it (or any differences u_l^2 - u_L^2 with sigma = 1: `exact_balance`). To first order
@@ -104,7 +108,7 @@ def wide_difference(sigma: Any, D: Any, N: Any, C: Any) -> Tensor:
 
     `D` inputs, `N` hidden units, `C` outputs: numbers or tensors, broadcast; weights N(0, sigma^2 / fan_in).
 
-    Erratum: 002 Eq. 82, 83 give sigma^2 (1 - C / N).
+    Erratum: Atanasov et al. 2022, Eq. 82, 83 give sigma^2 (1 - C / N).
     """
     inputs, width, outputs = (checked_numbers(size, name, above=0.0) for size, name in ((D, "D"), (N, "N"), (C, "C")))
     return checked_numbers(sigma, "sigma", least=0.0).square() * (width / inputs - outputs / width)

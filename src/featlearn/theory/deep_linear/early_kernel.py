@@ -18,7 +18,9 @@ from featlearn.theory.deep_linear.arguments import checked_direction
 def early_kernel(
     times: Any, W0: Tensor, a0: Tensor, beta: Tensor, s: Any, *, covariance: Tensor | None = None
 ) -> Tensor:
-    """M(t) of phase I, while the output is small, with the cross terms of the weights (002 Eq. 7, 36 corrected).
+    """M(t) of phase I, while the output is small, with the cross terms of the weights.
+
+    See Atanasov et al. 2022, Eq. 7, 36 (corrected).
 
         M = M0 + (q - q0)(1 + beta beta^T) + (w - w0) beta^T + beta (w - w0)^T,     w = w0 cosh st + p0 sinh st,
 
@@ -30,7 +32,8 @@ def early_kernel(
         W0, a0: initial weights (N, D) and (N,).
         beta, s: the teacher: unit vector (D,) and its strength.
         covariance: Sigma = X^T X / P (D, D) where inputs are not whitened: da/dt = s W Sigma beta, which is the same
-            with Sigma beta, normalised, for beta (002 Sec. 3.2, App. C.3: the spike first grows along Sigma beta).
+            with Sigma beta, normalised, for beta (Atanasov et al. 2022, Sec. 3.2, App. C.3: the spike first grows along
+            Sigma beta).
 
     Erratum: the print has q0 cosh(2st) [beta beta^T + 1] + M0: q for q - q0, no r0, and no cross terms, though these
     grow as sigma^2 e^(st). Refused where cosh overflows, s t > 350, long after the phase has ended.

@@ -1,8 +1,11 @@
-"""Kernels of balanced linear networks: along training and at its end (002 Sec. 4, App. E, H; 001 Sec. 5).
+"""Kernels of balanced linear networks: along training and at its end.
+
+See Atanasov et al. 2022, Sec. 4, App. E, H; Shan & Bordelon 2021b, Sec. 5.
 
 Small weights become balanced: W^l W^lT = W^(l+1)T W^(l+1). With one output all layers are then rank one,
 W^l = u r_(l+1) r_l^T, and the tangent kernel is x^T M x' with M = u^(2L-2) [(L-1) r_1 r_1^T + 1]. L is the number of
-weight matrices (002); 001 counts L - 1 hidden layers. X is (P, D), one row per sample.
+weight matrices (Atanasov et al. 2022); Shan & Bordelon 2021b count L - 1 hidden layers. X is (P, D), one row per
+sample.
 """
 
 from typing import Any
@@ -19,10 +22,12 @@ from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 def balanced_ntk(X: Tensor, beta: Tensor, c: Any, weight_layers: int, *, X2: Tensor | None = None) -> Tensor:
     """NTK of a balanced network of strength c along beta: u^(2L-2) x^T [(L-1) beta beta^T + 1] x', u^L = c.
 
-    002 Eq. 10, 001 Eq. 11. `X` (P, D), `X2` (P2, D), by default X; `beta` (D,) a unit vector; `c` a number or a tensor,
-    `strength(times, ...)` say. Gives (..., P, P2), the first axes those of c.
+    See Atanasov et al. 2022, Eq. 10; Shan & Bordelon 2021b, Eq. 11. `X` (P, D), `X2` (P2, D), by default X; `beta` (D,)
+    a unit vector; `c` a number or a tensor, for example `strength(times, ...)`. Returns (..., P, P2), the first axes
+    those of c.
 
-    Errata: 002 Eq. 58 has (L-1) 1 + r r^T; 001 Eq. 11, 23-25 have u^(2L-2) for L *hidden* layers, where it is u^(2L).
+    Errata: Atanasov et al. 2022, Eq. 58 has (L-1) 1 + r r^T; Shan & Bordelon 2021b, Eq. 11, 23-25 have u^(2L-2) for L
+    *hidden* layers, where it is u^(2L).
     """
     depth = checked_depth(weight_layers)
     left = checked_rows(X)
@@ -36,7 +41,9 @@ def balanced_ntk(X: Tensor, beta: Tensor, c: Any, weight_layers: int, *, X2: Ten
 def final_ntk(
     X: Tensor, y: Tensor, weight_layers: int, *, X1: Tensor | None = None, X2: Tensor | None = None
 ) -> Tensor:
-    """NTK at the end of training from small weights: s^(2-2/L) x^T [(L-1) beta beta^T + 1] x' (002 Eq. 63 corrected).
+    """NTK at the end of training from small weights: s^(2-2/L) x^T [(L-1) beta beta^T + 1] x'.
+
+    See Atanasov et al. 2022, Eq. 63 (corrected).
 
     `X` (P, D) and `y` (P,) or (P, C) are the training set; s beta = `minimum_norm(X, y)`, on any data. The kernel is
     that of `X1` with `X2`, by default of the training inputs: (P1, P2), or (P1, P2, C, C) for y (P, C), axes as
@@ -44,7 +51,8 @@ def final_ntk(
 
     On the training set and for y a linear function of X it is s^(2-2/L) [(L-1)/s^2 y y^T + X X^T].
 
-    Errata: 002 Eq. 63 has s^(2L-2); 001 Eq. 12 and 002 Fig. E.3 have L y y^T + K0, without 1/s^2.
+    Errata: Atanasov et al. 2022, Eq. 63 has s^(2L-2); Shan & Bordelon 2021b, Eq. 12 and Atanasov et al. 2022, Fig. E.3
+    have L y y^T + K0, without 1/s^2.
     """
     depth = checked_depth(weight_layers)
     rows = checked_rows(X)
@@ -59,7 +67,9 @@ def final_ntk(
 
 
 def balanced_subkernels(weights: Tensor, weight_layers: int) -> Tensor:
-    """M^cc' of the NTK K^cc' = x^T M^cc' x' of a balanced network with C outputs (002 Eq. 79 corrected).
+    """M^cc' of the NTK K^cc' = x^T M^cc' x' of a balanced network with C outputs.
+
+    See Atanasov et al. 2022, Eq. 79 (corrected).
 
     `weights` (C, D) is the product of the layers, beta = sum_a s_a z_a v_a^T; the result (C, C, D, D) is
 
@@ -84,9 +94,11 @@ def balanced_subkernels(weights: Tensor, weight_layers: int) -> Tensor:
 
 
 def final_nngp(X: Tensor, y: Tensor, layer: int, weight_layers: int) -> Tensor:
-    """Gram matrix (P, P) of what a layer gives out at the end of training: X [beta^T beta]^(l/L) X^T (002 Eq. 80).
+    """Gram matrix (P, P) of a layer's outputs at the end of training: X [beta^T beta]^(l/L) X^T.
 
-    `layer` 0 is the input, X X^T; `weight_layers` is the output. For one output (002 Eq. 64) it is
+    See Atanasov et al. 2022, Eq. 80.
+
+    `layer` 0 is the input, X X^T; `weight_layers` is the output. For one output (Atanasov et al. 2022, Eq. 64) it is
     s^(2l/L) X beta beta^T X^T, and s^(2l/L - 2) y y^T where y is a linear function of X. Shapes as for `final_ntk`.
 
     Errata: Eq. 64 on the training set is printed (y y^T)^(l/L), right only for |X beta| = 1; the text to Eq. 80 takes

@@ -16,17 +16,19 @@ from featlearn.theory.deep_linear.path import LinearPath, Task
 def flow(
     weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0
 ) -> LinearPath:  # fmt: skip
-    """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2 (002 Eq. 9), by numerical integration.
+    """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2, by numerical integration.
 
-    The truth that the closed forms approach for small weights, and the way where there is none: inputs that are not
+    See Atanasov et al. 2022, Eq. 9.
+
+    The closed forms converge to it for small weights. It also covers cases without a closed form: inputs that are not
     whitened, weights that are not small, unequal learning rates. DOP853 with relative tolerance 1e-12.
 
     Args:
         weights: [W^1 (N1, D), ..., W^L (C, N)], first layer first, as in nn.Linear; a last one (N,) is (1, N).
         X, y: inputs (P, D) and targets (P,) or (P, C).
         times: (T,), increasing, with df/dt = -rate K (f - y).
-        rate: learning rate, one or one for each layer; 1/P is that of 002. With unequal rates the kernel of the path
-            stays the plain one, sum_l K_l.
+        rate: learning rate, one or one for each layer; 1/P is that of Atanasov et al. 2022. With unequal rates the
+            kernel of the path stays the plain one, sum_l K_l.
     """
     layers = checked_weights(weights)
     rows = checked_rows(X, columns=layers[0].shape[1]).to(layers[0].device)

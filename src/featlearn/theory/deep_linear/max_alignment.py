@@ -1,4 +1,7 @@
-"""How well the final kernel of a linear network is aligned with its task (002 App. E.2; the dashed lines)."""
+"""How well the final kernel of a linear network is aligned with its task.
+
+See Atanasov et al. 2022, App. E.2 (dashed lines in the figures).
+"""
 
 from typing import Any
 
@@ -13,7 +16,7 @@ from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 
 
 def max_alignment(X: Tensor, y: Tensor, weight_layers: int) -> Tensor:
-    """Kernel-task alignment of `final_ntk`: the dashed lines of 002 Fig. 1, C.2, E.1, H.1.
+    """Kernel-task alignment of `final_ntk`: the dashed lines of Atanasov et al. 2022, Fig. 1, C.2, E.1, H.1.
 
     One output, y a linear function of X: A = (k |y|^2 + g) / sqrt(k^2 |y|^4 + 2 k |y|^2 g + |G|_F^2) with G = X X^T,
     g = y^T G y / |y|^2, k = (L-1) / s^2. Other y: the kernel is that of its least-squares fit, the alignment that with

@@ -1,4 +1,4 @@
-"""The function that linear networks learn, and that all their kernels agree on (002 App. G)."""
+"""The function that linear networks learn, and that all their kernels agree on (Atanasov et al. 2022, App. G)."""
 
 from typing import Any
 
@@ -10,21 +10,25 @@ from featlearn.theory.deep_linear.arguments import checked_direction, checked_ou
 
 
 def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
-    """The interpolator of least norm, X^T (X X^T)^+ y (002 Eq. 70, 77, 78): what small weights come to learn.
+    """The interpolator of least norm, X^T (X X^T)^+ y: what networks with small weights learn.
+
+    See Atanasov et al. 2022, Eq. 70, 77, 78.
 
     `X` (P, D), one row per sample; `y` (P,) -> (D,), `y` (P, C) -> (C, D), rows as in nn.Linear. The pseudo-inverse
     where X is rank-deficient, the least-squares solution (of least norm) where y is not a linear function of X.
 
-    Linear networks of any depth reach it from small weights, on any data (002 App. G.1). So does kernel regression with
-    every kernel x^T [A v v^T + 1] x' with v in the span of the data, not only along the solution (`spiked_interpolator`
-    with any A): the kernels along training all give the same function.
+    Linear networks of any depth reach it from small weights, on any data (Atanasov et al. 2022, App. G.1). So does
+    kernel regression with every kernel x^T [A v v^T + 1] x' with v in the span of the data, not only along the solution
+    (`spiked_interpolator` with any A): the kernels along training all give the same function.
     """
     rows = checked_rows(X)
     return teacher(rows, checked_outputs(y, rows))
 
 
 def spiked_interpolator(X: Tensor, y: Tensor, spike: Tensor, amplitude: float) -> Tensor:
-    """Kernel regression with K = x^T [A v v^T + 1] x', as weights: M X^T (X M X^T)^+ y (002 Eq. 71, App. G).
+    """Kernel regression with K = x^T [A v v^T + 1] x', as weights: M X^T (X M X^T)^+ y.
+
+    See Atanasov et al. 2022, Eq. 71, App. G.
 
     `spike` (D,) is the unit vector v, `amplitude` is A >= 0; shapes as for `minimum_norm`, which it equals for every v
     in the span of the data, and not for others.
@@ -41,7 +45,7 @@ def spiked_interpolator(X: Tensor, y: Tensor, spike: Tensor, amplitude: float) -
 
 
 def rkhs_norm(weights: Tensor, spike: Tensor, amplitude: Any) -> Tensor:
-    """Squared norm w^T [A v v^T + 1]^-1 w = |w|^2 - A / (1 + A) (v . w)^2 (002 Eq. 72).
+    """Squared norm w^T [A v v^T + 1]^-1 w = |w|^2 - A / (1 + A) (v . w)^2 (Atanasov et al. 2022, Eq. 72).
 
     `weights` (..., D), `spike` (D,) the unit vector v, `amplitude` A >= 0, a number or a tensor that broadcasts with
     `weights` less its last axis. Along the solution s beta it is s^2 / (1 + A): the more aligned the kernel, the

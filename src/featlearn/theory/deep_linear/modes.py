@@ -1,4 +1,6 @@
-"""When the modes of a linear network with many outputs are learned, and whether all align before (002 Sec. 4.2).
+"""When the modes of a linear network with many outputs are learned, and whether all align before.
+
+See Atanasov et al. 2022, Sec. 4.2.
 
 Time as in `strength`. Small weights, whitened inputs; s_a the singular values of the teacher, c0 the initial strength.
 """
@@ -28,10 +30,10 @@ class Separation(NamedTuple):
 def mode_times(singular_values: Tensor, c0: Any, weight_layers: int) -> Tensor:
     """Time at which each mode is learned: when its early growth, left to itself, would reach s_a.
 
-        t_a = log(s_a / c0) / (2 s_a),                                  L = 2 (002 Sec. 4.2 corrected)
+        t_a = log(s_a / c0) / (2 s_a),                                  L = 2 (Atanasov et al. 2022, Sec. 4.2 corrected)
         t_a = [c0^(-(L-2)/L) - s_a^(-(L-2)/L)] / (s_a (L - 2)),         L > 2
 
-    and the latter goes as s_a^-1 sigma^(2-L) / (L-2) for c0 = sigma^L (002 App. H).
+    and the latter goes as s_a^-1 sigma^(2-L) / (L-2) for c0 = sigma^L (Atanasov et al. 2022, App. H).
 
     `singular_values` and `c0` > 0, numbers or tensors, broadcast. 0 for modes that start at s_a or beyond. The exact
     half-loss time of a mode is `half_time(s_a, c0, L)`.
@@ -51,11 +53,13 @@ def mode_times(singular_values: Tensor, c0: Any, weight_layers: int) -> Tensor:
 
 
 def separation(singular_values: Tensor, c0: Any, weight_layers: int) -> Separation:
-    """Whether all modes align before any is learned: 1 / s_min << log(s_max / c0) / (2 s_max) (002 Sec. 4.2 corrected).
+    """Whether all modes align before any is learned: 1 / s_min << log(s_max / c0) / (2 s_max).
+
+    See Atanasov et al. 2022, Sec. 4.2 (corrected).
 
     `singular_values` (R,) > 0; `c0` a number or (R,). For two layers a smaller c0 makes the ratio larger, without
     bound. For L > 2 both times go as sigma^(2-L) and the ratio stays below s_min / (s_max (L-2)): small weights alone
-    do not separate the two (002 Sec. 4.1.1), though single modes do align before they are learned.
+    do not separate the two (Atanasov et al. 2022, Sec. 4.1.1), though single modes do align before they are learned.
     """
     depth = checked_depth(weight_layers, 2)
     s, start = torch.broadcast_tensors(

@@ -17,7 +17,9 @@ from featlearn.theory.deep_linear.strength import remaining, strength
 def solve(
     X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate: float = 1.0
 ) -> LinearPath:  # fmt: skip
-    """A balanced linear network of any depth on whitened inputs, each mode on its own (002 Sec. 4, App. E.1, H).
+    """A balanced linear network of any depth on whitened inputs, each mode on its own.
+
+    See Atanasov et al. 2022, Sec. 4, App. E.1, H.
 
     The layers are W^l = sum_a u_a r_(l+1)^a r_l^aT along the singular vectors of the teacher, which is where small
     weights come to; u_a^L follows `strength` from c0.
@@ -29,7 +31,7 @@ def solve(
         c0: strength at time 0, a number or one for each mode (R,), in the order of the singular values of the teacher,
             largest first; (q0 + r0) / 2 for a two-layer network with small weights.
         weight_layers: number of weight matrices.
-        rate: see `fl.dynamics.rate`; 1/P is that of 002.
+        rate: see `fl.dynamics.rate`; 1/P is that of Atanasov et al. 2022.
     """
     depth, moments = checked_depth(weight_layers), checked_path_times(times)
     rows = checked_rows(X)
@@ -55,7 +57,9 @@ def solve(
 def silent_alignment(
     X: Tensor, y: Tensor, W0: Tensor, a0: Tensor, *, times: Any, rate: float = 1.0
 ) -> LinearPath:  # fmt: skip
-    """A two-layer linear network f = a^T W x from its own small weights, on whitened inputs: both phases (002 Sec. 3).
+    """A two-layer linear network f = a^T W x from its own small weights, on whitened inputs: both phases.
+
+    See Atanasov et al. 2022, Sec. 3.
 
     The kernel first turns while the loss stays, and then grows. M(t) is `two_layer_kernel`, the function that is
     learned (r beta + p) . x, with errors O(sigma^2) relative to s. `W0` (N, D) and `a0` (N,) or (1, N); y (P,); the

@@ -1,14 +1,16 @@
-"""How one mode of a balanced linear network is learned (002 Sec. 4.1.1, App. E.1).
+"""How one mode of a balanced linear network is learned (Atanasov et al. 2022, Sec. 4.1.1, App. E.1).
 
 A balanced network has the layers W^l = u r_{l+1} r_l^T with unit vectors r; c = u^L is the strength of its one mode,
 s that of the teacher, L = `weight_layers` the number of weight matrices. On whitened inputs
 
     du/dt = u^(L-1) (s - u^L),        dc/dt = L |c|^(2 - 2/L) (s - c).
 
-Time is that of 002: loss 1/(2P) sum (f - y)^2, rate 1, covariance X^T X / P a projector. With df/dt = -rate K (f - y)
-and X^T X = k times a projector, t here is rate k t there; X^T X = 1 with rate 1/P multiplies all times by P.
+Time is that of Atanasov et al. 2022: loss 1/(2P) sum (f - y)^2, rate 1, covariance X^T X / P a projector. With
+df/dt = -rate K (f - y) and X^T X = k times a projector, t here is rate k t there; X^T X = 1 with rate 1/P multiplies
+all times by P.
 
-Errata: 002 Eq. 59 has u^(2L-2) for u^(L-1); Eq. 60 and Sec. 4.1.1 leave out the factor L; Eq. 61 has (L-2)/L for L-2.
+Errata: Atanasov et al. 2022, Eq. 59 has u^(2L-2) for u^(L-1); Eq. 60 and Sec. 4.1.1 leave out the factor L; Eq. 61 has
+(L-2)/L for L-2.
 """
 
 import math
@@ -26,7 +28,7 @@ _FARTHEST = 1e4
 
 
 def strength(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """Strength c(t) of a mode that starts at c0, towards s (002 Eq. 60 with its factor L).
+    """Strength c(t) of a mode that starts at c0, towards s (Atanasov et al. 2022, Eq. 60 with its factor L).
 
     `times` (any shape), `s` and `c0` are numbers or tensors, broadcast against each other; the result has their common
     shape. Any sign: c0 beyond s comes back to s; c0 = 0 stays there (with two layers or more), and c0 against s goes
@@ -46,7 +48,9 @@ def remaining(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
 
 
 def time_to(c: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """Time at which the strength is c (002 Eq. 60, integrated); numbers or tensors, broadcast against each other.
+    """Time at which the strength is c; numbers or tensors, broadcast against each other.
+
+    See Atanasov et al. 2022, Eq. 60 (integrated).
 
         t = 1/(L s) [c^(1-p) / (1-p) 2F1(1, 1-p; 2-p; c/s)] from c0 to c,      p = 2 - 2/L, L > 2
         t = 1/(2s) log(c (s - c0) / (c0 (s - c))),                              L = 2
@@ -69,7 +73,7 @@ def time_to(c: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
 
 
 def half_time(s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """Time at which the loss is half of that of f = 0: t(s (1 - 1/sqrt 2)) (002 Fig. 3a, C.2b).
+    """Time at which the loss is half of that of f = 0: t(s (1 - 1/sqrt 2)) (Atanasov et al. 2022, Fig. 3a, C.2b).
 
     Two layers: log((s / c0 - 1) (sqrt 2 - 1)) / (2s). nan where the start is beyond, or against s. Random small weights
     of two layers start, typically, at c0 = <q0> / 2 (`initial_statistics`).
@@ -78,7 +82,7 @@ def half_time(s: Any, c0: Any, weight_layers: int) -> Tensor:
 
 
 def half_time_scaling(s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """`half_time` to leading order in small c0 (002 Sec. 4.1.1, Eq. 61).
+    """`half_time` to leading order in small c0 (Atanasov et al. 2022, Sec. 4.1.1, Eq. 61).
 
     sigma^(2-L) / (s (L - 2)) for c0 = sigma^L and L > 2, log((sqrt 2 - 1) s / c0) / (2s) for two layers. Positive s and
     c0, broadcast against each other.
@@ -93,7 +97,9 @@ def half_time_scaling(s: Any, c0: Any, weight_layers: int) -> Tensor:
 
 
 def early_strength(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """c(t) while it is much smaller than s: [c0^(-(L-2)/L) - (L-2) s t]^(-L/(L-2)), c0 e^(2st) for L = 2 (002 Eq. 61).
+    """c(t) while it is much smaller than s: [c0^(-(L-2)/L) - (L-2) s t]^(-L/(L-2)), c0 e^(2st) for L = 2.
+
+    See Atanasov et al. 2022, Eq. 61.
 
     Positive s and c0, broadcast. inf from the time on at which this form, without the saturation at s, diverges.
     """

@@ -1,4 +1,7 @@
-"""The tangent kernels of a linear network with several outputs, from its weights (000 App. A.3, 001 App. C)."""
+"""The tangent kernels of a linear network with several outputs, from its weights.
+
+See Shan & Bordelon 2021a, App. A.3; 2021b, App. C.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,8 +26,8 @@ def subkernel_terms(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = No
     """The terms of `subkernels`, first layer first.
 
     Only the scalars alpha(c, c) tell one output's kernel K^cc from another's: a linear network cannot specialise its
-    kernels beyond weighting the same Gram matrices (000 Sec. 6, where "develop specialized kernels" should read
-    "cannot develop").
+    kernels beyond weighting the same Gram matrices (Shan & Bordelon 2021a, Sec. 6, where "develop specialized kernels"
+    should read "cannot develop").
     """
     layers = checked_weights(weights)
     left = checked_rows(X, columns=layers[0].shape[1]).to(layers[0].device)
@@ -42,7 +45,9 @@ def subkernel_terms(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = No
 
 
 def subkernels(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = None, *, scale: Any = 1.0) -> Tensor:
-    """Every subkernel K^cc' of f = scale W^L ... W^1 x, at any weights (000 Eq. 36-43, 001 Eq. 46-53, corrected).
+    """Every subkernel K^cc' of f = scale W^L ... W^1 x, at any weights.
+
+    See Shan & Bordelon 2021a, Eq. 36-43; 2021b, Eq. 46-53 (corrected).
 
         K^cc'(x, x') = scale^2 sum_l alpha_l(c, c') f_(l-1)(x) . f_(l-1)(x'),       f_l = W^l ... W^1 x,
 
@@ -51,7 +56,7 @@ def subkernels(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = None, *
     Args:
         weights: [W^1 (N1, D), ..., W^L (C, N)], first layer first, as in nn.Linear; a last one (N,) is (1, N).
         X, X2: inputs (P, D) and (P2, D), by default the same.
-        scale: the factor before the weights: N^(-(L+1)/2) for the L hidden layers of width N of 000.
+        scale: the factor before the weights: N^(-(L+1)/2) for the L hidden layers of width N of Shan & Bordelon 2021a.
 
     Returns (P, P2, C, C), axes as `fl.ntk(outputs="full")`.
 

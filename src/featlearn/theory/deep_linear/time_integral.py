@@ -9,7 +9,7 @@ With m = |c / s| and the scaled time |s|^(2 - 2/L) t, a coordinate x in which th
 | against: c of the other sign | log((1 + m) / m) | m^-a / L = (e^x - 1)^a / L |
 
 with a = 1 - 2/L. For L = 2 time is x / 2 everywhere. Deeper, the integrals are incomplete beta functions: the
-hypergeometric function of 002 Eq. 60, split so that neither end cancels.
+hypergeometric function of Atanasov et al. 2022, Eq. 60, split so that neither end cancels.
 """
 
 import math

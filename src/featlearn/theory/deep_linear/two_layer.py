@@ -1,4 +1,4 @@
-"""Two-layer linear networks on whitened inputs, from small weights (002 Sec. 3, App. C).
+"""Two-layer linear networks on whitened inputs, from small weights (Atanasov et al. 2022, Sec. 3, App. C).
 
 f = a^T W x with W (N, D) and a (N,), teacher s beta, |beta| = 1. Loss 1/(2P) sum (f - y)^2, rate 1, X^T X / P a
 projector: da/dt = W (s beta - W^T a), dW/dt = a (s beta - W^T a)^T. In the direction of the teacher
@@ -60,7 +60,9 @@ class InitialStatistics(NamedTuple):
 
 
 def initial_statistics(sigma: Any, D: Any, N: Any) -> InitialStatistics:
-    """Mean and spread of q and r at random initialisation (002 Eq. 34; the variance of q is not in the print).
+    """Mean and spread of q and r at random initialisation.
+
+    See Atanasov et al. 2022, Eq. 34; the variance of q is not in the print.
 
     `sigma` the scale of the weights, `D` inputs, `N` hidden units: numbers or tensors, broadcast. Exact at every size.
     A typical network of these sizes starts its second phase from c0 = mean_q0 / 2.
@@ -80,9 +82,10 @@ def initial_statistics(sigma: Any, D: Any, N: Any) -> InitialStatistics:
 
 
 def early_path(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor]:
-    """(q, r) of phase I, while the output is small (002 Eq. 33): q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st.
+    """(q, r) of phase I, while the output is small: q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st.
 
-    Valid for s t much below log(s / q0) / 2; inf where it overflows. `two_layer` goes on from there.
+    See Atanasov et al. 2022, Eq. 33. Valid for s t much below log(s / q0) / 2; inf where it overflows. `two_layer`
+    continues from there.
     """
     moments, q, r, teacher = _checked(times, q0, r0, s)
     grown, shrunk = (q + r) / 2 * torch.exp(2 * teacher * moments), (q - r) / 2 * torch.exp(-2 * teacher * moments)
@@ -90,14 +93,14 @@ def early_path(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor]:
 
 
 def two_layer(times: Any, q0: Any, r0: Any, s: Any, *, samples: int = 1) -> TwoLayer:
-    """The whole path of q and r, both phases matched, with r0 kept (002 Eq. 50, 51 corrected).
+    """The whole path of q and r, both phases matched, with r0 kept (Atanasov et al. 2022, Eq. 50, 51 corrected).
 
         {q, r}(t) = {q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st} / [1 + (q0 + r0) / (2s) (e^(2st) - 1)]
 
     `times`, `q0`, `r0`, `s`: numbers or tensors, broadcast; |r0| <= q0 as for every network. The error is O(sigma^2),
     relative to s; the strength is that of a balanced network from c0 = (q0 + r0) / 2.
 
-    A negative s is a teacher against beta. nothing is learned from r0 = -q0 s / |s|, the saddle. `samples` P scales
+    A negative s is a teacher against beta. Nothing is learned from r0 = -q0 s / |s|, the saddle. `samples` P scales
     the curves (loss P (s - r)^2 for whitened inputs) and nothing else.
 
     Erratum: the print drops r0 (take r0 = 0 for it), which is off by r0 / q0 = O(1 / sqrt D) whatever sigma is, not by

@@ -1,4 +1,4 @@
-"""The kernel of the two-layer linear network of 000, taken apart (000 Sec. 5)."""
+"""The kernel of a two-layer linear network, split into its parts (Shan & Bordelon 2021a, Sec. 5)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,9 @@ class TwoLayerFinalKernel:
 
 
 def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKernel:
-    """The NTK of r(x) = V^T W x / N, V (N,) or (1, N), W (N, D), on X (P, D), in its three parts (000 Eq. 12 to 14).
+    """The NTK of r(x) = V^T W x / N, V (N,) or (1, N), W (N, D), on X (P, D), in its three parts.
+
+    See Shan & Bordelon 2021a, Eq. 12 to 14.
 
     Exact for any weights, with y the outputs they give. From small weights |V|^2 ends at N |s| for the teacher s:
     K = |s| / N X [s s^T / |s|^2 + 1] X^T, as in `final_ntk`, and the remainder vanishes. V = 0 has no such parts: nan.
@@ -70,7 +72,9 @@ def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKern
 
 
 def initial_kernel_scale(N: Any, weight_variance: Any, readout_variance: Any) -> Tensor:
-    """alpha_K = N (sigma_w^2 + sigma_v^2) of K0 = alpha_K X X^T / N^2 (000 below Eq. 14), on average over the weights.
+    """alpha_K = N (sigma_w^2 + sigma_v^2) of K0 = alpha_K X X^T / N^2, on average over the weights.
+
+    See Shan & Bordelon 2021a, below Eq. 14.
 
     Entries of W are N(0, sigma_w^2), of V N(0, sigma_v^2). One network is near its average for few samples, P much
     below N: 8 % off at N = 1000 and P = 20, 39 % at N = 200 and P = 400.

@@ -1,4 +1,6 @@
-"""Two-layer linear networks on inputs that are not whitened, in their early phase (002 Sec. 3.2, App. C.3).
+"""Two-layer linear networks on inputs that are not whitened, in their early phase.
+
+See Atanasov et al. 2022, Sec. 3.2, App. C.3.
 
 f = a^T W x, teacher s beta, Sigma = X^T X / P, loss 1/(2P) sum (f - y)^2, rate 1. While the output is small
 
@@ -32,7 +34,9 @@ class UnwhitenedSystem(NamedTuple):
 
 
 def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
-    """The linear system of five variables of phase I (002 Eq. 45 to 47), with its eigenvectors in closed form.
+    """The linear system of five variables of phase I, with its eigenvectors in closed form.
+
+    See Atanasov et al. 2022, Eq. 45 to 47.
 
     `a` = beta^T Sigma beta and `b` = beta^T Sigma^2 beta, b >= a^2 > 0; `s` the strength of the teacher: one
     number each.
@@ -100,7 +104,9 @@ def unwhitened_path(times: Any, variables: Tensor, a: Any, b: Any, s: Any) -> Te
 
 
 def unwhitened_spike(covariance: Tensor, beta: Tensor, readout_norm: Any = 1.0) -> Tensor:
-    """M (D, D) that phase I comes to: |a|^2 [Sigma beta beta^T Sigma / (beta^T Sigma^2 beta) + 1] (002 Eq. 48).
+    """M (D, D) that phase I comes to: |a|^2 [Sigma beta beta^T Sigma / (beta^T Sigma^2 beta) + 1].
+
+    See Atanasov et al. 2022, Eq. 48.
 
     `readout_norm` is |a|^2. The exact kernel of the phase, with the initial weights, is `early_kernel(covariance=...)`.
 

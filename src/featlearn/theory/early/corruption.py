@@ -1,4 +1,4 @@
-"""What random eigenvectors leave of the neural feature correlation (003 Sec. 2.2, Fig. 1)."""
+"""What random eigenvectors leave of the neural feature correlation (Beaglehole et al. 2024, Sec. 2.2, Fig. 1)."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ def annealed_corruption(W: Tensor, spectrum: Tensor) -> Tensor:
 
     `W` (k, d) is the weight of the layer, `spectrum` (k,) the eigenvalues of its PTK covariance K (k, k), as
     ``torch.linalg.eigvalsh(K)`` gives them; Q = O diag(spectrum) O^T with O uniform over rotations (Haar). This is the
-    "corrupted AGOP" with which 003 Fig. 1 shows that the correlation of NFM and AGOP needs the eigenvectors of K.
+    "corrupted AGOP" of Beaglehole et al. 2024, Fig. 1, which shows that the correlation of NFM and AGOP needs the
+    eigenvectors of K.
 
     With M = W W^T, p1 = sum of the eigenvalues and p2 = sum of their squares, E[Q_ij Q_lm] is
     alpha d_ij d_lm + beta (d_il d_jm + d_im d_jl) with alpha k + beta (k^2 + k) = p2, alpha k^2 + 2 beta k = p1^2, and

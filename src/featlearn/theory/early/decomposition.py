@@ -1,4 +1,4 @@
-"""Mean and spread of the PTK over networks in the early correlation (003 Eq. 7)."""
+"""Mean and spread of the PTK over networks in the early correlation (Beaglehole et al. 2024, Eq. 7)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ def mean_and_covariance_terms(
     X: Tensor, residual: Tensor, ptks: Tensor | Callable[[torch.Generator], Tensor], *,
     samples: int | None = None, generator: torch.Generator | None = None,
 ) -> MeanAndCovarianceTerms:  # fmt: skip
-    """What the mean PTK and what its spread over networks gives to the early correlation (003 Eq. 7).
+    """What the mean PTK and what its spread over networks gives to the early correlation.
+
+    See Beaglehole et al. 2024, Eq. 7.
 
         E <P, Q> = <E P, E Q> + tr Cov(P, Q),      P = X^T L calK L X,  Q = X^T L calK^2 L X,
 

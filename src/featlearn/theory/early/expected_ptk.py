@@ -1,4 +1,7 @@
-"""The pre-activation tangent kernel of the first layer: its expectation, and single draws (003 App. D)."""
+"""The pre-activation tangent kernel of the first layer: its expectation, and single draws.
+
+See Beaglehole et al. 2024, App. D.
+"""
 
 import math
 from typing import Any, Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""The early correlation of a wide quadratic network by free probability (003 App. E, corrected)."""
+"""The early correlation of a wide quadratic network by free probability (Beaglehole et al. 2024, App. E, corrected)."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from featlearn.theory.early.words import WordTraces
 
 
 def free_probability(A: Tensor, B: Tensor, moments: Tensor) -> WordTraces:
-    """tr(A R A R B R), tr(A R A R), tr(A R B R A R B R) for R free from A and B, with tr = Tr / d (003 Eq. 18, 20, 26).
+    """tr(A R A R B R), tr(A R A R), tr(A R B R A R B R) for R free from A and B, with tr = Tr / d.
+
+    See Beaglehole et al. 2024, Eq. 18, 20, 26.
 
     The prediction of the early C-NFC of f = a^T (W x)^2 where width, input dimension and samples are large together:
     `.correlation`. `A` = (X^T L X)^2 and `B` = X^T X, both (d, d), come from `data_matrices`; `moments` (4,) or longer

@@ -1,4 +1,4 @@
-"""Moments of the weights of a quadratic network, R = W^T diag(a^2) W (003 App. E)."""
+"""Moments of the weights of a quadratic network, R = W^T diag(a^2) W (Beaglehole et al. 2024, App. E)."""
 
 import math
 from fractions import Fraction
@@ -19,7 +19,7 @@ def quadratic_moments(
 ) -> Tensor:
     """r_m = E Tr(R^m) / d for m = 1 ... `order`, (order,), of R = W^T diag(a^2) W, (d, d), d = `dimension`.
 
-    f = a^T (W x)^2 with a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width` (003 App. E and Prop. 8).
+    f = a^T (W x)^2 with a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width` (Beaglehole et al. 2024, App. E and Prop. 8).
 
     - `kind="limit"`: k and d to infinity at fixed ratio. R is a free compound Poisson element with free cumulants
       (k/d) (d/k)^m E[a^2m], E[a^2m] = 1, 3, 15, 105, ...; k = d gives 1, 4, 25, 202. What `free_probability` is for.

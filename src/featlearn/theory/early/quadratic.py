@@ -1,4 +1,4 @@
-"""Expected first moves of a quadratic network with one hidden layer (003 Prop. 8, corrected)."""
+"""Expected first moves of a quadratic network with one hidden layer (Beaglehole et al. 2024, Prop. 8, corrected)."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,9 @@ class QuadraticMeans:
 
 
 def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
-    """Expected centred NFM, centred AGOP and squared PTK of f = a^T (W x)^2 at the first move (003 Prop. 8, corrected).
+    """Expected centred NFM, centred AGOP and squared PTK of f = a^T (W x)^2 at the first move.
+
+    See Beaglehole et al. 2024, Prop. 8 (corrected).
 
     `X` (n, d), `y` (n,): targets, for a network that vanishes on the data, or dL/df; a_s ~ N(0, 1),
     W_si ~ N(0, 1/k), k = `width`; phi' = 2 z is kept, K = J^T J has no 1/n.
@@ -53,7 +55,9 @@ def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
 
 
 def data_matrices(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A = (X^T Y X)^2 and B = X^T X, both (d, d): all that the data bring to the early correlation (003 Eq. 14).
+    """A = (X^T Y X)^2 and B = X^T X, both (d, d): all that the data bring to the early correlation.
+
+    See Beaglehole et al. 2024, Eq. 14.
 
     `X` (n, d); `y` (n,), Y = diag(y): the targets, for a network that vanishes on the data, or dL/df. The paper's
     M_X|Y^(4) and M_X^(2) of Sec. 4.2, the arguments of `free_probability` and `exact_word_traces`.

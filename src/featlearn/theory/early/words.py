@@ -1,4 +1,7 @@
-"""Expected traces of words with a random matrix in them, exact at every size (003 App. E without freeness)."""
+"""Expected traces of words with a random matrix in them, exact at every size.
+
+See Beaglehole et al. 2024, App. E; here without the assumption of freeness.
+"""
 
 import itertools
 import math
@@ -23,7 +26,9 @@ T = TypeVar("T", int, str)
 
 @dataclass(frozen=True)
 class WordTraces:
-    """The three traces of the early correlation of f = a^T (W x)^2, with R = W^T diag(a^2) W (003 Eq. 15, 19, 21).
+    """The three traces of the early correlation of f = a^T (W x)^2, with R = W^T diag(a^2) W.
+
+    See Beaglehole et al. 2024, Eq. 15, 19, 21.
 
     In the convention without the factor 2 of phi' = 2 z: with it they are 64, 16 and 256 times as large, which leaves
     the correlation as it is.
@@ -47,11 +52,11 @@ class WordTraces:
 def exact_word_traces(A: Tensor, B: Tensor, width: int) -> WordTraces:
     """E Tr of A R A R B R, A R A R and A R B R A R B R over networks of finite width: **unnormalised** traces.
 
-    R = W^T diag(a^2) W (d, d) with a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width`: the network f = a^T (W x)^2 of 003
-    App. E. `A` = (X^T L X)^2 and `B` = X^T X, (d, d), come from `data_matrices`. Exact at any width and dimension, also
-    for spiked data, where the free-probability limit is off by several percent: see `exact_trace`. For example
-    E Tr(A R A R) = (1 + 5/k) Tr A^2 + (3/k) (Tr A)^2. The correlation still takes the expectation before the ratio
-    (Assumption 7), and a single narrow network scatters around it.
+    R = W^T diag(a^2) W (d, d) with a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width`: the network f = a^T (W x)^2 of
+    Beaglehole et al. 2024, App. E. `A` = (X^T L X)^2 and `B` = X^T X, (d, d), come from `data_matrices`. Exact at any
+    width and dimension, also for spiked data, where the free-probability limit is off by several percent: see
+    `exact_trace`. For example E Tr(A R A R) = (1 + 5/k) Tr A^2 + (3/k) (Tr A)^2. The correlation still takes the
+    expectation before the ratio (Assumption 7), and a single narrow network scatters around it.
     """
     first, second = checked_data_matrices(A, B)
     traces = _Traces({"A": first, "B": second})

@@ -1,4 +1,6 @@
-"""The latent-variable model: a two-layer linear network on one sample, solved exactly at every width (004 Sec. 3).
+"""The latent-variable model: a two-layer linear network on one sample, solved exactly at every width.
+
+See Xu & Ziyin 2024, Sec. 3.
 
 f(x) = scale u . W x with readout u (d,) and input layer W (d, d0), loss (f(x) - y)^2, gradient flow with a learning
 rate for each layer. In p = (sqrt(rate_u) W x / rho + sqrt(rate_w) u) / 2 and q, the same with a minus, training is one

@@ -44,7 +44,8 @@ def integrate(
 ) -> Flow:  # fmt: skip
     """Gradient flow of f(x) = scale u . W x on mean_k (f(x_k) - y_k)^2, integrated to 12 digits (DOP853).
 
-    For samples off a line, which have no closed form, and as the independent check of `solve`. Eq. 1 and 2 of 004.
+    For samples off a line, which have no closed form, and as the independent check of `solve`. See Xu & Ziyin
+    2024, Eq. 1 and 2.
 
     Args:
         u: (d,) readout.

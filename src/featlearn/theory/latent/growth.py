@@ -1,4 +1,4 @@
-"""The one function of time in the model: how far p grows and q shrinks (004 Theorem 1, corrected)."""
+"""The one function of time in the model: how far p grows and q shrinks (Xu & Ziyin 2024, Theorem 1, corrected)."""
 
 from typing import Any, NamedTuple
 
@@ -103,7 +103,9 @@ def scales(
     times: Any, P: Any, Q: Any, y: Any, *, width: Any, rho: Any = 1.0, scale: Any = 1.0, rate_u: Any = 1.0,
     rate_w: Any = 1.0,
 ) -> Scales:  # fmt: skip
-    """Growth, time scale and kernel of a start given by P = mean p^2 and Q = mean q^2 (004 Eq. 5 to 10, corrected).
+    """Growth, time scale and kernel of a start given by P = mean p^2 and Q = mean q^2.
+
+    See Xu & Ziyin 2024, Eq. 5 to 10 (corrected).
 
     Every argument is a number or a tensor; they are broadcast against each other and the result has that shape. For
     weights at hand use `solve`; here P and Q may be population values (`initial_statistics`) or a grid. `width` is d,
@@ -150,7 +152,7 @@ class StartStatistics(NamedTuple):
 def initial_statistics(
     width: Any, variance_u: Any, variance_w: Any, *, rate_u: Any = 1.0, rate_w: Any = 1.0
 ) -> StartStatistics:
-    """P and Q for independent u_i ~ N(0, variance_u), w_ij ~ N(0, variance_w) (004 below Eq. 14).
+    """P and Q for independent u_i ~ N(0, variance_u), w_ij ~ N(0, variance_w) (Xu & Ziyin 2024, below Eq. 14).
 
     E P = E Q = (rate_w variance_u + rate_u variance_w) / 4 and Var P = Var Q = 2 (E P)^2 / width, for an input of any
     length and direction. Numbers or tensors, broadcast.

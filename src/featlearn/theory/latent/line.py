@@ -1,4 +1,4 @@
-"""Samples on a line through the origin are one sample (004 Prop. 1, corrected)."""
+"""Samples on a line through the origin are one sample (Xu & Ziyin 2024, Prop. 1, corrected)."""
 
 from typing import NamedTuple
 

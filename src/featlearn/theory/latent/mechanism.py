@@ -1,4 +1,4 @@
-"""What training did to the two layers: turned them, stretched them, or nothing (004 Sec. 3.2 to 3.4)."""
+"""What training did to the two layers: turned them, stretched them, or nothing (Xu & Ziyin 2024, Sec. 3.2 to 3.4)."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -90,7 +90,7 @@ def ends_in_saddle(problem: Start) -> bool:
 
 
 def _parallel(p: Tensor, q: Tensor) -> bool:
-    """Whether 4 P Q = c^2, by the angle between p and q: what they are small by does not matter."""
+    """Whether 4 P Q = c^2, by the angle between p and q, which does not depend on their size."""
     sizes = [length(part) for part in (p, q)]
     if min(float(size) for size in sizes) == 0:
         return True

@@ -1,4 +1,7 @@
-"""The solution itself: weights, output, kernel and layer alignment at every time (004 Theorem 1, corrected)."""
+"""The solution itself: weights, output, kernel and layer alignment at every time.
+
+See Xu & Ziyin 2024, Theorem 1 (corrected).
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -263,7 +266,7 @@ def solve(
     u: Tensor, W: Tensor, x: Tensor, y: float | Tensor, *, times: Numbers,
     scale: float | Tensor = 1.0, rate_u: float | Tensor = 1.0, rate_w: float | Tensor = 1.0,
 ) -> Latent:  # fmt: skip
-    """The exact path of a two-layer linear network on one sample (004 Theorem 1, corrected).
+    """The exact path of a two-layer linear network on one sample (Xu & Ziyin 2024, Theorem 1, corrected).
 
     f(x) = scale u . W x, loss (f(x) - y)^2 without 1/2, du/dt = -rate_u dL/du, dW/dt = -rate_w dL/dW. Exact for every
     width, every start and both signs of `y` and `scale`; also for P = 0, Q = 0, y = 0, saddles, f(0) = y and learning

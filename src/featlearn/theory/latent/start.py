@@ -1,4 +1,4 @@
-"""Where training starts, in the variables in which it is solved (004 Eq. 4, corrected)."""
+"""Where training starts, in the variables in which it is solved (Xu & Ziyin 2024, Eq. 4, corrected)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,6 @@
-"""Optimal feature evolution (OFE): a kernel moves to lower the loss after the next step (000 Sec. 4, 001 Sec. 4.1).
+"""Optimal feature evolution (OFE): a kernel moves to lower the loss after the next step.
+
+See Shan & Bordelon 2021a, Sec. 4; 2021b, Sec. 4.1.
 
 Not a theory of networks but of what features should do: the simplest model in which a kernel aligns with its task, and
 the meaning of the feature rate gamma that `fl.metrics.feature_rate` reads off a network. With df/dt = -rate K (f - y)

@@ -40,7 +40,9 @@ class DiagonalApproximation(Prediction):
 def diagonal_approximation(
     K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, rate: float = 1.0
 ) -> DiagonalApproximation:
-    """The papers' approximation of `solve`: a kernel diagonal in its final basis (000 Eq. 31 to 35, 001 Eq. 38 to 42).
+    """The papers' approximation of `solve`: a kernel diagonal in its final basis.
+
+    See Shan & Bordelon 2021a, Eq. 31 to 35; 2021b, Eq. 38 to 42.
 
         A_kk(t) = c_k B_k / (B_k + exp(-2 rate c_k t)),   B_k = A_kk(0) / (c_k - A_kk(0)),
         A_kk(0) = c_k - gamma (v_k . y)^2
@@ -50,8 +52,8 @@ def diagonal_approximation(
     loss misses the factor `late_amplification`. For reproducing the papers' curves; `solve` is exact and costs the
     same.
 
-    Erratum: the second root in 000 Eq. 35, 001 Eq. 42 must be constant, gamma |y|^2; as printed it is the root of a
-    negative number.
+    Erratum: the second root in Shan & Bordelon 2021a, Eq. 35; 2021b, Eq. 42 must be constant, gamma |y|^2; as printed
+    it is the root of a negative number.
 
     Args:
         K0: (P, P), positive semi-definite.

@@ -33,12 +33,11 @@ class Step(NamedTuple):
 
 
 def step(features: Tensor, residual: Tensor, gamma: float, rate: float, convention: Convention = "ode") -> Step:
-    """One simultaneous step of residual and features (000 Eq. 5 and 21, 001 Eq. 5 and 26 to 27):
+    """One simultaneous step of residual and features (Shan & Bordelon 2021a, Eq. 5 and 21; 2021b, Eq. 5 and 26 to 27):
 
         Delta <- Delta - rate K Delta,   Psi <- Psi - m dL'/dPsi,   L' = |(1 - rate Psi^T Psi) Delta|^2,   K = Psi^T Psi
 
-    with dL'/dPsi = -2 rate Psi (Delta r^T + r Delta^T), r = Delta - rate K Delta. What m is, the papers do not agree
-    on:
+    with dL'/dPsi = -2 rate Psi (Delta r^T + r Delta^T), r = Delta - rate K Delta. The papers use different factors m:
 
         convention                  m                 the flow of `solve` has gamma_ode =
         "ode"                       gamma / 4         gamma
@@ -50,7 +49,8 @@ def step(features: Tensor, residual: Tensor, gamma: float, rate: float, conventi
     (Delta^T K Delta) Delta Delta^T - (gamma_ode / 2)(K^2 Delta Delta^T + Delta Delta^T K^2)] + O(rate^3). Stable for
     rate * (largest eigenvalue of C) < 2.
 
-    Erratum: 000 Eq. 22, 001 Eq. 28 to 29: half the derivative starts with -2 rate Psi Delta Delta^T, not -rate.
+    Erratum: Shan & Bordelon 2021a, Eq. 22; 2021b, Eq. 28 to 29: half the derivative starts with -2 rate Psi Delta
+    Delta^T, not -rate.
 
     Args:
         features: Psi (Q, P), for one output or for several that share it.

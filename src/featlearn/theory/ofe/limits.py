@@ -15,7 +15,9 @@ from featlearn.theory.ofe.readings import Readings, kernels, readings
 def final_kernel(
     K0: Tensor, y: Tensor, gamma: float, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
-    """(P, P): the kernel after training, K0 + gamma (y - f0)(y - f0)^T (000 Sec. 4, 001 Eq. 7); arguments of `solve`.
+    """(P, P): the kernel after training, K0 + gamma (y - f0)(y - f0)^T; arguments of `solve`.
+
+    See Shan & Bordelon 2021a, Sec. 4; 2021b, Eq. 7.
 
     The papers' formula holds where the loss vanishes: K0 positive definite, or y - f0 in its range. Otherwise the loss
     stops at `final_loss` and the kernel, which keeps its rank, is C - gamma Delta Delta^T with what is left of Delta.
@@ -47,7 +49,7 @@ def final_loss(
 def final_alignment(
     K0: Tensor, y: Tensor, gamma: Numbers, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
-    """Kernel-task alignment of `final_kernel`, of the shape of gamma (000 Eq. 7).
+    """Kernel-task alignment of `final_kernel`, of the shape of gamma (Shan & Bordelon 2021a, Eq. 7).
 
     A = (A0 k + g) / sqrt(k^2 + 2 A0 k g + g^2) with k = |K0|_F, g = gamma |y|^2 for one output and f0 = 0: increasing
     in gamma, to 1. For y (P, C) alignment is with Y Y^T. nan where K0 + gamma y y^T or y vanishes. Its inverse is
@@ -70,9 +72,9 @@ def late_amplification(
 ) -> Tensor:
     """1 + gamma (y - f0)^T K0^-1 (y - f0), of the shape of gamma; y is (P,).
 
-    The loss ends as this factor times sum_k d_k^2 exp(-2 rate c_k t), which is what 000 App. A.1 and 001 App. B give
-    for it ("zeroth order"): on digits, P = 1000, gamma = 1 the factor is in the hundreds. Infinite where K0 is singular
-    and y - f0 is not in its range: there the loss does not vanish. Arguments as in `solve`.
+    The loss ends as this factor times sum_k d_k^2 exp(-2 rate c_k t), which is what Shan & Bordelon 2021a, App. A.1 and
+    2021b, App. B give for it ("zeroth order"): on digits, P = 1000, gamma = 1 the factor is in the hundreds. Infinite
+    where K0 is singular and y - f0 is not in its range: there the loss does not vanish. Arguments as in `solve`.
     """
     given = checked_problem(K0, y, f0, rank_tolerance)
     if not given.single:

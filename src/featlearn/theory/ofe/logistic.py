@@ -23,12 +23,15 @@ def scalar(
     times: Numbers, psi0: Numbers, residual0: Numbers, gamma: Numbers, *,
     rate: Numbers = 1.0,
 ) -> Scalar:  # fmt: skip
-    """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2 (000 Eq. 24 to 27).
+    """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2.
+
+    See Shan & Bordelon 2021a, Eq. 24 to 27.
 
         Delta^2 = C Delta_0^2 / (gamma Delta_0^2 + psi_0^2 exp(2 C rate t)),
         psi^2 = C - gamma Delta^2,   C = psi_0^2 + gamma Delta_0^2
 
-    Errata: in 000 Eq. 26 to 27, 001 Eq. 33 to 34, v must be psi^2 / 2; u of the print is 2 gamma times too large.
+    Errata: in Shan & Bordelon 2021a, Eq. 26 to 27; 2021b, Eq. 33 to 34, v must be psi^2 / 2; u of the print is 2 gamma
+    times too large.
 
     All arguments broadcast: times (T,) with parameters (..., 1) give (..., T). gamma >= 0, times >= 0.
     """
@@ -49,7 +52,8 @@ def isotropic_half_time(eigenvalue: Numbers, gamma: Numbers, power: Numbers, *, 
     """When the loss has halved, for K0 = eigenvalue * identity and power = |y|^2: ln(2 + gamma |y|^2 / k) / (2 rate C).
 
     C = k + gamma |y|^2 with k the eigenvalue: the loss is C |y|^2 / (gamma |y|^2 + k exp(2 C rate t)). For large gamma
-    a delay of ln(gamma |y|^2 / k) / (2 rate gamma |y|^2), which 000 p. 4 leaves out. Numbers or tensors that broadcast.
+    a delay of ln(gamma |y|^2 / k) / (2 rate gamma |y|^2), which Shan & Bordelon 2021a, p. 4 leaves out. Numbers or
+    tensors that broadcast.
     """
     k, y2 = checked_numbers(eigenvalue, "eigenvalue", above=0.0), checked_numbers(power, "power", above=0.0)
     g, speed = checked_numbers(gamma, "gamma", least=0.0), checked_numbers(rate, "rate", above=0.0)

@@ -29,8 +29,8 @@ def power_law_exponents(a: float, b: float) -> PowerLawExponents:
     exactly where kappa < 1 (the task is outside the RKHS of K0); the loss falls as t^-1 for kappa < 1, whatever a and
     b, and as t^-kappa otherwise.
 
-    Erratum: 000 p. 4 and App. A.1, 001 App. B give t^-((a' - 1) / b) = t^-(2 - kappa), which drops Delta Delta^T from
-    K = C - gamma Delta Delta^T; it is never negligible there. a > 1, b > 0.
+    Erratum: Shan & Bordelon 2021a, p. 4 and App. A.1; 2021b, App. B give t^-((a' - 1) / b) = t^-(2 - kappa), which
+    drops Delta Delta^T from K = C - gamma Delta Delta^T; it is never negligible there. a > 1, b > 0.
     """
     first, second = checked_number(a, "a", above=1.0), checked_number(b, "b", above=0.0)
     kappa = (first - 1) / second
@@ -38,7 +38,9 @@ def power_law_exponents(a: float, b: float) -> PowerLawExponents:
 
 
 def power_law_loss(times: Numbers, a: float, b: float, gamma: float, *, rate: float = 1.0) -> Tensor:
-    """(T,): the loss at large times for lambda_k = k^-b, (u_k . y)^2 = k^-a, k = 1, 2, ... (000 Sec. 4, corrected).
+    """(T,): the loss at large times for lambda_k = k^-b, (u_k . y)^2 = k^-a, k = 1, 2, ...
+
+    See Shan & Bordelon 2021a, Sec. 4 (corrected).
 
     With kappa = (a - 1) / b and the loss of the frozen kernel L_0 = Gamma(kappa) (2 rate t)^-kappa / b:
 

@@ -105,11 +105,14 @@ def solve(
     K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None,
     rate: float = 1.0, rank_tolerance: float | None = None,
 ) -> Solution:  # fmt: skip
-    """Optimal feature evolution: features move to lower the loss after the next step (000 Sec. 4, 001 Sec. 4.1).
+    """Optimal feature evolution: features move to lower the loss after the next step.
+
+    See Shan & Bordelon 2021a, Sec. 4; 2021b, Sec. 4.1.
 
         dDelta/dt = -rate K Delta,   dPsi/dt = rate gamma Psi Delta Delta^T,   K = Psi^T Psi,   Delta = f - y
 
-    (000 Eq. 23, 001 Eq. 6), from f0 and K0. C = K + gamma Delta Delta^T is conserved, and the solution is exact:
+    (Shan & Bordelon 2021a, Eq. 23; 2021b, Eq. 6), from f0 and K0. C = K + gamma Delta Delta^T is conserved, and the
+    solution is exact:
 
         Delta(t) = exp(-rate C t) Delta_0 / sqrt(D(t)),   K(t) = C - gamma Delta Delta^T,
         D(t) = 1 / (1 + gamma Delta_0^T K0^-1 Delta_0) + gamma sum_k d_k^2 exp(-2 rate c_k t) / c_k
@@ -122,7 +125,7 @@ def solve(
 
     Args:
         K0: (P, P), positive semi-definite. Measure it in double, fl.ntk(..., dtype=torch.float64): small eigenvalues,
-            which decide about late times, drown in the rounding of single precision.
+            which determine late times, are lost in the rounding of single precision.
         y: (P,), or (P, C) for outputs that share the kernel.
         gamma: the feature rate, >= 0, in the convention of the equations above (see `ode_rate`). Its unit is that of K
             divided by that of y^2: only gamma |y|^2 / |K0| compares between problems. 0 is a frozen kernel.
@@ -132,11 +135,12 @@ def solve(
         rank_tolerance: eigenvalues of K0 below this share of the largest are zero; by default P times the rounding of
             a double. 0.0 trusts K0 to the last digit.
 
-    Errata: with dPsi/dt as above, 000 Eq. 9 must read dPsi/dt = rate Psi (K0 + gamma y y^T - K), without a second
-    gamma. 000 p. 4: for large gamma the loss falls as exp(-2 rate gamma |y|^2 t), after a delay of about ln(gamma |y|^2
-    / lambda) / (2 rate gamma |y|^2). 001 Sec. 4.1: the loss does not fall faster than that of the frozen kernel at
-    every moment. 000 Fig. 2E: alignment may exceed its final value on the way. 000 App. A.1 and 001 App. B: the late
-    loss is not sum_k (v_k . y)^2 exp(-2 rate c_k t) but `late_amplification` times that.
+    Errata: with dPsi/dt as above, Shan & Bordelon 2021a, Eq. 9 must read dPsi/dt = rate Psi (K0 + gamma y y^T - K),
+    without a second gamma. Shan & Bordelon 2021a, p. 4: for large gamma the loss falls as exp(-2 rate gamma |y|^2 t),
+    after a delay of about ln(gamma |y|^2 / lambda) / (2 rate gamma |y|^2). Shan & Bordelon 2021b, Sec. 4.1: the loss
+    does not fall faster than that of the frozen kernel at every moment. Shan & Bordelon 2021a, Fig. 2E: alignment may
+    exceed its final value on the way. Shan & Bordelon 2021a, App. A.1 and 2021b, App. B: the late loss is not
+    sum_k (v_k . y)^2 exp(-2 rate c_k t) but `late_amplification` times that.
     """
     given = checked_problem(K0, y, f0, rank_tolerance)
     feature_rate = checked_number(gamma, "gamma", least=0.0)

@@ -25,7 +25,9 @@ class Spike(NamedTuple):
 
 
 def spike(K0: Tensor, y: Tensor, gamma: float) -> Spike:
-    """Eigenvalues of the final kernel K0 + gamma y y^T, and what of the task each eigenvector has (000 Fig. 2A, B).
+    """Eigenvalues of the final kernel K0 + gamma y y^T, and the share of the task in each eigenvector.
+
+    See Shan & Bordelon 2021a, Fig. 2A, B.
 
     The eigenvalues solve the secular equation 1 = gamma sum_i y_i^2 / (c - lambda_i), with y_i = u_i . y in the
     eigenbasis of K0, and (v_c . y)^2 = 1 / (gamma^2 sum_i y_i^2 / (c - lambda_i)^2): one root above each lambda_i with
@@ -40,7 +42,9 @@ def spike(K0: Tensor, y: Tensor, gamma: float) -> Spike:
 
 
 def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
-    """(v . y)^2 / |y|^2 for the top eigenvector v of K0 + gamma y y^T, of the shape of gamma (000 Fig. 2C).
+    """(v . y)^2 / |y|^2 for the top eigenvector v of K0 + gamma y y^T, of the shape of gamma.
+
+    See Shan & Bordelon 2021a, Fig. 2C.
 
     Never falls with gamma. At finite P there is no singularity: it rises over a width that is proportional to |y_1|,
     the task's share in the top mode of K0, about `threshold`; only for y_1 = 0 it jumps there. For gamma = 0 the share
@@ -71,11 +75,11 @@ def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
 def threshold(K0: Tensor, y: Tensor) -> Tensor:
     """(): where the spike crosses the top mode of K0: gamma* = 1 / sum_{i > 1} y_i^2 / (lambda_1 - lambda_i).
 
-    The sharp transition of 000 Fig. 2C: where the top mode (mostly constant) is far above the others and carries little
-    of the task, gamma* is about lambda_1 / |y|^2. The value 0.3 of 000 is a statement about the units of K0 and y.
-    Modes that share the top eigenvalue to rounding are left out of the sum. nan where y lies within the top eigenspace:
-    it is the top mode at every gamma. K0 is (P, P), y (P,). See `rate_for_overlap` where y_1 is not small,
-    `bulk_threshold` for random kernels.
+    The sharp transition of Shan & Bordelon 2021a, Fig. 2C: where the top mode (mostly constant) is far above the others
+    and carries little of the task, gamma* is about lambda_1 / |y|^2. The value 0.3 of Shan & Bordelon 2021a is a
+    statement about the units of K0 and y. Modes that share the top eigenvalue to rounding are left out of the sum. nan
+    where y lies within the top eigenspace: it is the top mode at every gamma. K0 is (P, P), y (P,). See
+    `rate_for_overlap` where y_1 is not small, `bulk_threshold` for random kernels.
     """
     given = checked_task(K0, y)
     power = (given.vectors.T @ given.targets[:, 0]).square()
@@ -137,8 +141,8 @@ def bulk_threshold(aspect: Numbers, *, scale: Numbers = 1.0, power: Numbers = 1.
     For K0 = scale * Z Z^T / N with Z (P, N) of independent entries of variance 1, aspect = P / N, and a task y with
     power = |y|^2 in no special direction: gamma* power = 1 / G(lambda_+) = scale * sqrt(aspect) (1 + sqrt(aspect)), G
     the Stieltjes transform at the edge lambda_+ of the Marchenko-Pastur bulk. Below, the top eigenvector of K0 + gamma
-    y y^T knows nothing of y as P grows; see `bulk_spike`. Not in the papers, which speak of a sharp transition
-    "reminiscent of the spiked matrix model" (000 Sec. 4). Numbers or tensors that broadcast.
+    y y^T has no overlap with y as P grows; see `bulk_spike`. Not in the papers, which speak of a sharp transition
+    "reminiscent of the spiked matrix model" (Shan & Bordelon 2021a, Sec. 4). Numbers or tensors that broadcast.
     """
     ratios, size, task = _bulk(aspect, scale, power)
     return size * ratios.sqrt() * (1 + ratios.sqrt()) / task

@@ -1,8 +1,10 @@
-"""Phases of training: which scaling limits learn features, and which only move along a fixed kernel (004 Sec. 4).
+"""Phases of training: which scaling limits learn features, and which only move along a fixed kernel.
+
+See Xu & Ziyin 2024, Sec. 4.
 
 Width, output scale, variances of the two layers and their learning rates are powers of one parameter kappa, which
 grows. The learning time t_c of `theory.latent` then grows, vanishes or stays; where it stays, the kernel either stays
-with it or changes by as much as it is.
+too or changes by as much as its own size.
 
 - `Exponents`: the powers; `classify`: the phase; `start_is_balanced`: the condition that exponents cannot show;
 - `stable_rate`, `learning_scaling`, `kernel_scaling`: Corollaries 1 to 3, how to choose rate and scale for a phase;

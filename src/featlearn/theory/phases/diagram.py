@@ -98,7 +98,7 @@ def diagram(
     y_range: Point = (-2.0, 2.0), points: int = 81, balanced_start: bool = True, correlated_target: bool = True,
     at_stable_rate: bool = False,
 ) -> Diagram:  # fmt: skip
-    """The phase diagram over two exponents, the others as in `exponents` (004 Theorem 2).
+    """The phase diagram over two exponents, the others as in `exponents` (Xu & Ziyin 2024, Theorem 2).
 
     Frozen and unstable fill the plane; kernel and learning lie on the line between them, max(A, B) = 0. With
     `at_stable_rate` every point gets the learning rates of Cor. 1 and the line fills the plane instead: kernel where

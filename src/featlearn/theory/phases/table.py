@@ -1,4 +1,4 @@
-"""Table 1 of 004: common scalings, in which phase they are and how to move them to another."""
+"""Table 1 of Xu & Ziyin 2024: common scalings, in which phase they are and how to move them to another."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,6 @@
-"""Two-layer ReLU networks: how the two parts of their kernel grow (001 Sec. 6, App. D; 000 Sec. 6).
+"""Two-layer ReLU networks: how the two parts of their kernel grow.
+
+See Shan & Bordelon 2021b, Sec. 6, App. D; Shan & Bordelon 2021a, Sec. 6.
 
 f(x) = sum_i V_i relu(w_i . x), trained by df/dt = -rate K (f - y). K = K_V + K_W: `readout` is the part of V,
 phi phi^T, `hidden` that of W, x . x' sum_i V_i^2 D_i D_i', D the gates (1 where the unit is on).

@@ -1,4 +1,7 @@
-"""The assumption that gates and weighted features of different samples are uncorrelated (001 App. D.1)."""
+"""The assumption that gates and weighted features of different samples are uncorrelated.
+
+See Shan & Bordelon 2021b, App. D.1.
+"""
 
 from typing import NamedTuple
 
@@ -10,7 +13,7 @@ from featlearn.shapes import checked_finite, ratio
 
 
 class Ansatz(NamedTuple):
-    """How well 001 Eq. 59 holds in a network."""
+    """How well Shan & Bordelon 2021b, Eq. 59 holds in a network."""
 
     measured: Tensor
     """Q = sum_i D_i^mu V_i phi_i^nu, (..., P, P)"""
@@ -23,11 +26,13 @@ class Ansatz(NamedTuple):
 
 
 def ansatz(D: Tensor, V: Tensor, phi: Tensor) -> Ansatz:
-    """sum_i D_i^mu V_i phi_i^nu against f_nu / 2 (001 Eq. 59), for gates D and features phi (P, M) and readout V (M,).
+    """sum_i D_i^mu V_i phi_i^nu against f_nu / 2, for gates D and features phi (P, M) and readout V (M,).
+
+    See Shan & Bordelon 2021b, Eq. 59.
 
     V may be (C, M), as in nn.Linear; then every result has C first. D is 1 where a unit is on at a sample, 0 where off.
-    Holds best for orthogonal samples; at the sizes of 001 the slope is 0.48 to 0.50 early and 0.41 to 0.45 late. One
-    sample has no pair: nan.
+    Holds best for orthogonal samples; at the sizes of Shan & Bordelon 2021b the slope is 0.48 to 0.50 early and 0.41 to
+    0.45 late. One sample has no pair: nan.
     """
     gates, features, readout = (checked_finite(each, name) for each, name in ((D, "D"), (phi, "phi"), (V, "V")))
     if gates.dim() != 2 or features.shape != gates.shape or readout.dim() not in (1, 2):

@@ -1,4 +1,4 @@
-"""How the two parts of the kernel grow, given the outputs (001 Sec. 6.1, App. D.2)."""
+"""How the two parts of the kernel grow, given the outputs (Shan & Bordelon 2021b, Sec. 6.1, App. D.2)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,7 +29,9 @@ class GrowthRates(NamedTuple):
 def growth_rates(
     y: Tensor, f: Tensor, rate: float = 1.0, *, direction: Tensor | None = None, Q: Tensor | None = None
 ) -> GrowthRates:
-    """How fast the parts of the kernel grow along the target and on average (001 Eq. 16, 75-86, corrected).
+    """How fast the parts of the kernel grow along the target and on average.
+
+    See Shan & Bordelon 2021b, Eq. 16, 75-86 (corrected).
 
         z^T dK_V/dt z = rate {sum_mu (y - f)_mu z_mu^2 f_mu + [(y - f) . z] [z . f]}
         z^T dK_W/dt z = rate {sum_mu (y - f)_mu z_mu^2 f_mu + |z|^2 (y - f) . f}
@@ -40,7 +42,7 @@ def growth_rates(
     Args:
         y: targets (P,), of any values.
         f: outputs (..., P), at one time or at many.
-        rate: see `fl.dynamics.rate`; 2 lr / P for the loss of 001 App. E.4.
+        rate: see `fl.dynamics.rate`; 2 lr / P for the loss of Shan & Bordelon 2021b, App. E.4.
         direction: z (P,), of any length (it is normalised); by default y.
         Q: sum_i D_i^mu V_i phi_i^nu (..., P, P), measured, in place of the ansatz: the rates are then exact between
             flips of gates.
@@ -115,7 +117,9 @@ def growth(
     times: Numbers, f: Tensor, y: Tensor, rate: float = 1.0, *, K_V: Tensor | None = None,
     K_W: Tensor | None = None,
 ) -> Growth:  # fmt: skip
-    """The kernel's growth along a run whose outputs are known: `growth_rates` summed over time (001 Fig. 6 C to F).
+    """The kernel's growth along a run whose outputs are known: `growth_rates` summed over time.
+
+    See Shan & Bordelon 2021b, Fig. 6 C to F.
 
     `times` (T,), `f` (T, P) the outputs measured then, `y` (P,); trapezoids between them, so measure often enough.
     K_V and K_W (P, P) at the first time, by default 0: growth alone. `solve` needs no measured outputs.

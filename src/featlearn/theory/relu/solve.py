@@ -22,8 +22,8 @@ def solve(
         dK_V/dt = rate / 2 [(y - f) f^T + f (y - f)^T] + rate diag((y - f) f)
         dK_W/dt = rate diag((y - f) f) + rate ((y - f) . f) 1
 
-    The last two are `growth_rates` for every direction at once. 001 leaves f(t) to be measured; with the first they
-    close. No closed form: integrated (DOP853, relative tolerance 1e-10).
+    The last two are `growth_rates` for every direction at once. Shan & Bordelon 2021b measure f(t); with the
+    first equation the system is closed. No closed form: integrated (DOP853, relative tolerance 1e-10).
 
     Args:
         K_V, K_W: (P, P), at time 0: `split_kernel`, or `fl.ntk(by="layer")`.

@@ -21,14 +21,15 @@ class SplitKernel(NamedTuple):
 def split_kernel(
     X: Tensor, W: Tensor, V: Tensor, X2: Tensor | None = None, *, hidden_scale: float = 1.0, readout_scale: float = 1.0
 ) -> SplitKernel:
-    """K_V and K_W of f = b V relu(a W x) from its weights (000 Eq. 17-19 corrected, 001 Eq. 14).
+    """K_V and K_W of f = b V relu(a W x) from its weights (Shan & Bordelon 2021a, Eq. 17-19 corrected; 2021b, Eq. 14).
 
         K_V = b^2 phi . phi',        K_W^cc = a^2 b^2 (x . x') (D V_c) . (D' V_c)
 
-    X (P, D), W (M, D), V (M,) or (C, M); a = `hidden_scale`, b = `readout_scale`, both N^(-1/2) in 000.
-    `fl.ntk(by="layer")` measures the same for any model.
+    X (P, D), W (M, D), V (M,) or (C, M); a = `hidden_scale`, b = `readout_scale`, both N^(-1/2) in Shan & Bordelon
+    2021a. `fl.ntk(by="layer")` measures the same for any model.
 
-    Errata: 000 Eq. 18 has a factor |V_c|^2; D in Eq. 19 is the derivative of relu alone, N^(-1/2) being pulled out.
+    Errata: Shan & Bordelon 2021a, Eq. 18 has a factor |V_c|^2; D in Eq. 19 is the derivative of relu alone, N^(-1/2)
+    being pulled out.
     """
     left, first, readout = checked_finite(X, "X"), checked_finite(W, "W"), checked_finite(V, "V")
     right = left if X2 is None else checked_finite(X2, "X2").to(left.device)
