@@ -1,6 +1,7 @@
 """One measurement in a process of its own: a library, a workload, how many samples; prints one line of JSON."""
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -33,10 +34,13 @@ def main() -> None:
     columns = getattr(peer, "COLUMNS", options.samples)
     few = min(6, options.samples)
     peer.kernel(network, x[:few], workload.mode)  # what is loaded or tuned once is not counted
+    measure = functools.partial(peer.kernel, network, x, workload.mode)
+    if hasattr(peer, "prepared"):
+        measure = peer.prepared(network, x, workload.mode)
     if options.device == "cpu":
-        seconds, size, found = _on_cpu(peer, network, x, workload.mode)
+        seconds, size, found = _on_cpu(measure)
     else:
-        seconds, size, found = _on_cuda(peer, network, x, workload.mode, options.repeats)
+        seconds, size, found = _on_cuda(measure, options.repeats)
     import numpy
 
     numpy.save(options.out, found.detach().cpu().numpy())
@@ -52,25 +56,25 @@ def _version(name: str) -> str:
         return "(sources)"
 
 
-def _on_cpu(peer, network, x, mode):  # type: ignore[no-untyped-def]
+def _on_cpu(measure):  # type: ignore[no-untyped-def]
     """The second call where that takes no more than seconds: the first one gets its memory from the system."""
     peak = Peak()
     for _ in range(2):
         found = None
         begin = time.process_time()
-        found = peer.kernel(network, x, mode)
+        found = measure()
         seconds = time.process_time() - begin
         if seconds > 5.0:
             break
     return seconds, peak.bytes(), found
 
 
-def _on_cuda(peer, network, x, mode, repeats):  # type: ignore[no-untyped-def]
+def _on_cuda(measure, repeats):  # type: ignore[no-untyped-def]
     """The median of several calls, between events, everything else finished."""
     # Convolutions would take TF32, which costs four digits and is no comparison.
     for owner in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
         owner.fp32_precision = "ieee"
-    peer.kernel(network, x, mode)
+    measure()
     found, times = None, []
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -79,7 +83,7 @@ def _on_cuda(peer, network, x, mode, repeats):  # type: ignore[no-untyped-def]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        found = peer.kernel(network, x, mode)
+        found = measure()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)

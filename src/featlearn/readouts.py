@@ -59,7 +59,8 @@ def last_token(output: Any, x: Any) -> Tensor:
         raise InputValueError("attention_mask leaves no position of some sample, expected at least one each")
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     last = (places * (mask != 0)).argmax(1)
-    return values[torch.arange(len(values), device=values.device), last.to(values.device)]
+    chosen = last.to(values.device)[:, None, None].expand(-1, 1, values.shape[2])
+    return values.gather(1, chosen)[:, 0]
 
 
 def token(i: int) -> Callable[[Any], Tensor]:

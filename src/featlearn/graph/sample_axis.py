@@ -16,7 +16,7 @@ from featlearn.graph.graph import Graph, Node, Value, backward_to, numbers
 from featlearn.graph.layout import Layout, splits
 
 Axes = Mapping[Node, Layout | None]
-"""Node -> the sample axis of its output, None where it has none."""
+"""Node -> the sample axis of its output, None where it has none; nodes that consume samples alone are absent."""
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,56 @@ def probed_graph(
     plain, _ = backward_to(outputs, values, {}, direction.expand_as(outputs))
     named = {name: parameters[name] for name in graph.leaves}
     coded, gradients = backward_to(outputs, values, named, weights[:, None] * direction)
-    axes: dict[Node, Layout | None] = dict.fromkeys(leaves)
-    several = set()
-    candidates: list[tuple[Node, Value, list[Layout], list[Tensor]]] = []
-    for node in nodes:
-        used = [n for n in range(len(graph.described[node])) if plain[node, n] is not None]
-        if used not in ([], [0]):
-            several.add(node)
-        value = (node, used[0] if used else 0)
-        options = list(splits(graph.output_shape(value), len(outputs)))
-        if not used:
-            axes[node] = next(iter(options), None)
-            continue
-        errors = [attribution_error(plain[value], weights, coded[value], layout) for layout in options]
-        candidates.append((node, value, options, errors))
-    found = iter(numbers([error for *_, errors in candidates for error in errors]))
-    slack = graph.precision**0.5
-    for node, _, options, errors in candidates:
-        fitting = [
-            layout for layout, error in zip(options, [next(found) for _ in errors], strict=True) if error < slack
-        ]
-        axes[node] = fitting[0] if fitting else None
+    several = frozenset(
+        node for node in nodes if any(plain[node, n] is not None for n in range(1, len(graph.described[node])))
+    )
+    axes = _axes(graph, len(outputs), plain, coded, weights)
     # The gradient of the root is the cotangent itself: samples first.
     axes[graph.root[0]] = Layout(1, len(outputs), outputs.shape[1])
-    return ProbedGraph(axes, frozenset(several), direction, weights, plain, gradients)
+    return ProbedGraph(axes, several, direction, weights, plain, gradients)
+
+
+def _axes(
+    graph: Graph, samples: int, plain: Mapping[Value, Tensor | None], coded: Mapping[Value, Tensor | None],
+    weights: Tensor,
+) -> dict[Node, Layout | None]:  # fmt: skip
+    """Sample axes of all nodes that consume something without samples, from the leaves upwards."""
+    axes: dict[Node, Layout | None] = dict.fromkeys(graph.leaves.values())
+    pending = _consumers(graph, list(axes), axes)
+    while pending:
+        values = {node: (node, _used_output(graph, node, plain)) for node in pending}
+        options = {
+            node: list(splits(graph.output_shape(value), samples)) if not _is_nested(plain[value]) else []
+            for node, value in values.items()
+        }
+        axes |= {node: options[node][0] if options[node] else None for node in pending}
+        doubtful = [node for node in pending if options[node] and plain[values[node]] is not None]
+        for turn in range(max((len(options[node]) for node in doubtful), default=0)):  # most are right at once
+            errors = numbers([
+                attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
+                for node in doubtful
+            ])  # fmt: skip
+            wrong = [node for node, error in zip(doubtful, errors, strict=True) if not error < graph.precision**0.5]
+            doubtful = [node for node in wrong if turn + 1 < len(options[node])]
+            axes |= {node: options[node][turn + 1] if node in doubtful else None for node in wrong}
+        pending = _consumers(graph, [node for node in pending if axes[node] is None], axes)
+    return axes
+
+
+def _consumers(graph: Graph, nodes: list[Node], known: Axes) -> list[Node]:
+    """The nodes that take one of these as an input and are not known yet."""
+    found = dict.fromkeys(edge.consumer for node in nodes for edge in graph.consumers.get(node, ()))
+    return [node for node in found if node not in known]
+
+
+def _used_output(graph: Graph, node: Node, plain: Mapping[Value, Tensor | None]) -> int:
+    """The first output of a node that the outputs depend on."""
+    used = (n for n in range(len(graph.described[node])) if plain[node, n] is not None)
+    return next(used, 0)
+
+
+def _is_nested(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.is_nested
 
 
 def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
@@ -102,12 +128,6 @@ def sample_error(expected: Tensor, found: Tensor) -> Tensor:
 
     Entries that are not finite count as equal: the kernel is then not finite either, and refused for that.
     """
-    size = torch.maximum(_largest(expected), _largest(found))
-    gap = _largest(found - expected) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    size = expected.abs().amax((0, 2))
+    gap = (found - expected).abs().amax((0, 2)) / size.clamp_min(torch.finfo(size.dtype).tiny)
     return gap.nan_to_num(nan=0.0).amax().double()
-
-
-def _largest(split: Tensor) -> Tensor:
-    """(samples,)"""
-    largest: Tensor = torch.linalg.vector_norm(split, torch.inf, (0, 2))
-    return largest

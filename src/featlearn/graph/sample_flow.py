@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.layout import Layout, sample_dimension
@@ -128,8 +129,8 @@ def _reduced(step: Step) -> Layout | None:
 
 
 def _along_another_axis(step: Step) -> Layout | None:
-    """The op works along one axis; the others keep their entries in place."""
-    along = step.dims()
+    """The op works along some axes; the others keep their entries in place."""
+    along = step.dims() or step.dims("dims")
     return step.in_axis(step.at.axis) if along and step.at.axis not in along else None
 
 
@@ -152,10 +153,21 @@ def _picked(step: Step) -> Layout | None:
 
 
 def _indexed(step: Step) -> Layout | None:
-    """input[:, ..., index]: axes in front of the only index stay."""
+    """input[:, ..., index]: axes in front of the only index stay. input[range(P), index]: each sample from itself."""
     indices = step.saved("indices")
     places = [] if indices is None else [k for k, index in enumerate(indices) if index is not None]
-    return step.in_axis(step.at.axis) if len(places) == 1 and step.at.axis < places[0] else None
+    if len(places) == 1 and step.at.axis < places[0]:
+        return step.in_axis(step.at.axis)
+    if places == [0, 1] and step.at == SampleAxis(0, 1) and _counts(indices[0], step.input[0]):
+        return step.in_axis(0)
+    return None
+
+
+def _counts(index: Tensor, size: int) -> bool:
+    """Whether an index is 0, 1, ... size - 1; not asked of a GPU, which would have to be waited for."""
+    if index.device.type != "cpu" or index.shape != (size,) or index.dtype not in (torch.int64, torch.int32):
+        return False
+    return torch.equal(index.long(), torch.arange(size, device="cpu"))
 
 
 def _padded(step: Step) -> Layout | None:
@@ -196,8 +208,8 @@ _RULES: dict[str, Rule] = {
         ("Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Mean", "Min", "Norm", "Std", "Sum", "Var"), _reduced
     ),
     **dict.fromkeys(
-        ("Cumsum", "Gather", "IndexSelect", "LogSoftmax", "SafeSoftmax", "Slice", "Softmax", "Split", "SplitWithSizes",
-         "UnsafeSplit"),
+        ("Cumsum", "Flip", "Gather", "IndexSelect", "LogSoftmax", "Roll", "SafeSoftmax", "Slice", "Softmax", "Sort",
+         "Split", "SplitWithSizes", "Topk", "UnsafeSplit"),
         _along_another_axis,
     ),
     "Cat": _joined,

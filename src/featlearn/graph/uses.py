@@ -103,7 +103,7 @@ def find_uses(graph: Graph, axes: Axes) -> FoundUses:
 def _is_without_samples(node: Node, axes: Axes, without: set[Node]) -> bool:
     if node.name() in REARRANGEMENTS and all(child in without for child, _ in node.next_functions if child is not None):
         return True
-    return axes.get(node) is None
+    return node in axes and axes[node] is None
 
 
 def first_axis_is_samples(graph: Graph, samples: int) -> Axes:
