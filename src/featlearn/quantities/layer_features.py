@@ -156,11 +156,11 @@ class LayerFeatures:
 
         Pearson's subtracts the mean of all entries of each matrix first.
         """
-        return Correlations(*(value for value, _ in self._correlations(kind)))
+        return Correlations(*(value for value, _ in self._correlated(kind)))
 
     def correlation_errors(self, kind: Kind = "cosine") -> Correlations:
         """Standard errors of `correlations(kind)`: 0 where these are exact, nan where nothing shows their error."""
-        return Correlations(*(error for _, error in self._correlations(kind)))
+        return Correlations(*(error for _, error in self._correlated(kind)))
 
     @cached_property
     def errors(self) -> Mapping[str, float]:
@@ -171,14 +171,21 @@ class LayerFeatures:
         found["weight_change"] = torch.nan if self.initial_weight is None else 0.0
         return {name: found[name] for name in QUANTITIES}
 
-    def _correlations(self, kind: Kind) -> list[tuple[float, float]]:
+    def _correlated(self, kind: Kind) -> list[tuple[float, float]]:
         """Every correlation with its error, in the order of `Correlations`."""
         if kind not in ("cosine", "pearson"):
             raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
+        if kind in self._known:
+            return self._known[kind]
         first, change, initial = self._arriving, self._changed, self.initial_weight
         shift = None if initial is None else self._weight_shift
         pairs = [(self.weight, first), (shift, first), (shift, change), (initial, change)]
-        return [_correlation(weight, spread, kind) for weight, spread in pairs]
+        self._known[kind] = [_correlation(weight, spread, kind) for weight, spread in pairs]
+        return self._known[kind]
+
+    @cached_property
+    def _known(self) -> dict[Kind, list[tuple[float, float]]]:
+        return {}
 
     @cached_property
     def _shares(self) -> Mapping[str, tuple[float, float]]:
@@ -316,11 +323,16 @@ class _Form:
             whole = whole - (self.ones @ covariance @ self.ones) * torch.outer(self.ones, self.ones)
         return whole
 
+    def own(self, covariance: Tensor) -> float:
+        """|W^T K W|^2 = tr(M K M K) with M = W W^T, by one product of matrices."""
+        half = self.gram @ covariance
+        whole = float((half * half.mT).sum())
+        return whole if self.ones is None else whole - float(self.ones @ covariance @ self.ones) ** 2
+
     def size(self, spread: _Spread) -> float:
         """|W^T K W|^2 without what is noise in it."""
-        whole = float((self.weighted(spread.covariance) * spread.covariance).sum())
         parts = [] if spread.deviations is None or not spread.freedom else list(spread.deviations)
-        return whole - sum(float((self.weighted(part) * part).sum()) for part in parts)
+        return self.own(spread.covariance) - sum(map(self.own, parts))
 
 
 def _finite(matrix: Tensor) -> bool:
