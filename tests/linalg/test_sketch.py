@@ -196,3 +196,17 @@ def test_a_kernel_of_zeros_has_norm_zero_and_no_ratio():
     assert float(norm(sketch)) == 0.0
     assert float(norm(sketch).stderr) == 0.0
     assert torch.isnan(torch.tensor(float(normalised_overlap(sketch))))
+
+
+def test_kernels_with_fewer_samples_that_count_than_columns_are_exact():
+    """Samples without gradients have no columns: all others are seen, and nothing is left to be drawn."""
+    kernel = KERNELS["power law"].clone()
+    kernel[12:], kernel[:, 12:] = 0.0, 0.0
+    found = columns(kernel, 48, torch.Generator().manual_seed(0), targets=TARGETS)
+    assert float(norm(found)) == pytest.approx(float(kernel.norm()), rel=1e-12)
+    assert float(norm(found).stderr) == 0.0
+    overlap = float((TARGETS * (kernel @ TARGETS)).sum() / kernel.norm())
+    assert float(normalised_overlap(found)) == pytest.approx(overlap, rel=1e-10)
+    one = torch.zeros_like(kernel)
+    one[3, 3] = 2.0
+    assert float(norm(columns(one, 8, torch.Generator().manual_seed(0)))) == pytest.approx(2.0, rel=1e-12)

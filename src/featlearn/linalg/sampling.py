@@ -98,7 +98,7 @@ def drawn_by_size(sizes: Tensor, count: int, generator: torch.Generator) -> Draw
     Items that are expected more than once are certain, at most half of the draws, for an error to be seen.
     """
     items = sizes.nonzero().flatten()
-    nothing = torch.zeros(0, dtype=torch.float64)
+    nothing = sizes.new_zeros(0)
     if len(items) <= count:
         return Draw(items, items[:0], nothing, nothing, 0.0)
     certain = _certain(sizes[items], count)
@@ -108,7 +108,7 @@ def drawn_by_size(sizes: Tensor, count: int, generator: torch.Generator) -> Draw
     order = torch.randperm(len(rest), generator=generator, device=generator.device).cpu()
     uniform = torch.rand(draws, generator=generator, device=generator.device, dtype=torch.float64).cpu()
     n = len(rest)
-    ends = torch.arange(1, draws + 1) * n // draws - 1  # groups are equally long, but for one item
+    ends = torch.arange(1, draws + 1, device=sizes.device) * n // draws - 1  # groups are equally long, but for one item
     cumulative = share[order].cumsum(0)
     upper, starts = cumulative[ends], torch.cat([ends.new_zeros(1), ends[:-1] + 1])
     lower = torch.cat([upper.new_zeros(1), upper[:-1]])
@@ -121,7 +121,7 @@ def drawn_by_size(sizes: Tensor, count: int, generator: torch.Generator) -> Draw
 
 def _certain(sizes: Tensor, count: int) -> Tensor:
     """Which items would be expected at least once among `count`; the rest is asked again, without them."""
-    certain = torch.zeros(len(sizes), dtype=torch.bool)
+    certain = torch.zeros_like(sizes, dtype=torch.bool)
     while True:
         left = count - int(certain.sum())
         room = left - (count + 1) // 2

@@ -105,6 +105,8 @@ def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: 
         """By how much the squares of some columns exceed those of the approximation."""
         return (square - (ahead * (middle @ ahead)).sum(0)).reshape(-1, group).sum(1)
 
+    # Where no column is left to be drawn there is none to say on which device they are.
+    between, later = between.to(root.device), later.to(root.device)
     inside, outside = root.mT @ within, root.mT @ between.mT
     # The columns that made the approximation are exact in it, but for eigenvalues that were cut.
     square = float(middle.square().sum() + lacking(squares, inside).sum())
@@ -112,7 +114,13 @@ def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: 
         return Survey(draw, square, lacking(later, outside))
     own, others = (targets[places.to(targets.device)].to(known) for places in (first, draw.places))
     overlap = float(known.square().sum() + (own * (task - inside.mT @ known)).sum())
-    return Survey(draw, square, lacking(later, outside), overlap, (others * (later_task - outside.mT @ known)).sum(1))
+    return Survey(
+        draw,
+        square,
+        lacking(later, outside),
+        overlap,
+        (others * (later_task.to(known.device) - outside.mT @ known)).sum(1),
+    )
 
 
 def _seen(
@@ -133,8 +141,8 @@ def _seen(
         if task is not None and targets is not None:
             task += rows @ targets[places.to(targets.device)].to(rows)
     if between is None or squares is None:
-        empty = torch.zeros(0, len(among) * group, dtype=torch.float64)
-        return empty, empty[:, 0], None if targets is None else empty[:, :0].new_zeros(0, targets.shape[1])
+        empty = torch.zeros(0, len(among) * group, dtype=torch.float64, device="cpu")
+        return empty, empty[:, 0], None if targets is None else empty.new_zeros(0, targets.shape[1])
     return between, squares, task
 
 

@@ -179,7 +179,7 @@ class _Directions:
 
     def counts(self, groups: int) -> Tensor:
         """(groups,) how many directions fall into each group; for exact sums, which are not averaged, 1."""
-        return torch.tensor([len(range(group, self.divisor, groups)) for group in range(groups)])
+        return torch.tensor([len(range(group, self.divisor, groups)) for group in range(groups)], device="cpu")
 
     def of(self, samples: int) -> Iterator[Tensor]:
         """(C,), or (samples, C) where every sample has its own; samples first, so that chunks do not matter."""
