@@ -68,11 +68,14 @@ def test_the_package_ships_its_types():
     assert (SOURCE / "py.typed").is_file()
 
 
-def test_every_exception_is_a_featlearn_error_and_a_builtin_one():
+def test_every_exception_is_a_featlearn_error_and_a_builtin_one_and_warnings_are_the_users():
     from featlearn import errors
 
     for name in errors.__all__:
         kind = getattr(errors, name)
+        if name.endswith("Warning"):
+            assert issubclass(kind, UserWarning)
+            continue
         assert issubclass(kind, fl.FeatlearnError)
         assert kind is fl.FeatlearnError or issubclass(kind, ValueError | TypeError)
 

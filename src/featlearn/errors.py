@@ -1,11 +1,13 @@
-"""The exceptions raised by featlearn.
+"""The exceptions raised by featlearn, and its warnings.
 
-Every one of them derives from :class:`FeatlearnError` and is also a ``ValueError`` or a ``TypeError``.
+Every exception derives from :class:`FeatlearnError` and is also a ``ValueError`` or a ``TypeError``; every warning is a
+``UserWarning``.
 """
 
 __all__ = [
     "CoupledSamplesError",
     "FeatlearnError",
+    "HeavyTailWarning",
     "InputTypeError",
     "InputValueError",
     "MemoryBudgetError",
@@ -45,3 +47,7 @@ class UnsupportedModelError(InputValueError):
 
 class VerificationError(FeatlearnError, ValueError):
     """A result disagrees with its independent check."""
+
+
+class HeavyTailWarning(UserWarning):
+    """Too few draws carry the error of an estimate for the stated error to be trusted."""

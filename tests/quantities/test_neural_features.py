@@ -966,6 +966,8 @@ def test_chunks_do_not_matter(outputs: Any, monkeypatch: pytest.MonkeyPatch):
         assert layer.is_readout == expected[name].is_readout
         for quantity in ("ptk_covariance", "ptk_change", "initial_weight"):
             assert float((getattr(layer, quantity) - getattr(expected[name], quantity)).abs().max()) < 1e-13
+        for quantity, error in layer.errors.items():
+            assert error == pytest.approx(expected[name].errors[quantity], rel=1e-6, abs=1e-12, nan_ok=True)
 
 
 def recorded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:

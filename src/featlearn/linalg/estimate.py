@@ -22,6 +22,9 @@ class Estimate:
     """Its standard error, of the shape of `value`; nan where one sample cannot tell."""
     samples: int
     """How many independent samples it rests on."""
+    freedom: float | None = None
+    """Degrees of freedom of `stderr`, where it is widened for two of them to hold the truth in 95 of 100 draws; None
+    where it is the plain standard error, or the value is exact."""
 
     def __post_init__(self) -> None:
         shapes = [tuple(part.shape) if isinstance(part, Tensor) else () for part in (self.value, self.stderr)]

@@ -1,130 +1,221 @@
-"""The size of a large kernel from a few of its columns: a Nyström approximation, and the mean error it leaves.
+"""The size of a large kernel from a few of its columns: a Nyström approximation, and the error it leaves.
 
 Hutchinson's estimate of |K|_F^2 has an error of 30 % after 16 products where one eigenvalue holds most of the norm, as
-it does in tangent kernels. A third of the columns here make a Nyström approximation of K, whose norm is known exactly,
-and the others say by how much the squares of its columns fall short. What is approximated well adds no variance.
+it does in tangent kernels. A third of the columns here make a Nyström approximation N of K, whose norm is known
+exactly, and the others say by how much the squares of its columns fall short. What is approximated well adds no
+variance.
 
-The others are a simple random sample given the first third: the estimates are unbiased, and the standard error is that
-of a mean. Letting the parts change places and averaging would halve the error, but the errors of such parts are
-correlated and the stated one is too small: it held the truth in 45 of 100 trials where it should in 67. A larger share
-for the approximation lowers the error too, but what is left then lies in few columns, whose spread few draws show.
-Random vectors in the place of columns have the stated variance, but errors that are skewed where few eigenvalues are
-left: two standard errors then hold the truth in 92 of 100 trials, not in 95.
+The diagonal of K says which columns to take. K is positive, so |K_ij|^2 <= K_ii K_jj: a sample with a large gradient
+has a large column, and where a few samples are much larger than the others (heavy tails, outliers) uniform draws miss
+them, and with them both the norm and the error. Half of the first third are the samples with the largest K_ii, half
+are drawn in proportion to K_ii. The approximation leaves R = K - N, positive too, whose diagonal is then known for all
+samples. Column i of K has the squared norm of column i of N and 2 <N e_i, R e_i> + |R e_i|^2 more; the other two thirds
+are drawn in proportion to a bound on that, 2 |N e_i| t_i + t_i^2 with |N e_i|^2 <= lambda_max(N) N_ii and
+t_i^2 = R_ii (R_ii + tr R / k) in the place of |R e_i|^2 (`featlearn.linalg.sampling`). The bound need not hold: sizes
+change the variance and not the mean.
+
+The later draws are independent of what the approximation was made from: the estimates are unbiased, and the standard
+error is that of the later draws. Letting the parts change places and averaging would halve the error, but the errors
+of such parts are correlated and the stated one is too small: it held the truth in 45 of 100 trials where it should in
+67.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from featlearn.linalg.estimate import Estimate
+from featlearn.linalg.sampling import Draw, drawn_by_size, drawn_first, stated, widened
+
+REMEDY = "take more probes="
+
+
+class Columns(Protocol):
+    """A positive kernel of P samples, g rows for each, that gives its columns."""
+
+    @property
+    def samples(self) -> int:
+        """P."""
+
+    @property
+    def group(self) -> int:
+        """g."""
+
+    @property
+    def diagonal(self) -> Tensor:
+        """(P,) the sum of the g diagonal entries of every sample, float64 on the CPU."""
+
+    def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows (s g, n g) of the drawn samples, float64, with n others at a time, and the places of these.
+
+        `wanted`, ascending, are the others, instead of all.
+        """
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What columns show of a kernel: known parts, and what each of the later columns adds to them."""
+
+    draw: Draw
+    square: float
+    """The known part of |K|_F^2."""
+    squares: Tensor
+    """(s,) what the later columns add to it."""
+    overlap: float = 0.0
+    """The known part of tr(Y^T K Y)."""
+    overlaps: Tensor | None = None
+    """(s,) what the later columns add to it; None without targets."""
+
+
+def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: Tensor | None = None) -> Survey:
+    """The columns of `count` samples, in two sweeps; with targets (P, d), which go with g = 1, the overlap too."""
+    diagonal = columns.diagonal.clamp(min=0.0)
+    first = drawn_first(diagonal, max(1, count // 3), generator)
+    if not len(first):
+        none = drawn_by_size(diagonal, count, generator)
+        return Survey(none, 0.0, diagonal[:0], 0.0, None if targets is None else diagonal[:0])
+    within, _, _ = _seen(columns, first, first, None, first)
+    root = _inverse_root((within + within.mT) / 2)
+    middle = within.new_zeros(root.shape[1], root.shape[1])  # |N|_F = |middle|_F
+    approximated = torch.zeros_like(diagonal)
+    squares = within.new_zeros(len(within))
+    task, known = None, None
+    if targets is not None:
+        task = within.new_zeros(len(within), targets.shape[1])
+        known = within.new_zeros(root.shape[1], targets.shape[1])
+    for rows, places in columns.rows(first):
+        ahead = root.mT @ rows
+        middle += ahead @ ahead.mT
+        approximated[places] = ahead.square().sum(0).reshape(-1, columns.group).sum(1).cpu()
+        squares += rows.square().sum(1)
+        if task is not None and known is not None and targets is not None:
+            part = targets[places.to(targets.device)].to(rows)
+            task += rows @ part
+            known += ahead @ part
+    sizes = _sizes(diagonal, approximated, float(torch.linalg.eigvalsh(middle)[-1]), len(first), targets)
+    sizes[first] = 0.0
+    draw = drawn_by_size(sizes, count - len(first), generator)
+    between, later, later_task = _seen(columns, draw.places, first, targets)
+    group = columns.group
+
+    def lacking(square: Tensor, ahead: Tensor) -> Tensor:
+        """By how much the squares of some columns exceed those of the approximation."""
+        return (square - (ahead * (middle @ ahead)).sum(0)).reshape(-1, group).sum(1)
+
+    # Where no column is left to be drawn there is none to say on which device they are.
+    between, later = between.to(root.device), later.to(root.device)
+    inside, outside = root.mT @ within, root.mT @ between.mT
+    # The columns that made the approximation are exact in it, but for eigenvalues that were cut.
+    square = float(middle.square().sum() + lacking(squares, inside).sum())
+    if task is None or known is None or targets is None or later_task is None:
+        return Survey(draw, square, lacking(later, outside))
+    own, others = (targets[places.to(targets.device)].to(known) for places in (first, draw.places))
+    overlap = float(known.square().sum() + (own * (task - inside.mT @ known)).sum())
+    return Survey(
+        draw,
+        square,
+        lacking(later, outside),
+        overlap,
+        (others * (later_task.to(known.device) - outside.mT @ known)).sum(1),
+    )
+
+
+def _seen(
+    columns: Columns, drawn: Tensor, among: Tensor, targets: Tensor | None, wanted: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """K[drawn, among], the squared norms of the drawn rows, and their products with targets; float64."""
+    group, between, squares, task = columns.group, None, None, None
+    for rows, places in columns.rows(drawn, wanted):
+        if between is None or squares is None:
+            between = rows.new_zeros(len(drawn) * group, len(among) * group)
+            squares = rows.new_zeros(len(between))
+            task = None if targets is None else rows.new_zeros(len(between), targets.shape[1])
+        squares += rows.square().sum(1)
+        inside = (places[:, None] == among).nonzero()  # (place in the block, place among the others)
+        for k in range(group):
+            taken = rows[:, (inside[:, 0] * group + k).to(rows.device)]
+            between[:, (inside[:, 1] * group + k).to(rows.device)] = taken
+        if task is not None and targets is not None:
+            task += rows @ targets[places.to(targets.device)].to(rows)
+    if between is None or squares is None:
+        empty = torch.zeros(0, len(among) * group, dtype=torch.float64, device="cpu")
+        return empty, empty[:, 0], None if targets is None else empty.new_zeros(0, targets.shape[1])
+    return between, squares, task
+
+
+def _inverse_root(within: Tensor) -> Tensor:
+    """U with U U^T = W^+ for a positive matrix W."""
+    values, vectors = torch.linalg.eigh(within)
+    # Kernels come in single precision: smaller eigenvalues are rounding. Any cut leaves the estimates unbiased.
+    kept = values > 1e-6 * values[-1].clamp(min=0.0)
+    root: Tensor = vectors[:, kept] / values[kept].sqrt()
+    return root
+
+
+def _sizes(diagonal: Tensor, approximated: Tensor, largest: float, first: int, targets: Tensor | None) -> Tensor:
+    """(P,) about how much every sample adds to what the approximation has of |K|_F^2, or of the overlap."""
+    scale = diagonal.max()
+    whole, held = diagonal / scale, (approximated / scale).clamp(min=0.0)
+    # What is left of a sample is known up to rounding, and that may be the sign of it.
+    left = torch.maximum(whole - held, 1e-6 * whole)
+    moved = (left * (left + left.sum() / first)).sqrt()
+    sizes: Tensor = 2 * (held * (largest / scale)).sqrt() * moved + moved.square()
+    if targets is None:
+        return sizes
+    overlaps = targets.double().norm(dim=1).cpu() * moved
+    sizes = sizes / sizes.sum() + overlaps / overlaps.sum().clamp(min=1e-300)
+    return sizes
+
+
+def norm(survey: Survey, what: str = "the norm") -> Estimate:
+    """|K|_F, the root of an unbiased estimate, its error to first order."""
+    added = survey.draw.total(survey.squares)
+    return _root(survey.square + added.value, added.stderr, added.draws, added.freedom, what)
+
+
+def normalised_overlap(survey: Survey, what: str = "the overlap") -> Estimate:
+    """tr(Y^T K Y) / |K|_F, both from the same draws: their errors are correlated, and partly cancel."""
+    assert survey.overlaps is not None
+    above = survey.overlap + survey.draw.total(survey.overlaps).value
+    below = survey.square + survey.draw.total(survey.squares).value
+    if not below > 0:
+        return Estimate(float("nan"), float("nan"), 1)
+    value = above / below**0.5
+    # To first order in the deviations of both sums.
+    terms = survey.draw.total(survey.overlaps / below**0.5 - value * survey.squares / (2 * below))
+    return stated(value, terms.stderr, terms.draws, terms.freedom, what, REMEDY)
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What s test vectors, or groups of g of them, have seen of a kernel K; float64.
-
-    Test vectors Omega are either unit vectors drawn without replacement, the columns of K then being sampled, or
-    independent random vectors with E[omega omega^T] = 1.
-    """
+    """What s independent random vectors with E[omega omega^T] = 1 have seen of a kernel K; float64."""
 
     projected: Tensor
-    """Omega^T K Omega, (s g, s g)"""
+    """Omega^T K Omega, (s, s)"""
     squared: Tensor
-    """Omega^T K^2 Omega, (s g, s g)"""
-    group: int = 1
-    """How many consecutive test vectors were drawn as one: the outputs of one sample."""
-    population: int | None = None
-    """How many groups there are to draw from, for unit vectors; None for independent random vectors."""
-    task: Tensor | None = None
-    """Omega^T K Y, (s g, d)"""
-    targets: Tensor | None = None
-    """Omega^T Y, (s g, d)"""
-
-    @property
-    def draws(self) -> int:
-        """How many vectors, or groups, were drawn."""
-        return len(self.projected) // self.group
+    """Omega^T K^2 Omega, (s, s)"""
 
 
-@dataclass(frozen=True)
-class Split:
-    """A total as a known part and the mean of what independent draws add to it."""
+def sketched_norm(sketch: Sketch, what: str = "the norm") -> Estimate:
+    """|K|_F from products with random vectors: a third of them make the approximation, the others are averaged.
 
-    known: float
-    added: Tensor
-    """(m,) what each draw adds, its mean being unbiased"""
-    correction: float
-    """The share of the variance of a mean that is left, draws being without replacement."""
-
-    @property
-    def value(self) -> float:
-        """The estimate."""
-        return self.known + float(self.added.mean())
-
-    def stderr(self, terms: Tensor) -> float:
-        """The standard error of the mean of some terms, one for each draw."""
-        return float(terms.std()) * math.sqrt(self.correction / len(terms))
+    Their errors are skewed where few eigenvalues are left.
+    """
+    part = len(sketch.projected) // 3
+    root = _inverse_root(sketch.projected[:part, :part])
+    middle = root.mT @ sketch.squared[:part, :part] @ root
+    ahead = root.mT @ sketch.projected[:part, part:]
+    added = sketch.squared.diagonal()[part:] - (ahead * (middle @ ahead)).sum(0)
+    draws, mean = len(added), added.mean()
+    error, freedom = widened((added - mean).square(), 1 / (draws * max(draws - 1, 1)))
+    return _root(float(middle.square().sum() + mean), error, draws, freedom, what)
 
 
-def squared_norm(sketch: Sketch) -> Estimate:
-    """|K|_F^2, unbiased."""
-    split = _squared_norm(sketch, *_nystrom(sketch))
-    return Estimate(split.value, split.stderr(split.added), len(split.added))
-
-
-def norm(sketch: Sketch) -> Estimate:
-    """|K|_F, the root of `squared_norm`, its error to first order."""
-    square = squared_norm(sketch)
-    value = max(float(square), 0.0) ** 0.5
-    error = float(square.stderr)
-    return Estimate(value, error / (2 * value) if value else (float("nan") if error else 0.0), square.samples)
-
-
-def normalised_overlap(sketch: Sketch) -> Estimate:
-    """tr(Y^T K Y) / |K|_F, both from the same draws: their errors are correlated, and partly cancel."""
-    first, part = _nystrom(sketch)
-    above, below = _overlap(sketch, first, part), _squared_norm(sketch, first, part)
-    if not below.value > 0:
-        return Estimate(float("nan"), float("nan"), len(below.added))
-    value = above.value / below.value**0.5
-    # To first order in the deviations of both sums.
-    terms = above.added / below.value**0.5 - value * below.added / (2 * below.value)
-    return Estimate(value, below.stderr(terms), len(terms))
-
-
-def _nystrom(sketch: Sketch) -> tuple[Tensor, int]:
-    """U with U U^T = (Omega_1^T K Omega_1)^+ for the first third of the draws, and the number of vectors in it."""
-    part = sketch.draws // 3 * sketch.group
-    values, vectors = torch.linalg.eigh(sketch.projected[:part, :part])
-    # Kernels come in single precision: smaller eigenvalues are rounding. Any cut leaves the estimate unbiased.
-    kept = values > 1e-6 * values[-1].clamp(min=0.0)
-    return vectors[:, kept] / values[kept].sqrt(), part
-
-
-def _squared_norm(sketch: Sketch, first: Tensor, part: int) -> Split:
-    middle = first.mT @ sketch.squared[:part, :part] @ first  # |K_nystrom|_F = |middle|_F
-    ahead = first.mT @ sketch.projected[:part]
-    missing = sketch.squared.diagonal() - (ahead * (middle @ ahead)).sum(0)
-    return _split(sketch, float(middle.square().sum()), missing, part)
-
-
-def _overlap(sketch: Sketch, first: Tensor, part: int) -> Split:
-    assert sketch.task is not None
-    assert sketch.targets is not None
-    seen = first.mT @ sketch.task[:part]
-    ahead = first.mT @ sketch.projected[:part]
-    missing = (sketch.targets * (sketch.task - ahead.mT @ seen)).sum(1)
-    return _split(sketch, float(seen.square().sum()), missing, part)
-
-
-def _split(sketch: Sketch, known: float, missing: Tensor, part: int) -> Split:
-    """The later draws stand for all that the first ones have not seen."""
-    grouped = missing.reshape(-1, sketch.group).sum(1)
-    drawn = part // sketch.group
-    inside, outside = grouped[:drawn], grouped[drawn:]
-    if sketch.population is None:
-        return Split(known, outside, 1.0)
-    left = sketch.population - drawn
-    return Split(known + float(inside.sum()), left * outside, 1.0 - len(outside) / left)
+def _root(square: float, error: float, draws: int, freedom: float, what: str) -> Estimate:
+    value = max(square, 0.0) ** 0.5 if square == square else square
+    if not value > 0:
+        return Estimate(value, error if error == 0 else float("nan"), max(draws, 1))
+    return stated(value, error / (2 * value), draws, freedom, what, REMEDY)

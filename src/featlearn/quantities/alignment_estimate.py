@@ -1,6 +1,7 @@
 """Kernel-task alignment of more samples than a kernel could be formed for, with its standard error."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,21 +10,21 @@ from torch.nn import functional
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sketch import norm, normalised_overlap
+from featlearn.linalg.sketch import norm, normalised_overlap, surveyed
 from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.columns import column_sketch, row_blocks
+from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.jacobian_products import inner_products
-from featlearn.quantities.operator import NTKOperator, column_count, drawn_samples
+from featlearn.quantities.operator import NTKOperator, column_count, source
 from featlearn.quantities.sweep import Sweeps
-from featlearn.shapes import checked_finite, refuse_labels, scaled
+from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
 
 # Targets with at most this many distinct rows are those of classes.
 CLASSES = 64
 
 
 def estimate_alignment(
-    model: nn.Module, data: Any, y: Tensor | None = None, *, readout: Readout | None = None,
+    model: nn.Module, data: Any, y: Tensor | None = None, *, centered: bool = False, readout: Readout | None = None,
     probes: int | None = None, generator: torch.Generator | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
 ) -> Estimate:  # fmt: skip
@@ -38,11 +39,19 @@ def estimate_alignment(
     (classes, centred or not). Where it would take more than 2 C sweeps (several columns of real numbers) the columns of
     the kernel give the numerator too. The error of the ratio is that to first order, of both together.
 
+    Two standard errors hold the truth in about 95 of 100 draws: the error is widened by Student's t for its degrees of
+    freedom, `.freedom`. Measured with 64 probes and 2200 samples it was 94 to 99 of 100, raw and centred, for Gaussian
+    inputs, sizes of samples that are lognormal with sigma 1.2 and 2, five outliers 30 times larger, several outputs and
+    handwritten digits. Where `.freedom` is below 4 a `featlearn.errors.HeavyTailWarning` says that too few draws carry
+    the error for it to be trusted; take more probes.
+
     Args:
         model, readout, parameters, dtype, memory: as for `fl.ntk`.
         data: a batch as for `fl.ntk`, or a `DataLoader` that does not shuffle, which is never held in memory.
         y: targets (P,) or (P, d). None takes those of a loader of (inputs, targets); its integer labels, for a network
             with several outputs, are read as classes and made one-hot.
+        centered: whether K and y are centred, as in `fl.metrics.centered_alignment`: H K H with H = I - 1 1^T / P. The
+            means of the rows of K are exact, by one product for each output.
         probes: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
             error 0) where P is at most 2048 or `probes`.
         generator: draws them; without one they are the same at every call.
@@ -53,24 +62,29 @@ def estimate_alignment(
     if y is None and not isinstance(data, torch.utils.data.DataLoader):
         raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
     operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    targets = scaled(_targets(y, operator), (0, 1))[0].to(operator.device)
+    targets = _targets(y, operator)
+    targets = scaled(deviations(targets, (0,)) if centered else targets, (0, 1))[0].to(operator.device)
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
         return Estimate(float("nan"), float("nan"), 1)
     count = column_count(probes, operator.samples, 1)
     with operator.session() as session:
         if count == operator.samples:
-            return _exact(session, targets, task)
-        drawn = drawn_samples(operator.samples, count, generator)
+            return _exact(session, targets, task, centered)
+        means = operator.row_means(session) if centered else None
+        columns = KernelColumns(session, "mean", means)
+        if means is not None and _vanishes(columns.diagonal, means, operator.dtype):
+            return Estimate(float("nan"), float("nan"), 1)
         few = _in_few_vectors(targets, session)
         if few is None:
-            ratio = normalised_overlap(column_sketch(session, "mean", drawn, targets))
-            return Estimate(float(ratio) / task, float(ratio.stderr) / task, ratio.samples)
-        size = norm(column_sketch(session, "mean", drawn))
+            found = surveyed(columns, count, source(generator), targets)
+            ratio = normalised_overlap(found, "the alignment")
+            return replace(ratio, value=float(ratio) / task, stderr=float(ratio.stderr) / task)
+        size = norm(surveyed(columns, count, source(generator)), "the alignment")
         if not float(size) > 0.0:
-            return Estimate(float("nan"), float("nan"), size.samples)
+            return Estimate(float("nan"), float("nan"), 1)
         value = _overlap(session, *few) / (float(size) * task)
-        return Estimate(value, value * float(size.stderr) / float(size), size.samples)
+        return replace(size, value=value, stderr=value * float(size.stderr) / float(size))
 
 
 def _targets(y: Any, operator: NTKOperator) -> Tensor:
@@ -96,13 +110,30 @@ def _targets(y: Any, operator: NTKOperator) -> Tensor:
     return targets if targets.dim() == 2 else targets[:, None]
 
 
-def _exact(session: Sweeps, targets: Tensor, task: float) -> Estimate:
+def _exact(session: Sweeps, targets: Tensor, task: float, centred: bool) -> Estimate:
     """From all columns."""
-    square = overlap = 0.0
-    for rows, places in row_blocks(session, "mean", torch.arange(session.stream.samples, device="cpu")):
+    everything = torch.arange(session.stream.samples, device="cpu")
+    columns = KernelColumns(session, "mean")
+    size = 0.0
+    if centred:
+        sums = torch.zeros(len(everything), dtype=torch.float64, device=session.measurement.device)
+        for rows, _ in columns.rows(everything):
+            sums += rows.sum(1)
+            size = max(size, float(rows.abs().max()))
+        columns = KernelColumns(session, "mean", sums / len(sums))
+    square = overlap = largest = 0.0
+    for rows, places in columns.rows(everything):
         square += float(rows.square().sum())
         overlap += float((targets * (rows @ targets[places.to(targets.device)])).sum())
-    return Estimate(overlap / (square**0.5 * task) if square else float("nan"), 0.0 if square else float("nan"), 1)
+        largest = max(largest, float(rows.abs().max()))
+    if largest <= REMAINDER * size:  # a constant kernel is zero when centred, but for rounding
+        return Estimate(float("nan"), float("nan"), 1)
+    return Estimate(overlap / (square**0.5 * task), 0.0, 1)
+
+
+def _vanishes(diagonal: Tensor, means: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a centred kernel is what rounding leaves of a constant one."""
+    return float(diagonal.abs().max()) <= 100 * torch.finfo(dtype).eps * float(means.abs().max())
 
 
 def _in_few_vectors(targets: Tensor, session: Sweeps) -> tuple[Tensor, Tensor] | None:

@@ -1,13 +1,15 @@
 """Columns of a tangent kernel for a few of its samples, in time linear in the number of samples."""
 
 from collections.abc import Iterator
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.linalg.sketch import Sketch
 from featlearn.network.inputs import Probe
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
@@ -19,44 +21,75 @@ from featlearn.quantities.sweep import Sweeps
 _BLOCK = 2**24
 
 
-def column_sketch(session: Sweeps, outputs: Outputs, drawn: Tensor, targets: Tensor | None = None) -> Sketch:
-    """What the columns of the drawn samples show of the whole kernel; `outputs` is "mean" or "full".
+class KernelColumns:
+    """The columns of a tangent kernel, of the mean over outputs or with all pairs of them (`outputs="full"`)."""
 
-    `targets` (P, d): its products with the columns too.
+    def __init__(self, session: Sweeps, outputs: Literal["mean", "full"], means: Tensor | None = None) -> None:
+        self._session, self._outputs = session, outputs
+        self.samples = session.stream.samples
+        self.group = session.measurement.classes if outputs == "full" else 1
+        self._means = None if means is None else means.double().cpu()
+        """(P,) means of the rows of the kernel: then it is H K H with H = I - 1 1^T / P."""
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """(P,) squared norms of the gradients of every sample, summed or averaged over outputs; less the mean."""
+        classes = self._session.measurement.classes
+        every = torch.eye(classes, dtype=torch.float64, device="cpu")
+        whole = squared_gradients(self._session, every, "sizes of samples").sum(1) / (classes // self.group)
+        return whole if self._means is None else whole - 2 * self._means + self._means.mean()
+
+    def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows (s g, n g) of the drawn samples, float64, and the n places they are with."""
+        if not len(drawn):
+            return
+        for rows, places in row_blocks(self._session, self._outputs, drawn, wanted):
+            if self._means is not None:
+                own, others = (self._means[chosen].to(rows.device) for chosen in (drawn, places))
+                rows = rows - own[:, None] - others + self._means.mean().to(rows.device)
+            yield rows, places
+
+    def squared_sum(self) -> float:
+        """|K|_F^2 of a kernel that is small enough: all columns."""
+        return sum(float(rows.square().sum()) for rows, _ in self.rows(torch.arange(self.samples, device="cpu")))
+
+
+def squared_gradients(session: Sweeps, directions: Tensor, title: str) -> Tensor:
+    """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
+    found = torch.zeros(session.stream.samples, len(directions), dtype=torch.float64, device="cpu")
+    size = session.chunk(3.0 + 2.0 * len(directions))
+    scratch = byte_budget(session.prepared.memory, session.measurement.device) // 8
+    progress = ProgressLine(title, -(-session.stream.samples // size))
+    try:
+        for probe, places in session.probes(size):
+            chunk = session.measurement.chunk(probe, 0, probe.samples)
+            total: Tensor | float = 0.0
+            for name, gradients in session.measurement.each_gradient(chunk, session.measurement.parameters, directions):
+                total = total + weighted_squared_norms(gradients, session.rates.get(name, 1.0), scratch).double()
+            found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
+            progress.advance()
+    finally:
+        progress.close()
+    return found
+
+
+def row_blocks(
+    session: Sweeps, outputs: Outputs, drawn: Tensor, wanted: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of the kernel for the drawn samples (s C, n C) or (s, n), float64, and the n places they are with.
+
+    `wanted`, ascending, are the samples they are with, instead of all.
     """
-    group = session.measurement.classes if outputs == "full" else 1
-    size = len(drawn) * group
-    device = session.measurement.device
-    projected, squared = (torch.zeros(size, size, dtype=torch.float64, device=device) for _ in range(2))
-    task = None if targets is None else torch.zeros(size, targets.shape[1], dtype=torch.float64, device=device)
-    for rows, places in row_blocks(session, outputs, drawn):
-        squared += rows @ rows.T
-        inside = (places[:, None] == drawn).nonzero()  # (place in the block, place among the drawn)
-        for k in range(group):
-            projected[:, (inside[:, 1] * group + k).to(device)] = rows[:, (inside[:, 0] * group + k).to(device)]
-        if task is not None and targets is not None:
-            task += rows @ targets[places.to(targets.device)].to(rows)
-    own = None if targets is None else targets[drawn.to(targets.device)].to(squared)
-    return Sketch((projected + projected.T) / 2, squared, group, session.stream.samples, task, own)
-
-
-def squared_sum(session: Sweeps, outputs: Outputs) -> float:
-    """|K|_F^2 of a kernel that is small enough: all columns."""
-    everything = torch.arange(session.stream.samples, device="cpu")
-    return sum(float(rows.square().sum()) for rows, _ in row_blocks(session, outputs, everything))
-
-
-def row_blocks(session: Sweeps, outputs: Outputs, drawn: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the kernel for the drawn samples (s C, n C) or (s, n), float64, and the n places they are with."""
     own = gathered(session, drawn)
     classes = session.measurement.classes if outputs == "full" else 1
     step = max(64, min(4096, _BLOCK // (len(drawn) * classes**2)))
     # Inputs of a block are held too, in an eighth of the memory.
     room = byte_budget(session.prepared.memory, session.measurement.device) // 8
     step = max(1, min(step, int(room / session.stream.sample_bytes)))
-    progress = ProgressLine("kernel columns", -(-session.stream.samples // step))
+    others = session.stream.samples if wanted is None else len(wanted)
+    progress = ProgressLine("kernel columns", -(-others // step))
     try:
-        for probe, places in session.probes(step):
+        for probe, places in session.probes(step, wanted):
             pair = session.measurement.of_pair(own, probe)
             kernel = measured_kernels(pair, session.prepared, outputs, "network", rates=session.rates)[""]
             if outputs == "full":

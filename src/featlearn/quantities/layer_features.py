@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
+from featlearn.linalg.sampling import student
 
 Kind = Literal["cosine", "pearson"]
 QUANTITIES = (
@@ -38,6 +39,23 @@ class Correlations:
 
 
 @dataclass(frozen=True)
+class Deviations:
+    """How far K and Kb, estimated from random directions, deviate in independent parts of the draw.
+
+    Parts are groups of samples and, within them, of directions. Deviations D_p are from the mean of the same samples,
+    scaled for the sum over parts of f(D_p)^2 to be the variance of f(K) for any linear f: squares of entries, and
+    quadratic forms, are too large by the sum over parts of those of the deviations.
+    """
+
+    covariance: Tensor
+    """(parts, k, k), of K."""
+    change: Tensor | None
+    """(parts, k, k), of Kb, which the same directions give."""
+    freedom: int
+    """How many of the parts are independent; 0 where a single direction shows no deviation."""
+
+
+@dataclass(frozen=True)
 class LayerFeatures:
     """One weight matrix W (k, n), h = W x, and the gradients J of the outputs with respect to h (rows, k).
 
@@ -47,6 +65,12 @@ class LayerFeatures:
 
     The AGOP is that of the gradient through this layer alone, dx = W^T dh. In attention the gradient of a token also
     runs through the two other projections; that is another matrix.
+
+    With `outputs=fl.Probes(k)` K and Kb are estimates, and so is every number made from them. Norms of matrices are
+    then free of the part that is noise, which would make every correlation too small: a readout has 1 up to its error,
+    and may exceed it. `errors` has the standard errors. They are widened by Student's t, so that two of them hold the
+    exact number in about 95 of 100 draws; with one direction (k = 1) nothing shows them, and correlations are too
+    small.
 
     Without `initial=` everything that compares with initialisation is nan; so is a correlation with a zero matrix, as
     C-NFC before the first step (Beaglehole et al. 2024 calls it 0). `undefined` gives the reasons.
@@ -69,6 +93,8 @@ class LayerFeatures:
     """Samples times positions."""
     parameters: tuple[str, ...] = ()
     """Names of the parameters that the weight is, or is made from."""
+    deviations: Deviations | None = None
+    """How far K and Kb deviate where they are estimates; None where they are exact."""
 
     @property
     def nfm(self) -> Tensor:
@@ -110,20 +136,15 @@ class LayerFeatures:
         """rho(W0^T W0, W0^T Kb W0)."""
         return self._cosines.ptk_centered
 
-    @cached_property
+    @property
     def centered_share(self) -> float:
         """tr(Wb^T Wb Wb^T K Wb) / tr(W^T W W^T K W): how much of the agreement training has made; may exceed 1."""
-        if self.initial_weight is None:
-            return torch.nan
-        return _ratio(_overlap(self._weight_shift, self._arriving), _overlap(self.weight, self._arriving))
+        return self._shares["centered_share"][0]
 
-    @cached_property
+    @property
     def double_centered_share(self) -> float:
         """tr(Wb^T Wb Wb^T Kb Wb) / tr(Wb^T Wb Wb^T K Wb)."""
-        if self.initial_weight is None or self._changed is None:
-            return torch.nan
-        shift = self._weight_shift
-        return _ratio(_overlap(shift, self._changed), _overlap(shift, self._arriving))
+        return self._shares["double_centered_share"][0]
 
     @property
     def weight_change(self) -> float:
@@ -137,16 +158,45 @@ class LayerFeatures:
 
         Pearson's subtracts the mean of all entries of each matrix first.
         """
+        return Correlations(*(value for value, _ in self._correlated(kind)))
+
+    def correlation_errors(self, kind: Kind = "cosine") -> Correlations:
+        """Standard errors of `correlations(kind)`: 0 where these are exact, nan where nothing shows their error."""
+        return Correlations(*(error for _, error in self._correlated(kind)))
+
+    @cached_property
+    def errors(self) -> Mapping[str, float]:
+        """Quantity -> its standard error: 0 where it is exact, nan where it is undefined or nothing shows its error."""
+        cosines = self.correlation_errors()
+        shares = {name: error for name, (_, error) in self._shares.items()}
+        found = {name: getattr(cosines, name) for name in QUANTITIES if hasattr(cosines, name)} | shares
+        found["weight_change"] = torch.nan if self.initial_weight is None else 0.0
+        return {name: found[name] for name in QUANTITIES}
+
+    def _correlated(self, kind: Kind) -> list[tuple[float, float]]:
+        """Every correlation with its error, in the order of `Correlations`."""
         if kind not in ("cosine", "pearson"):
             raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
+        if kind in self._known:
+            return self._known[kind]
         first, change, initial = self._arriving, self._changed, self.initial_weight
         shift = None if initial is None else self._weight_shift
-        return Correlations(
-            _correlation(self.weight, first, kind),
-            _correlation(shift, first, kind),
-            _correlation(shift, change, kind),
-            _correlation(initial, change, kind),
-        )
+        pairs = [(self.weight, first), (shift, first), (shift, change), (initial, change)]
+        self._known[kind] = [_correlation(weight, spread, kind) for weight, spread in pairs]
+        return self._known[kind]
+
+    @cached_property
+    def _known(self) -> dict[Kind, list[tuple[float, float]]]:
+        return {}
+
+    @cached_property
+    def _shares(self) -> Mapping[str, tuple[float, float]]:
+        nothing = (torch.nan, torch.nan)
+        if self.initial_weight is None:
+            return {"centered_share": nothing, "double_centered_share": nothing}
+        shift, first, changed = self._weight_shift, self._arriving, self._changed
+        double = nothing if changed is None else _share((shift, changed), (shift, first))
+        return {"centered_share": _share((shift, first), (self.weight, first)), "double_centered_share": double}
 
     @property
     def undefined(self) -> Mapping[str, str]:
@@ -158,11 +208,22 @@ class LayerFeatures:
             return "no initial= was given: there is nothing to compare with"
         if not bool(torch.isfinite(self.weight).all()) or not bool(torch.isfinite(self.ptk_covariance).all()):
             return "weights or gradients are not finite"
+        if self.deviations is not None and bool(self.ptk_covariance.any()) and self._drowned(name):
+            return "noise: what the random directions show is not larger than its error; take more of them"
         if name in ("uncentered", "centered_share", "weight_change"):
             return "the weights, or the gradients that arrive at the layer, are zero"
         if name in ("centered", "double_centered", "double_centered_share") and not bool(self._weight_shift.any()):
             return "the weights have not moved from where they began"
         return "the gradients that arrive at the layer are zero, or have not changed"
+
+    def _drowned(self, name: str) -> bool:
+        weight = {"uncentered": self.weight, "ptk_centered": self.initial_weight}.get(name)
+        if name in ("centered", "double_centered"):
+            weight = self._weight_shift
+        spread = self._changed if name in ("double_centered", "ptk_centered") else self._arriving
+        if weight is None or spread is None or not bool(weight.any()) or not bool(spread.covariance.any()):
+            return False
+        return not _Form(_scaled(weight), "cosine").size(spread) > 0
 
     @property
     def _weight_shift(self) -> Tensor:
@@ -176,11 +237,15 @@ class LayerFeatures:
 
     @cached_property
     def _arriving(self) -> "_Spread":
-        return _Spread(self.ptk_covariance)
+        known = self.deviations
+        return _Spread(self.ptk_covariance, *((None, 0) if known is None else (known.covariance, known.freedom)))
 
     @cached_property
     def _changed(self) -> "_Spread | None":
-        return None if self.ptk_change is None else _Spread(self.ptk_change)
+        if self.ptk_change is None:
+            return None
+        known = self.deviations
+        return _Spread(self.ptk_change, *((None, 0) if known is None else (known.change, known.freedom)))
 
 
 @dataclass(frozen=True)
@@ -188,6 +253,9 @@ class _Spread:
     """A covariance with its root, which several correlations share and which costs more than all the rest of them."""
 
     covariance: Tensor
+    deviations: Tensor | None = None
+    """(parts, k, k) where it is an estimate."""
+    freedom: int = 0
 
     @cached_property
     def finite(self) -> bool:
@@ -214,22 +282,105 @@ def _overlap(weight: Tensor, spread: _Spread) -> float:
     return float((weight @ weight.mT @ spread.root).square().sum())
 
 
+def _share(above: tuple[Tensor, _Spread], below: tuple[Tensor, _Spread]) -> tuple[float, float]:
+    """The ratio of two overlaps and its error; both are linear in the covariance, and their errors are correlated."""
+    first, second = _overlap(*above), _overlap(*below)
+    value = _ratio(first, second)
+    if above[1].deviations is None or below[1].deviations is None or value != value:
+        return value, value - value
+    if not below[1].freedom:
+        return value, torch.nan
+    moved = [torch.einsum("pij,ij->p", s.deviations, _power(w)) for w, s in (above, below) if s.deviations is not None]
+    deviations = (moved[0] - value * moved[1]) / second
+    # To second order: the mean of a ratio is not the ratio of the means.
+    curved = (value * moved[1].square() - moved[0] * moved[1]).sum() / second**2
+    return value - float(curved), float(deviations.norm()) * student(below[1].freedom)
+
+
+def _power(weight: Tensor) -> Tensor:
+    """(W W^T)^2: tr(W^T W W^T K W) = <(W W^T)^2, K>."""
+    gram = weight @ weight.mT
+    return gram @ gram
+
+
+class _Form:
+    """<W^T W, W^T K W> and <W^T K W, W^T K' W>, with the mean of all entries taken off for Pearson's."""
+
+    def __init__(self, weight: Tensor, kind: Kind) -> None:
+        self.gram = weight @ weight.mT
+        self.linear = self.gram @ self.gram
+        self.square = float(self.gram.square().sum())
+        self.ones: Tensor | None = None
+        if kind == "pearson":
+            # W 1 / sqrt(n): the sum of all entries of W^T K W, divided by n, is then ones^T K ones.
+            self.ones = weight.sum(1) / weight.shape[1] ** 0.5
+            whole = float(self.ones.square().sum())
+            self.linear = self.linear - whole * torch.outer(self.ones, self.ones)
+            self.square -= whole**2
+
+    def weighted(self, covariance: Tensor) -> Tensor:
+        """B with <B, K'> = <W^T K W, W^T K' W>."""
+        whole = self.gram @ covariance @ self.gram
+        if self.ones is not None:
+            whole = whole - (self.ones @ covariance @ self.ones) * torch.outer(self.ones, self.ones)
+        return whole
+
+    def own(self, covariance: Tensor) -> float:
+        """|W^T K W|^2 = tr(M K M K) with M = W W^T, by one product of matrices."""
+        half = self.gram @ covariance
+        whole = float((half * half.mT).sum())
+        return whole if self.ones is None else whole - float(self.ones @ covariance @ self.ones) ** 2
+
+    def size(self, spread: _Spread) -> float:
+        """|W^T K W|^2 without what is noise in it."""
+        parts = [] if spread.deviations is None or not spread.freedom else list(spread.deviations)
+        return self.own(spread.covariance) - sum(map(self.own, parts))
+
+
 def _finite(matrix: Tensor) -> bool:
     return bool(torch.isfinite(matrix).all())
 
 
-def _correlation(weight: Tensor | None, spread: _Spread | None, kind: Kind) -> float:
-    """rho(W^T W, W^T K W)."""
+def _correlation(weight: Tensor | None, spread: _Spread | None, kind: Kind) -> tuple[float, float]:
+    """rho(W^T W, W^T K W) and its error."""
     if weight is None or spread is None or not spread.finite or not _finite(weight):
-        return torch.nan
+        return torch.nan, torch.nan
     weight = _scaled(weight)
+    if spread.deviations is not None:
+        return _estimated_correlation(weight, spread, kind)
     if kind == "pearson":
         grown = weight.mT @ _scaled(spread.covariance) @ weight
         first, second = (m - m.mean() for m in (weight.mT @ weight, grown))
-        return _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
-    gram, root = weight @ weight.mT, _scaled(spread.root)
-    mixed = gram @ root
-    return _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))
+        value = _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
+    else:
+        gram, root = weight @ weight.mT, _scaled(spread.root)
+        mixed = gram @ root
+        value = _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))
+    return value, value - value  # 0, or nan
+
+
+def _estimated_correlation(weight: Tensor, spread: _Spread, kind: Kind) -> tuple[float, float]:
+    """The same from estimates: the numerator is linear in K, the square of the denominator less what is noise in it."""
+    assert spread.deviations is not None
+    largest = spread.covariance.abs().max()
+    if not largest > 0:
+        return torch.nan, torch.nan
+    spread = _Spread(spread.covariance / largest, spread.deviations / largest, spread.freedom)
+    assert spread.deviations is not None
+    form = _Form(weight, kind)
+    above, below = float((form.linear * spread.covariance).sum()), form.size(spread)
+    if not form.square > 0 or not below > 0:
+        return torch.nan, torch.nan
+    value = above / (form.square * below) ** 0.5
+    if not spread.freedom:
+        return value, torch.nan
+    first = torch.einsum("pij,ij->p", spread.deviations, form.linear)
+    second = 2 * torch.einsum("pij,ij->p", spread.deviations, form.weighted(spread.covariance))
+    # To first order, then the second order of the mean: d^2 (a q^-1/2) = -da dq q^-3/2 / 2 + 3/8 a dq^2 q^-5/2.
+    scale = (form.square * below) ** 0.5
+    deviations = first / scale - value * second / (2 * below)
+    curved = -(first * second).sum() / (2 * below * scale) + 0.375 * value * (second / below).square().sum()
+    return value - float(curved), float(deviations.norm()) * student(spread.freedom)
 
 
 def _scaled(matrix: Tensor) -> Tensor:
@@ -259,11 +410,22 @@ class NeuralFeatures(dict[str, LayerFeatures]):
 
     def __str__(self) -> str:
         width = max([5, *map(len, self)])
-        lines = [f"{'layer':{width}}  {'shape':>13}  {'UC-NFC':>7}  {'C-NFC':>7}  {'C/UC':>7}  {'|W-W0|/|W|':>10}"]
+        cell = 15 if any(layer.deviations is not None for layer in self.values()) else 7
+        heads = "  ".join(f"{head:>{cell}}" for head in ("UC-NFC", "C-NFC", "C/UC"))
+        lines = [f"{'layer':{width}}  {'shape':>13}  {heads}  {'|W-W0|/|W|':>10}"]
         for name, layer in self.items():
             shape = " x ".join(map(str, layer.weight.shape))
-            numbers = f"{layer.uncentered:7.3f}  {layer.centered:7.3f}  {layer.centered_share:7.3f}"
+            cells = (_cell(layer, quantity) for quantity in ("uncentered", "centered", "centered_share"))
+            numbers = "  ".join(f"{text:>{cell}}" for text in cells)
             note = "  readout" if layer.is_readout else ""
             lines.append(f"{name or '(root)':{width}}  {shape:>13}  {numbers}  {layer.weight_change:10.3f}{note}")
         lines += [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
+
+
+def _cell(layer: LayerFeatures, quantity: str) -> str:
+    """A number, with its error where it is an estimate."""
+    value = getattr(layer, quantity)
+    if layer.deviations is None or value != value:
+        return f"{value:.3f}"
+    return f"{value:.3f} ± {layer.errors[quantity]:.3f}"

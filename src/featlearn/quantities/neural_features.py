@@ -17,7 +17,12 @@ from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.preparation import Preparation
-from featlearn.quantities.layer_features import LayerFeatures, NeuralFeatures
+from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
+
+# Independent parts of sums over random directions, which show their error.
+PARTS = 8
+# At the end of a network gradients of equal size arrive everywhere, up to this.
+UNEVEN = 1e-3
 
 
 def neural_features(
@@ -40,7 +45,8 @@ def neural_features(
         layers: globs of layer names; by default all.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
         outputs: by default all C outputs, summed, one backward pass each; an int for one of them; `fl.Probes(k)` for an
-            unbiased estimate of the sum from k random directions, drawn anew for every sample.
+            unbiased estimate of the sum from k random directions, drawn anew for every sample. Every number then has
+            a standard error, `.errors` of its layer, for k >= 2; the matrices take up to eight times the memory.
         dtype: `torch.float64` measures a copy of the network in double.
         memory: a byte budget such as `"2GiB"`; by default half of what is free.
 
@@ -76,9 +82,9 @@ def measured_features(
     found = projections(now.example())
     budget = byte_budget(memory, now.device)
     chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
-    _refuse_large(chosen, budget, start is not None)
     directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
-    totals = {name: _Totals(one, now.device, start is not None) for name, one in chosen.items()}
+    parts = _parts(chosen, budget, start is not None, directions, now.probes[0].samples)
+    totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
     _stream(now, start, directions, totals, found, 0.2 * budget)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
     return NeuralFeatures(features, found.left_out)
@@ -100,18 +106,31 @@ def refuse_shared(start: Measurement, model: nn.Module) -> None:
         )
 
 
-def _refuse_large(chosen: Mapping[str, Projection], budget: int, compared: bool) -> None:
-    """The matrices of all layers are held in double, twice where there is an initial state."""
+def _parts(
+    chosen: Mapping[str, Projection], budget: int, compared: bool, directions: "_Directions", samples: int
+) -> tuple[int, int]:
+    """Into how many groups of samples, and of directions, the sums are divided for their error to be seen.
+
+    The matrices of all layers are held in double, one for each part, twice where there is an initial state.
+    """
     copies = 2 if compared else 1
     sizes = {name: 8 * copies * (len(one.weight) ** 2 + one.weight.numel()) for name, one in chosen.items()}
-    needed = sum(sizes.values())
-    if needed > 0.8 * budget:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise MemoryBudgetError(
-            f"the matrices of {len(sizes)} layers take {readable_bytes(needed)}, {readable_bytes(sizes[largest])} of "
-            f"them for {largest} with {len(chosen[largest].weight)} units, expected at most "
-            f"{readable_bytes(0.8 * budget)}; choose layers=, or raise memory="
-        )
+    for wanted in (PARTS, 4, 2):
+        if directions.probes is None or directions.probes.k == 1:
+            groups = (1, 1)
+        else:
+            along = min(directions.probes.k, wanted)
+            groups = (max(1, min(wanted // along, samples)), along)
+        needed = sum(sizes.values()) * groups[0] * groups[1]
+        if needed <= 0.8 * budget:
+            return groups
+    largest = max(sizes, key=lambda name: sizes[name])
+    raise MemoryBudgetError(
+        f"the matrices of {len(sizes)} layers take {readable_bytes(needed)}, "
+        f"{readable_bytes(sizes[largest] * groups[0] * groups[1])} of them for {largest} with "
+        f"{len(chosen[largest].weight)} units, expected at most {readable_bytes(0.8 * budget)}; choose layers=, or "
+        "raise memory="
+    )
 
 
 class _Directions:
@@ -121,10 +140,16 @@ class _Directions:
         self.single: Directions = output_directions("sum" if outputs is None else outputs, classes)
         self.probes = outputs if isinstance(outputs, Probes) else None
         self.divisor = 1 if self.probes is None else self.probes.k
+        self.all = self.probes is not None or outputs is None
+        """Whether they stand for all outputs."""
         given = None if self.probes is None else self.probes.generator
         self._generator = torch.Generator("cpu").manual_seed(0) if given is None else given
         self.covariance = torch.zeros(classes, classes, dtype=torch.float64) if compared else None
         """Sum of v v^T over all directions of all samples, where a layer has as many units as there are outputs."""
+
+    def counts(self, groups: int) -> Tensor:
+        """(groups,) how many directions fall into each group; for exact sums, which are not averaged, 1."""
+        return torch.tensor([len(range(group, self.divisor, groups)) for group in range(groups)], device="cpu")
 
     def of(self, samples: int) -> Iterator[Tensor]:
         """(C,), or (samples, C) where every sample has its own; samples first, so that chunks do not matter."""
@@ -145,44 +170,93 @@ class _Directions:
 
 
 class _Totals:
-    """Sums over all rows that arrive at one layer."""
+    """Sums over all rows that arrive at one layer, for groups of samples and of directions."""
 
-    def __init__(self, one: Projection, device: torch.device, compared: bool) -> None:
+    def __init__(self, one: Projection, device: torch.device, compared: bool, parts: tuple[int, int]) -> None:
         self.one, self.rows = one, 0
-        self.covariance = torch.zeros(len(one.weight), len(one.weight), dtype=torch.float64, device=device)
+        shape = (*parts, len(one.weight), len(one.weight))
+        self.covariance = torch.zeros(shape, dtype=torch.float64, device=device)
         self.change = torch.zeros_like(self.covariance) if compared else None
         self.initial_weight: Tensor | None = None
-        self.smallest, self.largest = math.inf, 0.0
-        """Of the gradients that arrive and are not zero."""
+        self.smallest, self.largest, self.silent = math.inf, 0.0, 0
+        """Of the gradients that arrive and are not zero; how many rows are all zero."""
 
-    def add(self, now: Tensor, start: Tensor | None) -> None:
-        """What arrives for one direction: (samples, positions, units), and the same at initialisation."""
-        rows = now.flatten(0, 1)
-        self.covariance += _gram(rows)
-        if rows.shape[1] == 1 and bool(rows.any()):
+    def add(self, now: Tensor, start: Tensor | None, begin: int, number: int) -> None:
+        """What arrives for one direction: (samples, positions, units), and the same at initialisation.
+
+        `begin` is the place of the first sample, `number` that of the direction.
+        """
+        groups, along = self.covariance.shape[:2]
+        for group in range(groups):
+            own = slice((group - begin) % groups, None, groups)
+            rows = now[own].flatten(0, 1)
+            self.covariance[group, number % along] += _gram(rows)
+            if start is not None and self.change is not None:
+                self.change[group, number % along] += _gram(rows.double() - start[own].flatten(0, 1).double())
+        if self.largest <= self.smallest * (1 + UNEVEN):  # else the layer is no readout, whatever else arrives
+            rows = now.flatten(0, 1)
+            self.silent += int((~rows.any(1)).sum())
             sizes = rows[rows != 0].abs()
-            self.smallest, self.largest = min(self.smallest, float(sizes.min())), max(self.largest, float(sizes.max()))
-        if start is not None and self.change is not None:
-            self.change += _gram(rows.double() - start.flatten(0, 1).double())
+            if sizes.numel():
+                self.smallest = min(self.smallest, float(sizes.min()))
+                self.largest = max(self.largest, float(sizes.max()))
 
     def features(self, directions: _Directions, precision: torch.dtype) -> LayerFeatures:
         """Averages, with the matrices they belong to."""
-        count = self.rows * directions.divisor
-        covariance = self.covariance / count
-        change = None if self.change is None else self.change / count
-        readout = _proportional(covariance, directions.covariance, torch.finfo(precision).eps ** 0.5)
-        # One unit always has a multiple of the identity; at the end of the network all samples have the same one.
-        readout = readout and (len(covariance) > 1 or self.largest <= self.smallest * (1 + 1e-3))
+        parts = self.covariance.shape[:2]
+        counts = directions.counts(parts[1]).to(self.covariance)
+        covariance, spread = _mean(self.covariance.div_(self.rows), counts)
+        change, changed = (None, None) if self.change is None else _mean(self.change.div_(self.rows), counts)
+        known = None
+        if directions.probes is not None:
+            known = Deviations(spread, changed, parts[0] * (parts[1] - 1))
         return LayerFeatures(
             self.one.weight,
             covariance,
             self.initial_weight,
             change,
-            readout,
+            self._ends(covariance, directions, precision),
             self.one.role,
             self.rows,
             self.one.parameters,
+            known,
         )
+
+    def _ends(self, covariance: Tensor, directions: _Directions, precision: torch.dtype) -> bool:
+        """Whether the layer gives the outputs themselves, up to a constant."""
+        alike, slack = self.largest <= self.smallest * (1 + UNEVEN), torch.finfo(precision).eps ** 0.5
+        if _proportional(covariance, directions.covariance, slack):
+            # One unit always has a multiple of the identity; at the end of the network all samples have the same one.
+            return len(covariance) > 1 or alike
+        if not alike or len(covariance) == 1 or not directions.all:
+            return False
+        # Outputs at many positions: the directions themselves arrive. K is a multiple of the identity, up to the
+        # products of independent signs where the directions are random.
+        scaled = covariance / covariance.diagonal().mean()
+        uneven, apart = (
+            float(part.abs().max())
+            for part in (scaled.diagonal() - 1, scaled - scaled.diagonal().diag())
+        )  # fmt: skip
+        seen = self.rows * directions.divisor - self.silent
+        if directions.probes is not None:
+            return bool(seen >= 100 and uneven <= UNEVEN and apart <= min(0.5, 6 / seen**0.5))
+        return bool(max(uneven, apart) <= slack)
+
+
+def _mean(parts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over directions and sum over samples of sums (groups, along, k, k), and how far its parts deviate.
+
+    `counts` (along,): how many directions each part has. Deviations (groups * along, k, k) are scaled for their
+    squares to add up to the variance. They take the place of the sums.
+    """
+    whole, along = counts.sum(), len(counts)
+    mean = parts.sum(1) / whole
+    if along == 1:
+        return mean.sum(0), torch.zeros_like(parts[0])
+    scale = (counts / ((along - 1) * whole)).sqrt()
+    # In place: there may be many parts, and they are large.
+    deviations = parts.div_(counts[:, None, None]).sub_(mean[:, None]).mul_(scale[:, None, None]).flatten(0, 1)
+    return mean.sum(0), deviations
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -217,11 +291,11 @@ def _stream(
             end = min(begin + chunk, probe.samples)
             here = PreactivationGradients(now, probe, begin, end, like)
             there = None if start is None else PreactivationGradients(start, start.probes[0], begin, end, like)
-            for direction in directions.of(end - begin):
+            for number, direction in enumerate(directions.of(end - begin)):
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)
                 for name, total in totals.items():
-                    total.add(found[name], None if before is None else before[name])
+                    total.add(found[name], None if before is None else before[name], begin, number)
             for name, total in totals.items():
                 total.rows += (end - begin) * here.projection(name).positions
                 total.initial_weight = None if there is None else there.projection(name).weight

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
-from featlearn.linalg.sketch import Sketch, norm
+from featlearn.linalg.sketch import Sketch, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
 from featlearn.network.isolation import undisturbed
-from featlearn.planning.memory import byte_budget
-from featlearn.planning.progress_line import ProgressLine
 from featlearn.preparation import Preparation
-from featlearn.quantities.columns import column_sketch, squared_sum
+from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.quantities.jacobian_products import jvp_method
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.stream import Stream
@@ -121,39 +118,42 @@ class NTKOperator:
                 if probes is None
                 else probes.directions(self.outputs)
             )
-            total = torch.zeros(count, dtype=torch.float64, device=self.device)
-            size = session.chunk(3.0 + 2.0 * count)
-            scratch = byte_budget(self._prepared.memory, self.device) // 8
-            progress = ProgressLine("trace", -(-self.samples // size))
-            try:
-                for probe, _ in session.probes(size):
-                    chunk = session.measurement.chunk(probe, 0, probe.samples)
-                    captured = session.measurement.each_gradient(chunk, session.measurement.parameters, every)
-                    for name, gradients in captured:
-                        squares = weighted_squared_norms(gradients, session.rates.get(name, 1.0), scratch)
-                        total += squares.sum(0, dtype=torch.float64).to(total.device)
-                    progress.advance()
-            finally:
-                progress.close()
-        return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total.cpu())
+            total = squared_gradients(session, every, "trace").sum(0)
+        return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
 
     def frobenius(self, *, probes: int | None = None, generator: torch.Generator | None = None) -> Estimate:
         """|K|_F: exact (standard error 0) where P C is small, else from the columns of a few samples.
 
-        The columns of `probes` random samples, 64 by default (32 where there are several outputs), are computed
-        exactly. A third of them make a Nyström approximation, which holds nearly all of the norm, the others say what
-        it lacks (`featlearn.linalg.sketch`). Plain Hutchinson has errors of tens of percent here, because one
-        eigenvalue holds most of the norm; this has about 0.1 % for one output and 1 % for many. All samples
-        (`probes` >= P) give the exact value. With more than 32 outputs, whose columns would take too long, products
-        with `probes` random vectors take the place of columns.
+        The columns of `probes` samples, 64 by default (32 where there are several outputs), are computed exactly. A
+        third of them make a Nyström approximation, which holds nearly all of the norm, the others say what it lacks.
+        Samples with large gradients are seen first and the others drawn by size, so a few samples that hold most of
+        the norm do not hide (`featlearn.linalg.sketch`). The sizes take one backward pass for each output, the columns
+        two sweeps over the samples. All samples (`probes` >= P) give the exact value. With more than 32 outputs, whose
+        columns would take too long, products with `probes` random vectors take the place of columns.
+
+        Two standard errors hold the truth in about 95 of 100 draws: the error is widened by Student's t for its
+        degrees of freedom, `.freedom`. Measured it was 92 to 99 of 100, for even sizes of samples, lognormal ones with
+        sigma 1.2 and 2, and five outliers 30 times larger, with one output and with three. Where `.freedom` is below 4
+        a `featlearn.errors.HeavyTailWarning` says that too few draws carry the error.
         """
         count = column_count(probes, self.samples, self.outputs)
         with self.session() as session:
+            columns = KernelColumns(session, "full")
             if count == self.samples:
-                return Estimate(squared_sum(session, "full") ** 0.5, 0.0, 1)
+                return Estimate(columns.squared_sum() ** 0.5, 0.0, 1)
             if self.outputs > MANY:
-                return norm(self._random_sketch(session, count, generator))
-            return norm(column_sketch(session, "full", drawn_samples(self.samples, count, generator)))
+                return sketched_norm(self._random_sketch(session, count, generator))
+            return norm(surveyed(columns, count, source(generator)))
+
+    def row_means(self, session: Sweeps) -> Tensor:
+        """(P,) K 1 / P for the mean over outputs: J_c (J_c^T 1) / P, a product for every output. float64."""
+        total = torch.zeros(self.samples, dtype=torch.float64, device=self.device)
+        every = torch.eye(self.outputs, dtype=self.dtype, device=self.device)
+        for directions in every.split(session.block(self.outputs)):
+            constant = directions[:, None, :].expand(-1, self.samples, -1) / self.samples
+            image = session.product(constant, self._method)
+            total += (image.double() * directions[:, None, :]).sum((0, 2))
+        return total / self.outputs
 
     def top(
         self, k: int = 1, *, tolerance: float | None = None, generator: torch.Generator | None = None
@@ -169,8 +169,8 @@ class NTKOperator:
             raise InputValueError(f"k={k!r}, expected a number of eigenvalues between 1 and P C = {size}")
         width = min(size, k + 4)
         bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
-        source = _source(generator)
-        start = torch.randn(size, width, generator=source, dtype=torch.float64, device=source.device).to(self.device)
+        drawing = source(generator)
+        start = torch.randn(size, width, generator=drawing, dtype=torch.float64, device=drawing.device).to(self.device)
         with self.session() as session:
 
             def product(v: Tensor) -> Tensor:
@@ -203,8 +203,8 @@ class NTKOperator:
             yield Sweeps(measurement, self._stream, rates, self._prepared)
 
     def _random_sketch(self, session: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
-        source = _source(generator)
-        signs = torch.randint(2, (count, *self.shape[:1]), generator=source, device=source.device)
+        drawing = source(generator)
+        signs = torch.randint(2, (count, *self.shape[:1]), generator=drawing, device=drawing.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
         image = session.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
         projected = omega @ image.T
@@ -253,13 +253,8 @@ def column_count(probes: Any, samples: int, outputs: int) -> int:
     return min(wanted, samples)
 
 
-def drawn_samples(samples: int, count: int, generator: torch.Generator | None) -> Tensor:
-    """(count,) places of samples drawn without replacement; always the same ones without a generator."""
-    source = _source(generator)
-    return torch.randperm(samples, generator=source, device=source.device)[:count].cpu()
-
-
-def _source(generator: torch.Generator | None) -> torch.Generator:
+def source(generator: torch.Generator | None) -> torch.Generator:
+    """The generator that was given; without one, a new one that is the same at every call."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InputTypeError(f"generator is {generator!r}, expected a torch.Generator")
     return torch.Generator("cpu").manual_seed(0) if generator is None else generator
