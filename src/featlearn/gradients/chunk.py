@@ -280,13 +280,14 @@ class Chunk:
         dtype = graph.output_dtype(reading.value)
         if isinstance(form, Direct):
             terms = [form.gradient(self._arrived(reading, grad)) for grad in grads[use.node, 0]]
-            return torch.stack(terms, 1).detach().to(dtype)
+            whole = terms[0][:, None] if len(terms) == 1 else torch.stack(terms, 1)
+            return whole.detach().to(dtype)
         factor = self._factor(reading, form, grads)
         first, second = form.row_size, form.grad_size
         if not form.rows_first:
             first, second = second, first
-        whole = as_dense(Factors((factor,), form.blocks, first, second)).gradient
-        return whole.reshape(*whole.shape[:2], *use.shape).to(dtype)
+        formed = as_dense(Factors((factor,), form.blocks, first, second)).gradient
+        return formed.reshape(*formed.shape[:2], *use.shape).to(dtype)
 
 
 def _worth_batching(chunk: Chunk, directions: Tensor) -> bool:

@@ -132,6 +132,8 @@ def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
 def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor]) -> Tensor:
     """Gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
     samples, directions = next(iter(operands.values())).shape[:2]
+    if len(operands) == 1 and next(iter(operands))[0] is leaf and not parameter.is_complex():
+        return next(iter(operands.values())).reshape(samples, directions, -1).to(parameter.dtype)
     total = parameter.new_zeros(samples * directions, *parameter.shape)
     starts, cotangents = [], []
     for (node, number), gradient in operands.items():

@@ -44,8 +44,6 @@ class Graph:
     """Identities of all leaf tensors walked to, whether or not they were asked for."""
     precision: float = 0.0
     """Machine epsilon of the coarsest floating type that any node's output has."""
-    precisions: Mapping[str, float] = field(default_factory=dict)
-    """The same for each parameter, of the nodes between it and the outputs alone."""
     dtypes: frozenset[torch.dtype] = frozenset()
     """Floating types of all node outputs."""
     output_bytes: int = 0
@@ -54,6 +52,11 @@ class Graph:
     """All nodes walked, in an order that two passes of the same code share."""
     described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
     """Shape, type and device of every output of every node; asking a node makes them anew each time."""
+
+    @cached_property
+    def precisions(self) -> Mapping[str, float]:
+        """The same for each parameter, of the nodes between it and the outputs alone."""
+        return _precisions_above(self.order, self.leaves, self.described)
 
     @cached_property
     def ordered_names(self) -> tuple[str, ...]:
@@ -121,7 +124,6 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         frozenset(node.name() for node in order),
         frozenset(variables),
         max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
-        _precisions_above(order, leaves, described),
         frozenset(dtypes),
         held,
         tuple(order),

@@ -230,6 +230,7 @@ def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict
     outputs = graph.output_shape(graph.root)
     layouts: dict[Value, Layout | None] = {graph.root: Layout(1, samples, outputs.numel() // samples)}
     found: dict[Node, Layout] = {}
+    leaves = set(graph.leaves.values())
     for node in reversed(graph.order):  # every op after all that consume it
         if node not in graph.names_below:
             continue
@@ -240,7 +241,7 @@ def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict
         if node in wanted and layout is not None and used == [0]:
             found[node] = layout
         for operand, child in enumerate(node.next_functions):
-            if child[0] is not None and child[0] in graph.names_below:
+            if child[0] in graph.names_below and child[0] not in leaves:
                 below = _below(graph, node, used, layouts, operand, child)
                 # Everything that consumes a value must agree on it.
                 layouts[child] = below if layouts.get(child, below) == below else None

@@ -154,9 +154,12 @@ def _graph_bytes(example: Chunk, item: int) -> tuple[int, int]:
 
 
 def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:
-    """Bytes per sample if all are captured in one chunk: the graph, what arrives at all ops, and one parameter's."""
+    """Bytes per sample if all are captured in one chunk: the graph, what arrives at all ops, and one parameter's.
+
+    Activations are dropped on the way of the only backward pass: half of what a chunk among others is granted.
+    """
     arriving = sum(plan.passing if plan.route in ("fallback", "unused") else plan.passing / 3 for plan in plans)
-    return graph_bytes + arriving + max(plan.passing for plan in plans)
+    return graph_bytes / 2 + arriving + max(plan.passing for plan in plans)
 
 
 def _split(plan, keep, held, samples, mode, directions, together, chunk) -> ParameterGroup:  # type: ignore[no-untyped-def]
