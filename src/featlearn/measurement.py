@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 from featlearn.audit.attribution import corrected_axes, expect_confirmed, parameters_at
 from featlearn.audit.audit import AUDITED, Audit, audited
-from featlearn.audit.gradient_check import balanced_weights, failing_parameters, refuse_unequal_sums
+from featlearn.audit.gradient_check import (
+    balanced_gradient,
+    failing_parameters,
+    largest_entry,
+    refuse_unequal_sums,
+)
 from featlearn.audit.independence import expect_independent, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
@@ -152,13 +157,24 @@ class Measurement:
         if audit is None or axes is None:
             audit = audited(chunk, fixed_generator())
             self.audits.setdefault(audit.nodes, audit)
-        else:
-            chunk.read(*axes)
-            chunk.refuse(audit.refused)
-            if doubted := _unchecked(chunk, audit):
-                expected = balanced_weights(chunk, doubted, fixed_generator())
-                chunk.refuse(failing_parameters(chunk, doubted, expected))
-        chunk.unproved = _unproved(chunk)
+            chunk.unproved = _unproved(chunk)
+            return
+        # A proof decides where the gradients of an audit were zero and showed nothing.
+        proved = proved_layouts(graph, len(chunk.outputs), axes[0])
+        chunk.read({**axes[0], **proved}, axes[1])
+        chunk.unproved = frozenset(chunk.use_layouts(chunk.readable(chunk.access)[0])) - proved.keys()
+        chunk.refuse(audit.refused)
+        if doubted := _unchecked(chunk, audit):
+            self._check(chunk, audit, doubted)
+
+    def _check(self, chunk: Chunk, audit: Audit, names: list[str]) -> None:
+        """Check the readings of parameters that the audit did not see against autograd, on this chunk."""
+        expected, grads = balanced_gradient(chunk, names, fixed_generator())
+        failed = failing_parameters(chunk, names, expected, grads)
+        chunk.refuse(failed)
+        seen = {name for name, size in largest_entry(expected.gradients).items() if size > 0.0}
+        if seen & audit.unseen:
+            self.audits[audit.nodes] = replace(audit, unseen=audit.unseen - seen, refused={**audit.refused, **failed})
 
     def each_gradient(
         self, chunk: Chunk, names: Collection[str], directions: Tensor, *, dense: Collection[str] = (),

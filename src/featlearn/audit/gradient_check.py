@@ -39,8 +39,13 @@ def weighted_gradient(chunk: Chunk, names: Collection[str], generator: torch.Gen
     return WeightedGradient(direction, weights, backward_to(outputs, [], named, weights[:, None] * direction)[1])
 
 
-def balanced_weights(chunk: Chunk, names: Collection[str], generator: torch.Generator) -> WeightedGradient:
-    """The same with weights that make the gradients of all samples about equally large, so that small ones count."""
+def balanced_gradient(
+    chunk: Chunk, names: Collection[str], generator: torch.Generator
+) -> tuple[WeightedGradient, UseGradients]:
+    """The same with weights that make the gradients of all samples about equally large, so that small ones count.
+
+    Also the gradients of the direction at the ops that use these parameters: two backward passes in all.
+    """
     drawn = weighted_gradient(chunk, (), generator)
     layouts = chunk.use_layouts(chunk.readable(names)[0])
     at_uses, _ = backward_to(
@@ -55,7 +60,7 @@ def balanced_weights(chunk: Chunk, names: Collection[str], generator: torch.Gene
     weights = drawn.weights / torch.where(sizes > 0, sizes, 1.0)
     named = {name: chunk.parameters[name] for name in names}
     _, gradients = backward_to(chunk.outputs, [], named, weights[:, None] * drawn.direction)
-    return WeightedGradient(drawn.direction, weights, gradients)
+    return WeightedGradient(drawn.direction, weights, gradients), {value: [g] for value, g in at_uses.items()}
 
 
 def failing_parameters(

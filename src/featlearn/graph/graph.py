@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ Description = tuple[torch.Size, torch.dtype, torch.device]
 """Of one output of a node."""
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """`consumer` takes `value` as its input number `operand`."""
 
     value: Value
@@ -52,16 +51,20 @@ class Graph:
     """All nodes walked, in an order that two passes of the same code share."""
     described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
     """Shape, type and device of every output of every node; asking a node makes them anew each time."""
+    inputs: Mapping[Node, tuple[tuple[Node | None, int], ...]] = field(default_factory=dict)
+    """What every node takes: `next_functions`, which a node makes anew each time."""
+    names: Mapping[Node, str] = field(default_factory=dict)
+    """The name of every node."""
 
     @cached_property
     def precisions(self) -> Mapping[str, float]:
         """The same for each parameter, of the nodes between it and the outputs alone."""
-        return _precisions_above(self.order, self.leaves, self.described)
+        return _precisions_above(self)
 
     @cached_property
     def ordered_names(self) -> tuple[str, ...]:
         """Names of all nodes in order: two passes of the same code have the same."""
-        return tuple([node.name() for node in self.order])
+        return tuple(self.names.values())
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
@@ -87,8 +90,8 @@ def _shape(given: Sequence[Any]) -> torch.Size:
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     """Walk from `outputs` to every parameter."""
-    order = _children_first(outputs.grad_fn)
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    inputs = _children_first(outputs.grad_fn)
+    named = {id(parameter): name for name, parameter in parameters.items()}
     below: dict[Node, frozenset[str]] = {}
     leaves: dict[str, Node] = {}
     consumers: dict[Node, list[Edge]] = defaultdict(list)
@@ -96,38 +99,44 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     variables: set[int] = set()
     dtypes: set[torch.dtype] = set()
     described: dict[Node, tuple[Description, ...]] = {}
-    for node in order:
-        variable = getattr(node, "variable", None)
+    names: dict[Node, str] = {}
+    for node, children in inputs.items():
+        names[node] = name = node.name()
+        described[node] = _described(node)
+        found = frozenset[str]()
+        variable = None if children else getattr(node, "variable", None)
         if variable is not None:
             variables.add(id(variable))
-        found = frozenset[str]()
-        if variable is not None and id(variable) in names:
-            leaves[names[id(variable)]] = node
-            found = frozenset([names[id(variable)]])
-        for operand, (child, number) in enumerate(node.next_functions):
-            if child is not None and below[child]:
-                consumers[child].append(Edge((child, number), node, operand))
-                found |= below[child]
-        below[node] = _shared(found, below, node)
-        described[node] = _described(node)
-        owning = variable is None and _kind(node.name()) not in _VIEWS
+            if id(variable) in named:
+                leaves[named[id(variable)]] = node
+                found = frozenset([named[id(variable)]])
+        for operand, value in enumerate(children):
+            child = value[0]
+            if child is not None and (carried := below[child]):
+                consumers[child].append(Edge(value, node, operand))
+                # Reused where it is equal: deep networks would otherwise hold depth x parameters names.
+                found = carried if found <= carried else found if carried <= found else found | carried
+        below[node] = found
+        owning = variable is None and name.partition("Backward")[0] not in _VIEWS
         for shape, dtype, _ in described[node]:
             if owning:
                 held += shape.numel() * dtype.itemsize
             dtypes.add(dtype)
     dtypes = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
     return Graph(
-        (outputs.grad_fn, outputs.output_nr),
-        leaves,
-        dict(consumers),
-        {node: found for node, found in below.items() if found},
-        frozenset(node.name() for node in order),
-        frozenset(variables),
-        max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
-        frozenset(dtypes),
-        held,
-        tuple(order),
-        described,
+        root=(outputs.grad_fn, outputs.output_nr),
+        leaves=leaves,
+        consumers=dict(consumers),
+        names_below={node: found for node, found in below.items() if found},
+        node_names=frozenset(names.values()),
+        variables=frozenset(variables),
+        precision=max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
+        dtypes=frozenset(dtypes),
+        output_bytes=held,
+        order=tuple(inputs),
+        described=described,
+        inputs=inputs,
+        names=names,
     )
 
 
@@ -139,47 +148,34 @@ _VIEWS = frozenset(
 )  # fmt: skip
 
 
-def _kind(name: str) -> str:
-    """`Add` of `AddBackward0`."""
-    return name.partition("Backward")[0]
-
-
-def _precisions_above(
-    order: Sequence[Node], leaves: Mapping[str, Node], described: Mapping[Node, tuple[Description, ...]]
-) -> dict[str, float]:
-    """The coarsest precision on any way from each leaf to the root."""
+def _precisions_above(graph: Graph) -> dict[str, float]:
+    """The coarsest precision on any path from each leaf to the root."""
     coarsest: dict[Node, float] = defaultdict(float)
-    for node in reversed(order):
-        kinds = [dtype for _, dtype, _ in described[node] if dtype.is_floating_point or dtype.is_complex]
+    for node in reversed(graph.order):
+        kinds = [dtype for _, dtype, _ in graph.described[node] if dtype.is_floating_point or dtype.is_complex]
         coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
-        for child, _ in node.next_functions:
+        for child, _ in graph.inputs[node]:
             if child is not None:
                 coarsest[child] = max(coarsest[child], coarsest[node])
-    return {name: coarsest[leaf] for name, leaf in leaves.items()}
+    return {name: coarsest[leaf] for name, leaf in graph.leaves.items()}
 
 
-def _shared(found: frozenset[str], below: Mapping[Node, frozenset[str]], node: Node) -> frozenset[str]:
-    """Reuse a child's set where it is equal: deep networks would otherwise hold depth x parameters names."""
-    for child, _ in node.next_functions:
-        if child is not None and len(below[child]) == len(found):
-            return below[child]
-    return found
-
-
-def _children_first(root: Node) -> list[Node]:
-    """Every node under `root`, each after all of its inputs; no recursion, graphs are deep."""
-    order: list[Node] = []
-    done: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False)]
+def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...]]:
+    """Every node under `root` with its inputs, each after all of its inputs; no recursion, graphs are deep."""
+    inputs: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
+    waiting: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
+    stack = [root]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            order.append(node)
-        elif node not in done:
-            done.add(node)
-            stack.append((node, True))
-            stack += [(child, False) for child, _ in node.next_functions if child is not None and child not in done]
-    return order
+        node = stack[-1]
+        if node in inputs:
+            stack.pop()
+        elif node in waiting:
+            stack.pop()
+            inputs[node] = waiting[node]
+        else:
+            waiting[node] = children = tuple(node.next_functions)
+            stack += [child for child, _ in children if child is not None and child not in waiting]
+    return inputs
 
 
 def backward(

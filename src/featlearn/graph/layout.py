@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the samples lie in an op's output: its elements in order are (before, samples, after)."""
 
     before: int

@@ -7,8 +7,7 @@ proved, and a backward pass has to tell (`featlearn.audit.attribution`).
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +16,14 @@ from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.layout import Layout, sample_dimension
 
 
-@dataclass(frozen=True)
-class SampleAxis:
+class SampleAxis(NamedTuple):
     """The axis that holds the samples: its entries are (outer, samples, inner)."""
 
     axis: int
     outer: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One op, where the samples lie in its output, and one of its inputs."""
 
     node: Node
@@ -240,22 +237,29 @@ def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict
         layout = layouts[node, used[0]]
         if node in wanted and layout is not None and used == [0]:
             found[node] = layout
-        for operand, child in enumerate(node.next_functions):
+        rule = _rule(graph.names[node], used)
+        for operand, child in enumerate(graph.inputs[node]):
             if child[0] in graph.names_below and child[0] not in leaves:
-                below = _below(graph, node, used, layouts, operand, child)
+                below = None if rule is None else _below(graph, node, used, layouts, operand, child, rule)
                 # Everything that consumes a value must agree on it.
                 layouts[child] = below if layouts.get(child, below) == below else None
     return found
 
 
-def _below(
-    graph: Graph, node: Node, used: list[int], layouts: dict[Value, Layout | None], operand: int, child: Value
-) -> Layout | None:
-    kind, _, rest = node.name().partition("Backward")
+def _rule(name: str, used: list[int]) -> Rule | None:
+    """The rule of an op, if only its first output is used or it gives pieces of its input."""
+    kind, _, rest = name.partition("Backward")
     rule = _RULES.get(kind) if rest.isdigit() else None
-    several = kind in ("Split", "SplitWithSizes", "UnsafeSplit", "Unbind")
-    if rule is None or (used != [0] and not several):
-        return None
+    return rule if used == [0] or kind in _PIECES else None
+
+
+_PIECES = frozenset(["Split", "SplitWithSizes", "UnsafeSplit", "Unbind"])
+
+
+def _below(
+    graph: Graph, node: Node, used: list[int], layouts: dict[Value, Layout | None], operand: int, child: Value,
+    rule: Rule,
+) -> Layout | None:  # fmt: skip
     answers = set()
     for number in used:
         layout, shape = layouts[node, number], graph.output_shape((node, number))

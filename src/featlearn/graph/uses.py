@@ -83,8 +83,8 @@ def find_uses(graph: Graph, axes: Axes) -> FoundUses:
             without.add(node)
             reach[node] = frozenset([names[node]])
             continue
-        children = [(k, child, n) for k, (child, n) in enumerate(node.next_functions) if child in graph.names_below]
-        if node is not graph.root[0] and _is_without_samples(node, axes, without):
+        children = [(k, child, n) for k, (child, n) in enumerate(graph.inputs[node]) if child in graph.names_below]
+        if node is not graph.root[0] and _is_without_samples(graph, node, axes, without):
             without.add(node)
             reach[node] = frozenset().union(*(reach[child] for _, child, _ in children))
             # What met samples and has lost their axis again is counted where it met them.
@@ -100,8 +100,9 @@ def find_uses(graph: Graph, axes: Axes) -> FoundUses:
     return FoundUses(tuple(edges), mixed)
 
 
-def _is_without_samples(node: Node, axes: Axes, without: set[Node]) -> bool:
-    if node.name() in REARRANGEMENTS and all(child in without for child, _ in node.next_functions if child is not None):
+def _is_without_samples(graph: Graph, node: Node, axes: Axes, without: set[Node]) -> bool:
+    children = graph.inputs[node]
+    if graph.names[node] in REARRANGEMENTS and all(child in without for child, _ in children if child is not None):
         return True
     return node in axes and axes[node] is None
 
@@ -111,8 +112,9 @@ def first_axis_is_samples(graph: Graph, samples: int) -> Axes:
     leaves = set(graph.leaves.values())
     axes: dict[Node, Layout | None] = {}
     for node in graph.order:
-        child = node.next_functions[0][0] if node.next_functions else None
-        if node in leaves or (node.name() in REARRANGEMENTS and child in axes and axes[child] is None):
+        children = graph.inputs[node]
+        child = children[0][0] if children else None
+        if node in leaves or (graph.names[node] in REARRANGEMENTS and child in axes and axes[child] is None):
             axes[node] = None
         elif graph.described[node]:
             axes[node] = Layout(1, samples, graph.output_shape((node, 0)).numel() // samples)

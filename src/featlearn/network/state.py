@@ -55,8 +55,13 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     weights = set(map(id, parameters))
     tables = {id(part.__dict__) for part in parts}
     own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
-    # Most are tables of hooks, and empty.
     containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
+    empty_hooks = [
+        value
+        for part in parts
+        for key, value in part.__dict__.items()
+        if key in _MODULE_KEYS and isinstance(value, dict) and not value
+    ]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = _kept([tensor for tensor in held["tensor"] if tensor.device.type != "meta"])
@@ -98,6 +103,9 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
         rewind()
         for container, entries in containers:
             _refill(container, entries)
+        for table in empty_hooks:
+            if table:
+                table.clear()
         changed = _restore(tensors)
     if any(id(tensor) in weights for tensor in changed):
         raise UnsupportedModelError(
@@ -225,6 +233,7 @@ def _held(parts: Sequence[nn.Module]) -> dict[str, list[Any]]:
     """Containers, tensors, arrays and random generators in the attributes of modules, also inside one another."""
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS if kind != "tuple"}
     seen: set[int] = set()
+    tables = {id(p.__dict__) for p in parts}
     # Scripted modules keep their tables out of reach; what can be listed is.
     stack: list[Any] = [table for p in parts for table in (p.__dict__, p._parameters, p._buffers, p._modules)]
     while stack:
@@ -235,7 +244,9 @@ def _held(parts: Sequence[nn.Module]) -> dict[str, list[Any]]:
         seen.add(id(thing))
         if kind in found:
             found[kind].append(thing)
-        if kind == "container" or kind == "tuple":
+        if id(thing) in tables:  # most of its tables are those of hooks, and empty: they are kept apart
+            stack += [value for key, value in thing.items() if key not in _MODULE_KEYS or value]
+        elif kind == "container" or kind == "tuple":
             stack += thing.values() if isinstance(thing, dict) else thing
         elif kind == "table":
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
