@@ -136,4 +136,4 @@ def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
     before = probed.parameters[name]
     if found is None or before is None:
         return False
-    return float((found - before).norm()) > chunk.precision**0.5 * float(before.norm()) / 30
+    return bool(float((found - before).norm()) > chunk.precision**0.5 * float(before.norm()) / 30)

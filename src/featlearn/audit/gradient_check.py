@@ -128,10 +128,10 @@ def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -
 
     `cancelling`: units of rounding, of the whole gradient, that may be left where the terms of one parameter cancel.
     """
-    values = numbers([value for _, *three in checks for value in three])
-    rows = [(name, *values[3 * k : 3 * k + 3]) for k, (name, *_) in enumerate(checks)]
+    values = numbers([value for check in checks for value in check[1:]])
+    triples = zip(values[::3], values[1::3], values[2::3], strict=True)
     # Gradients that are not finite give a kernel that is not, which is refused for that.
-    rows = [row for row in rows if math.isfinite(row[3])]
+    rows = [(name, *three) for (name, *_), three in zip(checks, triples, strict=True) if math.isfinite(three[2])]
     whole = sum(size + length for _, _, size, length in rows if math.isfinite(size))
     for name, difference, size, length in rows:
         # Half of the digits. Gradients that vanish but for rounding (a bias in front of a mean that is taken away) may

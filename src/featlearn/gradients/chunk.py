@@ -26,7 +26,7 @@ from featlearn.network.inputs import Probe
 from featlearn.ops import Direct, Outer, is_built_in
 from featlearn.ops.reading import Reading, read_use
 
-UseGradients = dict[Value, Sequence[Tensor | None]]
+UseGradients = Mapping[Value, Sequence[Tensor | None]]
 """Op that uses a parameter -> gradients at its output, one for each direction; None where it has none."""
 
 
@@ -34,7 +34,7 @@ UseGradients = dict[Value, Sequence[Tensor | None]]
 class Backpropagated:
     """What backward passes from the outputs have given."""
 
-    grads: UseGradients
+    grads: dict[Value, Sequence[Tensor | None]]
     coded: Mapping[Value, Tensor | None]
     """Gradients of sum_k weights[p, k] direction_k . f_p at the ops that were asked for."""
     weights: Tensor | None
@@ -141,16 +141,17 @@ class Chunk:
         if not values:
             return Backpropagated({}, {}, None)
         if not coded:
-            return Backpropagated(self._use_gradients(values, directions, apart, last), {}, None)
+            return Backpropagated(dict(self._use_gradients(values, directions, apart, last)), {}, None)
         weights = torch.randn(
             len(self.outputs), len(directions), generator=generator, dtype=torch.float64, device="cpu"
         )
         cotangent = (weights @ directions.double().cpu()).to(self.outputs)
         found, _ = backward_to(self.outputs, [(node, 0) for node in coded], {}, cotangent)
-        return Backpropagated(self._use_gradients(values, directions, apart, last), found, weights.to(self.outputs))
+        grads = dict(self._use_gradients(values, directions, apart, last))
+        return Backpropagated(grads, found, weights.to(self.outputs))
 
     def formed(
-        self, names: Sequence[str], grads: UseGradients, dense: Collection[str] = (),
+        self, names: Sequence[str], grads: dict[Value, Sequence[Tensor | None]], dense: Collection[str] = (),
         proportional: ProportionalOutputs | None = None,
     ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
         """Per-sample gradients of parameters that can be read, one by one; `grads` is emptied on the way.

@@ -56,7 +56,7 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
     tables = {id(part.__dict__) for part in parts}
     own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
     containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
-    empty_hooks = [
+    empty_hooks: list[dict[Any, Any]] = [
         value
         for part in parts
         for key, value in part.__dict__.items()
@@ -88,11 +88,13 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
         return {id(kept.tensor) for kept, same in zip(tensors, _unchanged(tensors), strict=True)
                 if not same or _version(kept.tensor) != kept.version}  # fmt: skip
 
+    changed: list[Tensor] = []
     try:
         for parameter, _ in grads:
             parameter.grad = None
         yield KeptState(rewind, rewritten)
-        if any(parameter.grad is not None for parameter, _ in grads):
+        written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
+        if written:
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
                 "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
@@ -106,7 +108,7 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
         for table in empty_hooks:
             if table:
                 table.clear()
-        changed = _restore(tensors)
+        changed += _restore(tensors)
     if any(id(tensor) in weights for tensor in changed):
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
