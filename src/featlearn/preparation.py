@@ -15,7 +15,7 @@ from featlearn.measurement import Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
 from featlearn.network.initial_network import network_at
-from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors, tensors_in
+from featlearn.network.inputs import Inputs, Probe, Readout, input_kind, map_tensors
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
 from featlearn.planning.plan import PlannedKernel
@@ -117,11 +117,6 @@ class Preparation:
         twin = Preparation(network_at(self.model, initial), readout=self.readout, dtype=self.dtype, memory=self.memory)
         twin.audits = self.audits
         return twin
-
-
-def input_kind(x: Inputs) -> tuple[object, ...]:
-    """What two batches share that the same code treats alike, the number of samples aside."""
-    return tuple((tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors_in(x))
 
 
 def needing_gradients(x: Inputs) -> Inputs:

@@ -86,14 +86,19 @@ def test_a_run_that_goes_on_earns_as_a_new_one_does_and_costs_what_both_parts_di
     ("cost", "share", "words"),
     [
         (Cost(20.9, 0.857, 3.1), 0.05,
-         "3.1 s of 24.0 s (4.1 % of training, within the budget of 5 %; first and last 2.2 s)"),
+         "3.1 s of 24.0 s, 13 % of the wall time (first and last 2.2 s; between them 4.1 % of training, within the "
+         "budget of 5 %)"),
         (Cost(0.8, 0.856, 1.0), 0.05,
-         "1.0 s of 1.8 s (0.86 s in between, within the 1 s that a budget of 5 % leaves a short run; first and last "
-         "0.1 s)"),
-        (Cost(0.01, 0.5, 1.0), None, "1.0 s of 1.0 s (0.5 s in between, no budget; first and last 0.5 s)"),
+         "1.0 s of 1.8 s, 56 % of the wall time (first and last 0.1 s; between them 0.86 s, within the 1 s that a "
+         "budget of 5 % leaves a short run)"),
+        (Cost(0.01, 0.5, 1.0), None,
+         "1.0 s of 1.0 s, 99 % of the wall time (first and last 0.5 s; between them 0.5 s, no budget)"),
         (Cost(100.0, 12.0, 13.0), 0.1,
-         "13.0 s of 113.0 s (12 % of training, over the budget of 10 %; first and last 1.0 s)"),
-        (Cost(), 0.05, "0.0 s of 0.0 s (0 % of training, within the budget of 5 %; first and last 0.0 s)"),
+         "13.0 s of 113.0 s, 12 % of the wall time (first and last 1.0 s; between them 12 % of training, over the "
+         "budget of 10 %)"),
+        (Cost(), 0.05,
+         "0.0 s of 0.0 s, 0 % of the wall time (first and last 0.0 s; between them 0 % of training, within the budget "
+         "of 5 %)"),
     ],
 )  # fmt: skip
 def test_the_cost_in_words(cost: Cost, share: float | None, words: str):

@@ -30,10 +30,16 @@ class Cost(NamedTuple):
         """Counted measurements relative to training."""
         return self.counted / self.training if self.training > 0 else 0.0
 
+    @property
+    def wall_share(self) -> float:
+        """All measurements, first and last included, relative to training and measuring together."""
+        whole = self.training + self.measuring
+        return self.measuring / whole if whole > 0 else 0.0
+
     def summary(self, share: float | None) -> str:
         """One line for the user: time spent, and whether it is within the budget."""
         small = self.overhead <= LARGEST_SHARE
-        between = f"{_percent(self.overhead)} of training" if small else f"{self.counted:.2g} s in between"
+        between = f"{_percent(self.overhead)} of training" if small else f"{self.counted:.2g} s"
         if share is None:
             limit = "no budget"
         elif self.overhead <= 1.02 * share:  # the printed value is rounded
@@ -44,7 +50,10 @@ class Cost(NamedTuple):
             limit = f"over the budget of {_percent(share)}"
         apart = max(self.measuring - self.counted, 0.0)
         whole = self.training + self.measuring
-        return f"{self.measuring:.1f} s of {whole:.1f} s ({between}, {limit}; first and last {apart:.1f} s)"
+        return (
+            f"{self.measuring:.1f} s of {whole:.1f} s, {_percent(self.wall_share)} of the wall time "
+            f"(first and last {apart:.1f} s; between them {between}, {limit})"
+        )
 
 
 def _percent(share: float) -> str:

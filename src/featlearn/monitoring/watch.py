@@ -370,7 +370,10 @@ class Watch:
 
     def _finish(self, finished: bool) -> None:
         log, cost = self._written(), self._budget.cost
-        summary = {"measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring}
+        summary = {
+            "measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring,
+            "wall_share": cost.wall_share,
+        }  # fmt: skip
         if self._skipped:
             log.event("skipped", self.steps, count=self._skipped, reason="budget")
         log.count_repeats(self.steps)

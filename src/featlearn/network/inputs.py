@@ -49,6 +49,11 @@ def tensors_in(thing: Any) -> list[Tensor]:
     return found
 
 
+def input_kind(x: Inputs) -> tuple[object, ...]:
+    """What two batches share that the same code treats alike, the number of samples aside."""
+    return tuple((tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors_in(x))
+
+
 def batch_size(x: Inputs, name: str = "x") -> int:
     """The number of samples in `x`, after a check that it is something a model can be called with."""
     if isinstance(x, nn.utils.rnn.PackedSequence):

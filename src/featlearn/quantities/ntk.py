@@ -12,22 +12,21 @@ from torch.optim import Optimizer
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
-from featlearn.contraction.hardware import LITTLE
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
-from featlearn.errors import InputValueError, MemoryBudgetError
+from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs, Probe, Readout
 from featlearn.network.isolation import collector_paused
-from featlearn.planning.chunks import ParameterGroup, grouped, held_bytes, largest_chunk, shares_rows
-from featlearn.planning.cost import parameter_plans
-from featlearn.planning.memory import byte_budget, keep_released_memory, readable_bytes
+from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
+from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import Plan, PlannedKernel
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation, input_kind
+from featlearn.preparation import Preparation
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.verification import Checks
 
@@ -125,7 +124,7 @@ def kernel_plan(
     rates = _checked(prepared, outputs, by, optimizer)
     with prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
         directions = output_directions(outputs, measurement.classes)
-        found = _plan(measurement, directions, rates, by, prepared.memory, verify)
+        found = plan_kernel(measurement, directions, _elementwise(rates), by, prepared.memory, verify)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
         return found
@@ -154,10 +153,11 @@ def measured_kernels(
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
-    key = _plan_key(measurement, directions, rates, by, memory, verify)
+    elementwise = _elementwise(rates)
+    key = plan_key(measurement, directions, elementwise, by, memory, verify)
     known = prepared.plans.get(key)
-    if known is None or not _still_fits(known.plan, memory, measurement.device):
-        known = PlannedKernel(_plan(measurement, directions, rates, by, memory, verify), None)
+    if known is None or not still_fits(known.plan, memory, measurement.device):
+        known = PlannedKernel(plan_kernel(measurement, directions, elementwise, by, memory, verify), None)
     elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
         # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
         kernels = _deferring(measurement, known, directions, rates, by)
@@ -172,26 +172,6 @@ def measured_kernels(
     _refuse_not_finite(measurement, kernels, by)
     prepared.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
-
-
-def _plan_key(
-    measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], by: str, memory: str | int | None,
-    verify: bool,
-) -> object:  # fmt: skip
-    """What two kernels share that are measured in the same way."""
-    kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
-    elementwise = frozenset(name for name, rate in rates.items() if isinstance(rate, Tensor))
-    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, tuple(measurement.parameters), elementwise, asked)
-
-
-def _still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
-    """Whether there is about as much memory as when the plan was made; not asked where it needs little."""
-    if memory is not None or plan.peak < LITTLE:
-        return True
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
-        return True
-    return byte_budget(memory, device) >= 0.9 * plan.memory
 
 
 def _deferring(
@@ -271,7 +251,7 @@ class _Execution:
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
             captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=self._elementwise, proportional=proportional,
+                chunk, group.names, self._directions.rows(chosen), dense=_elementwise(self._rates), proportional=proportional,
                 apart=mode == "each", last=chosen is blocks[-1],
             )  # fmt: skip
             total.add_diagonal(self._with_rates(captured), every, chosen, kept)
@@ -354,10 +334,6 @@ class _Execution:
         size = parameter.numel() * (2 if parameter.is_complex() else 1)
         return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
 
-    @property
-    def _elementwise(self) -> set[str]:
-        return {name for name, rate in self._rates.items() if isinstance(rate, Tensor)}
-
     def _with_rates(self, captured: Iterator[tuple[str, Gradients]]) -> Iterator[tuple[str, Gradients]]:
         """The square root of the optimizer's rate on either side of the kernel."""
         for name, gradients in captured:
@@ -375,45 +351,10 @@ class _Execution:
             del gradients
 
 
+def _elementwise(rates: Mapping[str, Rate]) -> set[str]:
+    """Parameters with a rate for every entry."""
+    return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
+
+
 def _blocks(probe: Probe, size: int) -> list[slice]:
     return [slice(begin, min(begin + size, probe.samples)) for begin in range(0, probe.samples, size)]
-
-
-def _plan(
-    measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], by: str, memory: str | int | None,
-    verify: bool,
-) -> Plan:  # fmt: skip
-    sizes = [probe.samples for probe in measurement.probes]
-    samples = (sizes[0], sizes[-1])
-    count = directions.count
-    budget = byte_budget(memory, measurement.device)
-    shape = directions.kernel_shape(*samples)
-    kernels = len(set(kernel_keys(measurement.parameters, by).values())) + (1 if verify else 0)
-    needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
-    if needed > 0.9 * budget:
-        raise MemoryBudgetError(
-            f"the kernel {' x '.join(map(str, shape))}{f' for {kernels} parts' if kernels > 1 else ''} takes "
-            f"{readable_bytes(needed)}, expected at most {readable_bytes(0.9 * budget)} of the budget "
-            f"{readable_bytes(budget)}; two ways out: fewer samples or outputs='mean' with by='network', "
-            "or a larger memory= if the machine has it"
-        )
-    elementwise = [name for name, rate in rates.items() if isinstance(rate, Tensor)]
-    plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
-    # Activations, their gradients and what an op needs while it runs.
-    graph_bytes = 3 * max(
-        (example.graph.output_bytes // len(example.indices) if example.graph else 0) for example in measurement.examples
-    )
-    # The weights are held a second time, to be put back should the model change them.
-    tensors = (*measurement.model.parameters(), *measurement.model.buffers())
-    weights = sum(t.numel() * t.element_size() for t in tensors)
-    available, symmetric = budget - needed - weights, len(sizes) == 1
-    one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
-    groups = grouped(
-        plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
-        largest_chunk(measurement, max(samples), count), one_by_one,
-    )  # fmt: skip
-    peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
-    confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
-    pieces = 0 if measurement.builtin else measurement.pieces(max((group.chunk for group in groups), default=1))
-    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak, pieces,
-                confirmed)  # fmt: skip

@@ -1,0 +1,78 @@
+"""The plan of one kernel: which route each parameter takes, and what is captured together."""
+
+from collections.abc import Collection
+
+import torch
+
+from featlearn.contraction.hardware import LITTLE
+from featlearn.contraction.kernel_sum import kernel_keys
+from featlearn.errors import MemoryBudgetError
+from featlearn.gradients.directions import Directions
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import input_kind
+from featlearn.planning.chunks import grouped, held_bytes, largest_chunk, shares_rows
+from featlearn.planning.cost import parameter_plans
+from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.planning.plan import Plan
+
+
+def plan_key(
+    measurement: Measurement, directions: Directions, elementwise: Collection[str], by: str, memory: str | int | None,
+    verify: bool,
+) -> object:  # fmt: skip
+    """What two kernels share that are measured in the same way."""
+    kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
+    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
+    return (kinds, tuple(measurement.parameters), frozenset(elementwise), asked)
+
+
+def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
+    """Whether there is about as much memory as when the plan was made; not asked where it needs little."""
+    if memory is not None or plan.peak < LITTLE:
+        return True
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
+        return True
+    return byte_budget(memory, device) >= 0.9 * plan.memory
+
+
+def plan_kernel(
+    measurement: Measurement, directions: Directions, elementwise: Collection[str], by: str, memory: str | int | None,
+    verify: bool,
+) -> Plan:  # fmt: skip
+    """Choose routes, groups of parameters and chunks for a kernel.
+
+    `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed.
+    """
+    sizes = [probe.samples for probe in measurement.probes]
+    samples = (sizes[0], sizes[-1])
+    count = directions.count
+    budget = byte_budget(memory, measurement.device)
+    shape = directions.kernel_shape(*samples)
+    kernels = len(set(kernel_keys(measurement.parameters, by).values())) + (1 if verify else 0)
+    needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
+    if needed > 0.9 * budget:
+        raise MemoryBudgetError(
+            f"the kernel {' x '.join(map(str, shape))}{f' for {kernels} parts' if kernels > 1 else ''} takes "
+            f"{readable_bytes(needed)}, expected at most {readable_bytes(0.9 * budget)} of the budget "
+            f"{readable_bytes(budget)}; two ways out: fewer samples or outputs='mean' with by='network', "
+            "or a larger memory= if the machine has it"
+        )
+    plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
+    # Activations, their gradients and what an op needs while it runs.
+    graph_bytes = 3 * max(
+        (example.graph.output_bytes // len(example.indices) if example.graph else 0) for example in measurement.examples
+    )
+    # The weights are held a second time, to be put back should the model change them.
+    tensors = (*measurement.model.parameters(), *measurement.model.buffers())
+    weights = sum(t.numel() * t.element_size() for t in tensors)
+    available, symmetric = budget - needed - weights, len(sizes) == 1
+    one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
+    groups = grouped(
+        plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
+        largest_chunk(measurement, max(samples), count), one_by_one,
+    )  # fmt: skip
+    peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
+    confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
+    pieces = 0 if measurement.builtin else measurement.pieces(max((group.chunk for group in groups), default=1))
+    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak, pieces,
+                confirmed)  # fmt: skip
