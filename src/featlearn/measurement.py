@@ -15,7 +15,7 @@ from featlearn.audit.gradient_check import (
     largest_entry,
     refuse_unequal_sums,
 )
-from featlearn.audit.independence import expect_independent, refuse_coupled, run_parts
+from featlearn.audit.independence import expect_independent, piece_count, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
@@ -28,10 +28,6 @@ from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
 from featlearn.network.inputs import Probe
 from featlearn.ops import is_built_in
-
-PIECES = 8
-PIECE_BYTES = 2**27
-"""Bytes of activations that make a piece worth its launches on a GPU."""
 
 
 def fixed_generator() -> torch.Generator:
@@ -58,8 +54,8 @@ class Measurement:
     """Where the outputs, and so the kernels, live."""
     builtin: bool = False
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
-    sample_bytes: int = 0
-    """Bytes of one sample's activations."""
+    launch_bytes: int = 0
+    """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
@@ -73,7 +69,7 @@ class Measurement:
     def example(self, number: int = 0) -> Chunk:
         """A few samples of a probe, captured and read: what they show of uses and sizes holds for all."""
         if number not in self._examples:
-            self._examples[number] = self._audited_example(self.probes[number])
+            self._examples[number] = self._example(self.probes[number])
         return self._examples[number]
 
     @property
@@ -81,14 +77,19 @@ class Measurement:
         """One for every probe."""
         return [self.example(number) for number in range(len(self.probes))]
 
-    def _audited_example(self, probe: Probe) -> Chunk:
+    def _example(self, probe: Probe, *, anew: bool = False) -> Chunk:
+        """A few samples, audited if their graph is not known yet, or `anew`."""
         chunk = Chunk(probe, torch.arange(probe.samples, device="cpu")[spread(probe.samples)], self.parameters)
-        if chunk.graph is not None:
-            audit = audited(chunk, fixed_generator())
-            known = self.audits.get(audit.nodes)
-            if known is None or known.unseen or not audit.unseen:
-                self.audits[audit.nodes] = audit
-            chunk.unproved = _unproved(chunk)
+        if chunk.graph is None:
+            return chunk
+        known = self.audits.get(chunk.graph.ordered_names)
+        if known is not None and not anew and known.axes_in(chunk.graph, len(chunk.outputs)) is not None:
+            self._read(chunk)
+            return chunk
+        audit = audited(chunk, fixed_generator())
+        if known is None or known.unseen or not audit.unseen:
+            self.audits[audit.nodes] = audit
+        chunk.unproved = _unproved(chunk)
         return chunk
 
     def defer(self, checks: DeferredChecks | None) -> None:
@@ -100,16 +101,11 @@ class Measurement:
     def audit_again(self) -> None:
         """Audit a few samples of every probe anew; raises what only an audit can tell."""
         for probe in self.probes:
-            self._audited_example(probe)
+            self._example(probe, anew=True)
 
     def pieces(self, samples: int) -> int:
-        """In how many pieces so many samples are run again, to see that they do not influence each other.
-
-        More show more. A GPU runs small batches in fewer, because each has its price in launches.
-        """
-        if self.device.type == "cpu":
-            return PIECES
-        return max(2, min(PIECES, samples * self.sample_bytes // PIECE_BYTES))
+        """In how many pieces so many samples are run again, to see that they do not influence each other."""
+        return piece_count(samples, self.launch_bytes)
 
     def of_pair(self, first: Probe, second: Probe) -> "Measurement":
         """The same network on two other batches of the same kind."""

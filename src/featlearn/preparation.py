@@ -28,8 +28,8 @@ class OutputFacts(NamedTuple):
     dtype: torch.dtype
     """The precision in which kernels are accumulated."""
     device: torch.device
-    sample_bytes: int
-    """Bytes of one sample's activations."""
+    launch_bytes: int
+    """Bytes of one sample's activations on a GPU, 0 on a CPU."""
 
 
 class Preparation:
@@ -110,7 +110,7 @@ class Preparation:
                 "number; pass a readout= that makes them equal"
             )
         measurement.classes, measurement.dtype, measurement.device, _ = facts[0]
-        measurement.sample_bytes = max(one.sample_bytes for one in facts)
+        measurement.launch_bytes = max(one.launch_bytes for one in facts)
 
     def at(self, initial: Mapping[str, Any]) -> "Preparation":
         """The same for a copy of the model with another state dict."""
@@ -139,8 +139,10 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     if measurement.model is not original:
         _refuse_followers(original, measurement.originals, example)
     measurement.has_gradient = example.graph is not None
-    activations = 0 if example.graph is None else example.graph.output_bytes // len(example.indices)
-    return OutputFacts(example.outputs.shape[1], example.accumulate, example.outputs.device, activations)
+    outputs, activations = example.outputs, 0
+    if example.graph is not None and outputs.device.type != "cpu":
+        activations = max(1, example.graph.output_bytes // len(example.indices))
+    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

@@ -30,6 +30,20 @@ class Part(NamedTuple):
     outputs: Tensor
 
 
+PIECES = 8
+PIECE_BYTES = 2**27
+"""Bytes of activations that make a piece worth its launches on a GPU."""
+
+
+def piece_count(samples: int, launch_bytes: int) -> int:
+    """In how many pieces a batch is run again. More show more.
+
+    `launch_bytes`: bytes of one sample's activations on a GPU, which runs small batches in fewer pieces because each
+    has its price in launches; 0 on a CPU.
+    """
+    return max(2, min(PIECES, samples * launch_bytes // PIECE_BYTES)) if launch_bytes else PIECES
+
+
 def part_sizes(samples: int, pieces: int) -> list[int]:
     """How many samples each part has: a few small ones if there are many samples, the rest in about equal pieces."""
     small, cuts = _division(samples, pieces)

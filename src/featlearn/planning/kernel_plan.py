@@ -73,6 +73,7 @@ def plan_kernel(
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
-    pieces = 0 if measurement.builtin else measurement.pieces(max((group.chunk for group in groups), default=1))
-    return Plan(plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak, pieces,
-                confirmed)  # fmt: skip
+    return Plan(
+        plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
+        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes, confirmed=confirmed,
+    )  # fmt: skip

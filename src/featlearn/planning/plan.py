@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from featlearn.audit.independence import part_sizes
+from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes, readable_count
@@ -30,9 +30,11 @@ class Plan:
     """Bytes for temporaries of a contraction."""
     peak: int
     """About how many bytes will be held at most: the kernel, the weights once more, and what it is made from."""
-    pieces: int = 0
-    """In about how many parts every chunk is run again, to see that samples do not influence each other; 0 for
-    sequences of torch's own layers, which are not."""
+    checked: bool = True
+    """Whether every chunk is run again in parts, to see that samples do not influence each other; sequences of torch's
+    own layers are not."""
+    launch_bytes: int = 0
+    """Bytes of one sample's activations on a GPU, 0 on a CPU: small batches are run in fewer parts there."""
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
@@ -50,16 +52,14 @@ class Plan:
     @property
     def passes(self) -> int:
         """Forward passes over whole chunks of samples; a block of samples is captured anew for every pair of blocks."""
-        return sum(count * self._blocks(group) for count, group in self._swept())
+        return sum(len(self._chunk_sizes(group)) * self._repeats(group) for group in self.groups)
 
     @property
     def check_passes(self) -> int:
-        """Forward passes over parts of chunks, each chunk once in all its parts together."""
-        if not self.pieces:
-            return 0
-        return sum(
-            count * self._blocks(group) * len(part_sizes(group.chunk, self.pieces)) for count, group in self._swept()
-        )
+        """Forward passes over parts of chunks: every chunk once more, in all its parts together."""
+        sizes = [(size, self._repeats(group)) for group in self.groups for size in self._chunk_sizes(group)]
+        parts = ((len(part_sizes(n, piece_count(n, self.launch_bytes))), times) for n, times in sizes)
+        return sum(count * times for count, times in parts) if self.checked else 0
 
     @property
     def backward_passes(self) -> int:
@@ -67,25 +67,37 @@ class Plan:
 
         A GPU makes those of all directions in one.
         """
-        extra = [-(-self.directions // group.directions) if self.confirmed else 0 for _, group in self._swept()]
-        return sum(count * (self.directions + more) for (count, _), more in zip(self._swept(), extra, strict=True))
+        confirming = [self._direction_blocks(group) if self.confirmed else 0 for group in self.groups]
+        counts = [len(self._chunk_sizes(group)) for group in self.groups]
+        return sum(count * (self.directions + more) for count, more in zip(counts, confirming, strict=True))
 
-    def _blocks(self, group: ParameterGroup) -> int:
-        """Forward passes over one chunk: a chunk of all samples serves all blocks of directions."""
-        whole = self.symmetric and group.chunk >= self.samples[0]
-        return 1 if whole else -(-self.directions // group.directions)
+    @property
+    def sample_passes(self) -> int:
+        """Forward passes of single samples for the fallback, each followed by a backward pass per direction.
 
-    def _swept(self) -> list[tuple[int, ParameterGroup]]:
-        """How many chunks each group captures for one block of directions."""
-        found = []
-        for group in self.groups:
-            chunks = [_chunks(samples, group) for samples in self.samples]
-            if self.symmetric:  # block i, then every block before it
-                count = sum(size * (len(chunks[0]) - i) for i, size in enumerate(chunks[0]))
-            else:
-                count = sum(chunks[0]) + len(chunks[0]) * sum(chunks[1])
-            found.append((count, group))
-        return found
+        One backward pass more per chunk checks their sum.
+        """
+        lost = set(self.fallbacks)
+        groups = [group for group in self.groups if lost & set(group.names)]
+        return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
+
+    def _direction_blocks(self, group: ParameterGroup) -> int:
+        return -(-self.directions // group.directions)
+
+    def _repeats(self, group: ParameterGroup) -> int:
+        """How often each chunk is run: one that holds all samples serves all blocks of directions."""
+        return 1 if self.symmetric and group.chunk >= self.samples[0] else self._direction_blocks(group)
+
+    def _chunk_sizes(self, group: ParameterGroup) -> list[int]:
+        """Samples in every chunk that a group captures for one block of directions."""
+        blocks = [
+            [_chunks(min(group.block, n - start), group.chunk) for start in range(0, n, group.block)]
+            for n in self.samples
+        ]
+        if self.symmetric:  # block i, then every block before it
+            times = [len(blocks[0]) - i for i in range(len(blocks[0]))]
+            return [size for block, count in zip(blocks[0], times, strict=True) for size in block * count]
+        return [size for block in (*blocks[0], *(blocks[1] * len(blocks[0]))) for size in block]
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why")
@@ -114,7 +126,8 @@ class Plan:
             f"{_plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
             f"{_plural(self.backward_passes, 'backward pass', 'es')}, {self._checks()}, then "
             f"{readable_count(self.operations)} multiply-adds of contractions",
-            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback",
+            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
+            + (f", {_plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
         ]
         if self.directions >= 100:
             summary.append(
@@ -125,7 +138,7 @@ class Plan:
     __repr__ = __str__
 
     def _checks(self) -> str:
-        if not self.pieces:
+        if not self.checked:
             return "no checks (a sequence of torch's own layers)"
         return f"checked by {_plural(self.check_passes, 'forward pass', 'es')} over parts"
 
@@ -152,10 +165,9 @@ def _plural(count: int, thing: str, ending: str) -> str:
     return f"{count or 'no'} {thing}{'' if count == 1 else ending}"
 
 
-def _chunks(samples: int, group: ParameterGroup) -> list[int]:
-    """How many chunks each block of samples has."""
-    starts = range(0, samples, group.block)
-    return [-(-(min(start + group.block, samples) - start) // group.chunk) for start in starts]
+def _chunks(samples: int, size: int) -> list[int]:
+    """The sizes of the chunks that so many samples are cut into."""
+    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 def _counted(uses: Sequence[str]) -> str:

@@ -251,8 +251,8 @@ class _Execution:
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
             captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=_elementwise(self._rates), proportional=proportional,
-                apart=mode == "each", last=chosen is blocks[-1],
+                chunk, group.names, self._directions.rows(chosen), dense=_elementwise(self._rates),
+                proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
             )  # fmt: skip
             total.add_diagonal(self._with_rates(captured), every, chosen, kept)
             if proportional is not None:

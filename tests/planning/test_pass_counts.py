@@ -1,0 +1,134 @@
+"""What `fl.plan` says is what is run: forward and backward passes of a repeated call, checks included."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.graph import graph as graph_module
+from featlearn.network.inputs import Probe
+from tests.zoo.case import Net
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Forward passes by their number of samples, and backward passes from the outputs."""
+    found: Counter[str] = Counter()
+    outputs, grad = Probe.outputs, torch.autograd.grad
+
+    def counting_outputs(self: Probe, indices: Any) -> Tensor:
+        result = outputs(self, indices)
+        found["forward of one" if len(result) == 1 else "forward"] += 1
+        return result
+
+    def counting_grad(starts: Any, *args: Any, **kwargs: Any) -> Any:
+        from_outputs = isinstance(starts[0], Tensor)
+        found["backward of one" if from_outputs and starts[0].dim() == 0 else "backward"] += from_outputs
+        return grad(starts, *args, **kwargs)
+
+    monkeypatch.setattr(Probe, "outputs", counting_outputs)
+    monkeypatch.setattr(graph_module.torch.autograd, "grad", counting_grad)
+    return found
+
+
+def own() -> nn.Module:
+    parts = {"a": nn.Linear(3, 7), "b": nn.Linear(7, 2)}
+    return Net(lambda self, x: self.b(torch.tanh(self.a(x))), **parts).double()
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2)).double()
+
+
+class Twice(torch.autograd.Function):
+    """An op of which nothing is known: twice its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2.0 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2.0 * gradient
+
+
+def behind_an_unknown_op() -> nn.Module:
+    """Which sample a gradient of the first layer belongs to must be confirmed."""
+    parts = {"a": nn.Linear(3, 7), "b": nn.Linear(7, 2)}
+    return Net(lambda self, x: self.b(torch.tanh(Twice.apply(self.a(x)))), **parts).double()
+
+
+def without_rule() -> nn.Module:
+    """A parameter that goes to the fallback."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))) * torch.stack([self.scale * row.sum() for row in x]).cos()[:, None]
+
+    return Net(forward, a=nn.Linear(3, 7), b=nn.Linear(7, 2), scale=nn.Parameter(torch.ones(()))).double()
+
+
+@pytest.mark.parametrize("outputs", ["mean", "each", 1])
+@pytest.mark.parametrize("build", [own, sequential])
+@pytest.mark.parametrize("samples", [29, 130])
+def test_passes_are_those_of_the_plan(build: Any, samples: int, outputs: Any, counted: Counter[str]):
+    torch.manual_seed(0)
+    session = fl.Session(build(), torch.randn(samples, 3, dtype=torch.float64))
+    session.ntk(outputs=outputs)
+    plan = session.plan(outputs=outputs)
+    counted.clear()
+    session.ntk(outputs=outputs)
+    assert counted["forward"] == plan.passes + plan.check_passes
+    assert counted["backward"] == plan.backward_passes
+    assert counted["forward of one"] == counted["backward of one"] == plan.sample_passes == 0
+
+
+def test_passes_of_several_chunks(counted: Counter[str]):
+    torch.manual_seed(0)
+    session = fl.Session(own(), torch.randn(130, 3, dtype=torch.float64), memory="400kB")
+    for outputs in ("each", "sum"):
+        session.ntk(outputs=outputs)
+        plan = session.plan(outputs=outputs)
+        counted.clear()
+        session.ntk(outputs=outputs)
+        assert counted["forward"] == plan.passes + plan.check_passes
+        assert counted["backward"] == plan.backward_passes
+    session.ntk(torch.randn(47, 3, dtype=torch.float64))
+    cross = session.plan(torch.randn(47, 3, dtype=torch.float64))
+    counted.clear()
+    session.ntk(torch.randn(47, 3, dtype=torch.float64))
+    assert cross.passes > 1
+    assert counted["forward"] == cross.passes + cross.check_passes
+
+
+def test_confirming_passes_are_counted(counted: Counter[str]):
+    torch.manual_seed(0)
+    session = fl.Session(behind_an_unknown_op(), torch.randn(29, 3, dtype=torch.float64))
+    session.ntk()
+    plan = session.plan()
+    assert plan.confirmed
+    counted.clear()
+    session.ntk()
+    assert counted["forward"] == plan.passes + plan.check_passes
+    assert counted["backward"] == plan.backward_passes == 3
+
+
+def test_passes_of_the_fallback_are_counted(counted: Counter[str]):
+    torch.manual_seed(0)
+    session = fl.Session(without_rule(), torch.randn(11, 3, dtype=torch.float64))
+    session.ntk()
+    plan = session.plan()
+    assert list(plan.fallbacks) == ["scale"]
+    counted.clear()
+    session.ntk()
+    assert counted["forward of one"] == plan.sample_passes == 11
+    assert counted["backward of one"] == 11 * 2
+
+
+def test_the_table_says_it():
+    torch.manual_seed(0)
+    text = str(fl.plan(own(), torch.randn(29, 3, dtype=torch.float64)))
+    assert "1 forward pass of 29 samples and 2 backward passes, checked by 8 forward passes over parts" in text
+    assert "no checks" in str(fl.plan(sequential(), torch.randn(29, 3, dtype=torch.float64)))
