@@ -76,7 +76,11 @@ class Preparation:
         with ExitStack() as stack:
             trusted = len(inputs) == 1 and not needs_copy(model, self.dtype)
             isolation = stack.enter_context(
-                undisturbed(model, lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout))
+                undisturbed(
+                    model,
+                    lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout),
+                    only_read=not reuse,  # a quantity of the user's own may write to them
+                )
             )
             twin = copied(model, self.dtype) if needs_copy(model, self.dtype) else model
             parameters: Mapping[str, Tensor] = originals

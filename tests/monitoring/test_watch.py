@@ -519,7 +519,8 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
     assert run.config["finished"] is False
     (line,) = capfd.readouterr().err.splitlines()
     words = (
-        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s \(.*, no budget; first and last [\d.]+ s\): .*run"
+        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s, [\d.]+ % of the wall time "
+        r"\(first and last [\d.]+ s; between them .*, no budget\): .*run"
     )
     assert re.fullmatch(words, line)
 

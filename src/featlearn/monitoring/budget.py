@@ -57,7 +57,7 @@ class Cost(NamedTuple):
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %"
+    return f"{100 * share:.2g} %" if share < 0.095 else f"{100 * share:.0f} %"
 
 
 class Budget:

@@ -108,7 +108,7 @@ class Observer:
         context = RecordContext(self.names, end, last, self._before(step))
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         costs: dict[str, float] = {}
-        with step_view(watched, step, self.baseline, prepared) as now:
+        with step_view(watched, step, self.baseline, prepared, end=end) as now:
             begun = time.perf_counter() if first else begun
             record = probe(now, context)
             for one in chosen:

@@ -27,6 +27,8 @@ MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
 LARGEST_FULL = 2048
 """Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
+LARGEST_SUM = 2**28
+"""Numbers in such kernels of all layers together, up to which each output's kernel is taken from them: 1 GiB."""
 
 
 @dataclass
@@ -53,9 +55,9 @@ class StepView:
 
     def __init__(
         self, watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, now: Measurement,
-        stack: ExitStack,
+        stack: ExitStack, *, end: bool = False,
     ) -> None:  # fmt: skip
-        self.watched, self.step, self._prepared = watched, step, prepared
+        self.watched, self.step, self._prepared, self._end = watched, step, prepared, end
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
         self._now, self._stack = now, stack
@@ -83,7 +85,23 @@ class StepView:
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:
         """Layer -> (C, P, P), one kernel per output; (1, P, P), their mean, where outputs are many."""
+        if self._full_by_layer is not None:
+            return {name: torch.einsum("pqcc->cpq", kernel) for name, kernel in self._full_by_layer.items()}
         return {name: kernel.cpu() for name, kernel in self._kernels(self._now, "layer").items()}
+
+    @cached_property
+    def _full_by_layer(self) -> dict[str, Tensor] | None:
+        """Layer -> (P, P, C, C), where both kernels are asked for: each output's is then part of it."""
+        samples, classes = self.watched.probe.samples, self._now.classes
+        layers = len({name.rpartition(".")[0] for name in self._now.parameters})
+        size = (samples * classes) ** 2
+        if not self._end or classes > MANY_OUTPUTS or not self._wants_full(self._now) or layers * size > LARGEST_SUM:
+            return None
+        try:
+            found = measured_kernels(self._now, self._prepared, "full", "layer")
+        except MemoryBudgetError:
+            return None
+        return {name: kernel.cpu() for name, kernel in found.items()}
 
     @cached_property
     def kernel_each(self) -> Tensor:
@@ -99,6 +117,9 @@ class StepView:
     @cached_property
     def kernel_full(self) -> Tensor | None:
         """(P, P, C, C) between all outputs; None if it is too large, or for a single output."""
+        if self._full_by_layer is not None:
+            whole: Tensor = sum(self._full_by_layer.values(), torch.zeros(()))
+            return whole
         return self._full(self._now, {})
 
     @cached_property
@@ -219,13 +240,16 @@ class StepView:
 
     def _full(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor | None:
         """(P, P2, C, C) between all outputs; None for one output, or if it does not fit into memory."""
-        samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
-        if measurement.classes < 2 or samples * measurement.classes > LARGEST_FULL:
+        if not self._wants_full(measurement):
             return None
         try:
             return measured_kernels(measurement, self._prepared, "full", "network", rates=rates)[""].cpu()
         except MemoryBudgetError:
             return None
+
+    def _wants_full(self, measurement: Measurement) -> bool:
+        samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
+        return measurement.classes > 1 and samples * measurement.classes <= LARGEST_FULL
 
     def _measured_layers(self, prepared: Preparation) -> Measurement:
         measuring = prepared.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
@@ -246,10 +270,10 @@ class StepView:
 
 @contextmanager
 def step_view(
-    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation
+    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, *, end: bool = False
 ) -> Iterator[StepView]:
-    """The network at this step, while it can be measured."""
+    """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays."""
     with ExitStack() as stack:
         now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
         refuse_no_layers(now)
-        yield StepView(watched, step, baseline, prepared, now, stack)
+        yield StepView(watched, step, baseline, prepared, now, stack, end=end)

@@ -35,11 +35,13 @@ _measuring = threading.RLock()
 
 @contextmanager
 def undisturbed(
-    model: nn.Module, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda parts: False
-) -> Iterator[Isolation]:
+    model: nn.Module, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda parts: False, *,
+    only_read: bool = True,
+) -> Iterator[Isolation]:  # fmt: skip
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
-    `is_builtin` says whether a forward pass of these modules leaves no trace anyway.
+    `is_builtin` says whether a forward pass of these modules leaves no trace anyway. `only_read`: weights that were
+    written to are put back, and refused.
     """
     with _measuring, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -53,7 +55,7 @@ def undisturbed(
         rewind = stack.enter_context(_random_state())
         for context in (_autocast_off, _full_precision, _eager):
             stack.enter_context(context(parts))
-        state = stack.enter_context(state_kept(parts))
+        state = stack.enter_context(state_kept(parts, only_read=only_read))
         for context in (_hooks_muted, _eval_mode):
             stack.enter_context(context(parts))
 

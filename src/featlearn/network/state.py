@@ -48,8 +48,11 @@ def parameters_of(parts: Sequence[nn.Module]) -> list[Tensor]:
 
 
 @contextmanager
-def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
-    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile."""
+def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterator[KeptState]:
+    """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
+
+    `only_read`: weights that were written to are put back and then refused.
+    """
     held = _held(parts)
     parameters = parameters_of(parts)
     weights = set(map(id, parameters))
@@ -109,7 +112,7 @@ def state_kept(parts: Sequence[nn.Module]) -> Iterator[KeptState]:
             if table:
                 table.clear()
         changed += _restore(tensors)
-    if any(id(tensor) in weights for tensor in changed):
+    if only_read and any(id(tensor) in weights for tensor in changed):
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
         )
