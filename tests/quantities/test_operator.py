@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import featlearn as fl
 from featlearn.errors import InputValueError
 from featlearn.quantities import jacobian_products
-from featlearn.quantities.jacobian_products import chosen_way
+from featlearn.quantities.jacobian_products import jvp_method
 from tests.linalg.test_sketch import assert_covers
 from tests.references.jacobian import dense_jacobian, dense_ntk
 
@@ -197,7 +197,7 @@ def test_a_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(jacobian_products, "_forward_mode", nearly)
     with fl.NTKOperator(network(), X).session() as session:
-        assert chosen_way(session.measurement) is jacobian_products._twice_backward
+        assert jvp_method(session.measurement) is jacobian_products._twice_backward
 
 
 class Attention(nn.Module):

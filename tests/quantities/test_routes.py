@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.contraction.gram import Route
-from featlearn.linalg import cuts, gram, windows
+from featlearn.contraction import blocking, gram, windows
 from featlearn.quantities import plan
 from tests.references.jacobian import dense_ntk
 
@@ -74,7 +74,7 @@ def test_both_routes(
     monkeypatch.setattr(gram, "_route", lambda *_: route)
     monkeypatch.setattr(plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
-    monkeypatch.setattr(cuts, "PANEL", 3)
+    monkeypatch.setattr(blocking, "PANEL", 3)
     monkeypatch.setattr(gram, "MIRRORED", 3)
     monkeypatch.setattr(windows, "cached_bytes", lambda: 1)
     assert_exact(case)
@@ -88,8 +88,8 @@ def test_gradients_are_formed_slice_by_slice(least: int, monkeypatch: pytest.Mon
         torch.randn(5, 9, 4).double(),
     )
     monkeypatch.setattr(gram, "_route", lambda *_: Route.GRADIENTS)
-    monkeypatch.setattr(cuts, "formed_bytes", lambda: 1)
-    monkeypatch.setattr(cuts, "LEAST", least)
+    monkeypatch.setattr(blocking, "formed_bytes", lambda: 1)
+    monkeypatch.setattr(blocking, "LEAST", least)
     assert_exact((model, x, x[:3] + 1))
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from featlearn.contraction import blocking, gram
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
-from featlearn.linalg import cuts, gram
 
 MODES = ("sum", "each", "full")
 
@@ -94,7 +94,7 @@ def test_routes_equal_the_formed_gradients(sides: str, blocks: int, route: Route
 @pytest.mark.parametrize("route", list(Route))
 @pytest.mark.parametrize("scratch", [1, 500, 3000])
 def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuts, "PANEL", 2)
+    monkeypatch.setattr(blocking, "PANEL", 2)
     monkeypatch.setattr(gram, "MIRRORED", 2)
     left = factors(7, 2, sides=SIDES["everything"])
     expected = slow_gram(slow_gradient(left), slow_gradient(left), mode)
@@ -109,8 +109,8 @@ def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch:
 
 
 def test_a_symmetric_product_computes_one_triangle(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuts, "PANEL", 2)
-    seen = list(cuts.panels(8, 8, 100, True, 1))
+    monkeypatch.setattr(blocking, "PANEL", 2)
+    seen = list(blocking.panels(8, 8, 100, True, 1))
     assert [(rows.stop, columns.stop) for rows, columns in seen] == [(2, 2), (4, 4), (6, 6), (8, 8)]
     assert all(columns.start == 0 for _, columns in seen)
 
