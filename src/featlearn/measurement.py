@@ -132,7 +132,7 @@ class Measurement:
         if self.deferred is not None:
             expect_independent(self.deferred, chunk, parts)
         else:
-            refuse_coupled(chunk, parts, self.parameters)
+            refuse_coupled(chunk, parts)
         if chunk.graph is not None:
             self.has_gradient = True
             self._read(chunk)

@@ -130,7 +130,7 @@ def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
     are on in one batch and off in the next."""
     if chunk.precision < 1e-12:
         return False
-    with last_digit_changed(chunk.parameters):
+    with last_digit_changed(chunk.probe.model):
         moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
         found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]
     before = probed.parameters[name]
