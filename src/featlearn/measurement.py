@@ -255,7 +255,7 @@ def _unproved(chunk: Chunk) -> frozenset[Node]:
     """Ops whose sample axis does not follow from what is known of the ops above them."""
     assert chunk.graph is not None
     used = chunk.use_layouts(chunk.readable(chunk.access)[0])
-    proved = proved_layouts(chunk.graph, len(chunk.outputs), used)
+    proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
     return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
 
 
