@@ -146,7 +146,8 @@ class Measurement:
         assert graph is not None
         if self.builtin:
             chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
-            return
+            if all(is_built_in(node) for access in chunk.access.values() for node in access.nodes):
+                return
         audit = self.audits.get(graph.ordered_names)
         axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
         if audit is None or axes is None:
