@@ -164,7 +164,7 @@ def last_digit_changed(model: nn.Module) -> Iterator[None]:
         for parameter in parameters:
             real = torch.view_as_real(parameter.data) if parameter.is_complex() else parameter.data
             if real.is_floating_point():
-                signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real.device) - 1
+                signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real) - 1
                 real.mul_(1 + torch.finfo(real.dtype).eps * signs)
         yield
     finally:
