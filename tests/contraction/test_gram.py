@@ -9,6 +9,7 @@ from torch import Tensor
 from featlearn.contraction import blocking, gram
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
+from featlearn.contraction.matrices import RowGrams
 
 MODES = ("sum", "each", "full")
 
@@ -170,3 +171,20 @@ def test_views_in_different_order_are_multiplied_in_the_order_of_the_parameter()
     add_gram(out, moved, right, "sum", symmetric=False, scratch=10**9)
     torch.testing.assert_close(out, expected)
     assert isinstance(concatenate([moved, right]), Dense)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("sizes", [(1.0, 1e-15), (1e-15, 1.0), (1e15, 1e-15), (1.0, 1e15)])
+def test_products_of_rows_are_shared_by_directions_of_any_size(positions: int, sizes: tuple[float, float]):
+    """Gradients that single precision cannot square have their rows rescaled; those of another direction are not."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 100 * torch.randn(6, positions, 1, 5, generator=generator)
+    kept: RowGrams = {}
+    for size in sizes:
+        grads = torch.randn(1, 6, positions, 1, 4, generator=generator) * size
+        one = Factors((Factor(rows, grads, True, 5),), 1, 5, 4)
+        out = torch.zeros(1, 6, 6)
+        add_gram(out, one, one, "each", symmetric=False, scratch=2**20, route=Route.PAIRS, kept=kept)
+        gradient = torch.einsum("ptbn,ptbm->pnm", rows.double(), grads[0].double() / size)
+        expected = torch.einsum("pnm,qnm->pq", gradient, gradient)
+        torch.testing.assert_close(out[0].double() / size / size, expected, rtol=1e-4, atol=1e-2)
