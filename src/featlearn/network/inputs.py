@@ -164,7 +164,7 @@ class Probe:
 def tensor_hooks_noted() -> Iterator[list[Tensor]]:
     """Tensors that get a hook meanwhile: a graph does not show hooks, and they may do anything to a gradient."""
     seen: list[Tensor] = []
-    register = Tensor.register_hook
+    register: Callable[..., Any] = Tensor.register_hook
 
     def noted(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         seen.append(tensor)
