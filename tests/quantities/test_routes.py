@@ -12,7 +12,7 @@ from featlearn.audit import attribution
 from featlearn.audit.audit import AUDITED, Audit
 from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.gram import Route
-from featlearn.gradients import chunk, stacks
+from featlearn.gradients import chunk
 from featlearn.graph.graph import Graph
 from featlearn.graph.layout import splits
 from featlearn.planning import chunks, cost
@@ -248,19 +248,6 @@ def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPa
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {14}
     assert {group.chunk for group in fl.plan(model, x, outputs=1).groups} == {40}
     assert_exact((model, x, x2))
-
-
-def test_gradients_that_lie_side_by_side_are_not_copied():
-    whole = torch.arange(24.0).view(2, 3, 4)
-    parts = [whole[:, k] for k in range(3)]
-    for several in (parts, list(whole)):  # sample by sample, or direction by direction
-        found = stacks.side_by_side(several)
-        assert found is not None
-        assert torch.equal(found, torch.stack(several))
-        assert found.data_ptr() == whole.data_ptr()
-    copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
-    for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]]):
-        assert stacks.side_by_side(others) is None
 
 
 class TwoWays(nn.Module):
