@@ -100,7 +100,7 @@ class Preparation:
         """Number of outputs, precision and device; a few samples are run where they are not known."""
         facts = []
         for number, probe in enumerate(measurement.probes):
-            kind = (input_kind(probe.x), tuple(measurement.parameters), self.dtype)
+            kind = (input_kind(probe.x), weight_kind(measurement), self.dtype)
             if kind not in self._facts:
                 self._facts[kind] = _first_look(measurement, number, original, isolation)
             facts.append(self._facts[kind])
@@ -122,6 +122,12 @@ class Preparation:
 def input_kind(x: Inputs) -> tuple[object, ...]:
     """What two batches share that the same code treats alike, the number of samples aside."""
     return tuple((tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors_in(x))
+
+
+def weight_kind(measurement: Measurement) -> tuple[object, ...]:
+    """What two states of a model share for which the same is planned: a layer may have been replaced by a wider one."""
+    every = tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in measurement.model.parameters())
+    return (tuple(measurement.parameters), every)
 
 
 def needing_gradients(x: Inputs) -> Inputs:

@@ -27,7 +27,7 @@ from featlearn.planning.cost import parameter_plans
 from featlearn.planning.memory import byte_budget, keep_released_memory, readable_bytes
 from featlearn.planning.plan import Plan, PlannedKernel
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation, input_kind
+from featlearn.preparation import Preparation, input_kind, weight_kind
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.verification import Checks
 
@@ -182,7 +182,7 @@ def _plan_key(
     kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
     elementwise = frozenset(name for name, rate in rates.items() if isinstance(rate, Tensor))
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, tuple(measurement.parameters), elementwise, asked)
+    return (kinds, weight_kind(measurement), elementwise, asked)
 
 
 def _still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
