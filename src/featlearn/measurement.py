@@ -103,6 +103,12 @@ class Measurement:
         for probe in self.probes:
             self._example(probe, anew=True)
 
+    @property
+    def weight_kind(self) -> tuple[object, ...]:
+        """What two states of a model share for which the same is planned: a layer may have become wider."""
+        every = tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.model.parameters())
+        return (tuple(self.parameters), every)
+
     def pieces(self, samples: int) -> int:
         """In how many pieces so many samples are run again, to see that they do not influence each other."""
         return piece_count(samples, self.launch_bytes)
@@ -133,7 +139,7 @@ class Measurement:
         if self.deferred is not None:
             expect_independent(self.deferred, chunk, parts)
         else:
-            refuse_coupled(chunk, parts, self.parameters)
+            refuse_coupled(chunk, parts)
         if chunk.graph is not None:
             self.has_gradient = True
             self._read(chunk)
@@ -147,7 +153,8 @@ class Measurement:
         assert graph is not None
         if self.builtin:
             chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
-            return
+            if all(is_built_in(node) for access in chunk.access.values() for node in access.nodes):
+                return
         audit = self.audits.get(graph.ordered_names)
         axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
         if audit is None or axes is None:
@@ -156,7 +163,7 @@ class Measurement:
             chunk.unproved = _unproved(chunk)
             return
         # A proof decides where the gradients of an audit were zero and showed nothing.
-        proved = proved_layouts(graph, len(chunk.outputs), axes[0])
+        proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes[0])
         chunk.read({**axes[0], **proved}, axes[1])
         chunk.unproved = frozenset(chunk.use_layouts(chunk.readable(chunk.access)[0])) - proved.keys()
         chunk.refuse(audit.refused)
@@ -267,7 +274,7 @@ def _unproved(chunk: Chunk) -> frozenset[Node]:
     """Ops whose sample axis does not follow from what is known of the ops above them."""
     assert chunk.graph is not None
     used = chunk.use_layouts(chunk.readable(chunk.access)[0])
-    proved = proved_layouts(chunk.graph, len(chunk.outputs), used)
+    proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
     return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
 
 

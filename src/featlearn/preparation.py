@@ -104,7 +104,7 @@ class Preparation:
         """Number of outputs, precision and device; a few samples are run where they are not known."""
         facts = []
         for number, probe in enumerate(measurement.probes):
-            kind = (input_kind(probe.x), tuple(measurement.parameters), self.dtype)
+            kind = (input_kind(probe.x), measurement.weight_kind, self.dtype)
             if kind not in self._facts:
                 self._facts[kind] = _first_look(measurement, number, original, isolation)
             facts.append(self._facts[kind])

@@ -972,13 +972,13 @@ def test_chunks_do_not_matter(outputs: Any, monkeypatch: pytest.MonkeyPatch):
 
 def recorded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
-    original = Measurement.snapshot
+    original = Measurement.chunk
 
-    def snapshot(self: Measurement, probe: Any, begin: int, end: int) -> Any:
+    def chunk(self: Measurement, probe: Any, begin: int, end: int) -> Any:
         sizes.append(end - begin)
         return original(self, probe, begin, end)
 
-    monkeypatch.setattr(Measurement, "snapshot", snapshot)
+    monkeypatch.setattr(Measurement, "chunk", chunk)
     return sizes
 
 

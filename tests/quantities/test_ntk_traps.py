@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError
-from featlearn.graph.sample_axis import sample_codes, sample_layout
-from featlearn.ops import Layout
 from tests.references.jacobian import dense_ntk
 
 
@@ -135,32 +133,7 @@ def test_coupling_that_hides_is_refused(forward: Callable[..., Tensor]):
         fl.ntk(model, x)
 
 
-@pytest.mark.parametrize(
-    ("samples", "dtypes"),
-    [(2, [torch.float64]), (900, [torch.float64]), (100, [torch.float32]), (500, [torch.float64, torch.bfloat16]),
-     (60, [torch.float32, torch.float16])],
-)  # fmt: skip
-def test_codes_tell_every_sample_from_every_other(samples: int, dtypes: list[torch.dtype]):
-    codes = torch.stack(sample_codes(samples, dtypes, torch.Generator().manual_seed(0)))
-    assert codes.unique(dim=1).shape[1] == samples
-    assert torch.equal(codes.log2(), codes.log2().round())
-    for dtype in dtypes:
-        assert torch.isfinite(codes.to(dtype)).all()
-        assert (codes.to(dtype) > 0).all()
-
-
-def test_one_live_entry_is_ascribed_to_its_own_sample():
-    """130 samples and 130 steps, time first: only the axis in which the entry shows its own code is right."""
-    samples = 130
-    codes = sample_codes(samples, [torch.float32], torch.Generator().manual_seed(0))
-    for step, sample in ((3, 77), (77, 3), (0, 129)):
-        plain = torch.zeros(samples, samples, 2)
-        plain[step, sample] = 1.0
-        coded = [plain * code.float()[None, :, None] for code in codes]
-        assert sample_layout(plain, coded, codes, plain.shape) == Layout(samples, samples, 2)
-
-
-def test_time_major_layers_with_more_samples_than_codes():
+def test_time_major_layers_with_as_many_samples_as_steps():
     def forward(self: Net, x: Tensor) -> Tensor:
         return self.b(torch.relu(self.a(x.transpose(0, 1)) - 1.5))[7]
 

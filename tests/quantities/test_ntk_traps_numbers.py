@@ -95,19 +95,19 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rules")
-@pytest.mark.parametrize("case", ["unseen by the pilot", "wrong for large batches"])
-def test_a_wrong_rule_that_the_pilot_does_not_show_is_found(case: str):
+@pytest.mark.parametrize("case", ["unseen by the audit", "wrong for large batches"])
+def test_a_wrong_rule_that_the_audit_does_not_show_is_found(case: str):
     @fl.register_rule("ScaleBackward")
     def scale(use: fl.ops.Use) -> fl.ops.Direct:
         x, _ = use.node.saved_tensors
-        factor = 2.0 if case == "unseen by the pilot" or len(x) > 8 else 1.0
+        factor = 2.0 if case == "unseen by the audit" or len(x) > 8 else 1.0
         return fl.ops.Direct(lambda grad: factor * grad * x)
 
     def forward(self: Net, x: Tensor) -> Tensor:
         h = torch.tanh(self.a(x))
-        if case == "unseen by the pilot" and not bool((x[:, 0] > 100).any()):
+        if case == "unseen by the audit" and not bool((x[:, 0] > 100).any()):
             return self.b(h)
-        return self.b(Scale.apply(h, self.w) if case != "unseen by the pilot" else h + Scale.apply(0 * h + 1, self.w) *
+        return self.b(Scale.apply(h, self.w) if case != "unseen by the audit" else h + Scale.apply(0 * h + 1, self.w) *
                       (x[:, :1] > 100))  # fmt: skip
 
     model = Net(forward, a=linear(3, 4), b=linear(4, 2), w=nn.Parameter(drawn(4)))

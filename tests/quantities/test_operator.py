@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import featlearn as fl
 from featlearn.errors import InputValueError
 from featlearn.quantities import jacobian_products
-from featlearn.quantities.jacobian_products import chosen_way
+from featlearn.quantities.jacobian_products import jvp_method
 from tests.linalg.test_sketch import assert_covers
 from tests.references.jacobian import dense_jacobian, dense_ntk
 
@@ -185,7 +185,7 @@ def test_nothing_is_left_behind():
 )  # fmt: skip
 def test_every_way_gives_the_same_products(way):
     op = fl.NTKOperator(network(), loader(), memory="1GiB")
-    op._way = getattr(jacobian_products, way)
+    op._method = getattr(jacobian_products, way)
     v = drawn(P * C, seed=8)
     torch.testing.assert_close(op @ v, FULL @ v)
 
@@ -197,7 +197,7 @@ def test_a_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(jacobian_products, "_forward_mode", nearly)
     with fl.NTKOperator(network(), X).session() as session:
-        assert chosen_way(session.measurement) is jacobian_products._twice_backward
+        assert jvp_method(session.measurement) is jacobian_products._twice_backward
 
 
 class Attention(nn.Module):
@@ -213,7 +213,7 @@ class Attention(nn.Module):
 def test_fused_attention_goes_through_two_backward_passes():
     model, x = Attention().double(), drawn(5, 3, 4)
     op = fl.NTKOperator(model, x)
-    assert op._way is jacobian_products._twice_backward
+    assert op._method is jacobian_products._twice_backward
     v = drawn(10, seed=9)
     torch.testing.assert_close(op @ v, matrix(dense_ntk(model, x, outputs="full")) @ v)
 

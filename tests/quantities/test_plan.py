@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
-from featlearn.capture import measurement
 from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.contraction.hardware import elementwise_cost
 from featlearn.errors import MemoryBudgetError
+from featlearn.measurement import Measurement
+from featlearn.planning import progress_line
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
-from featlearn.quantities import progress
 
 
 def gpt2() -> nn.Module:
@@ -38,7 +38,7 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     assert "7 positions" in attention
     assert lines[-1] == "no parameters through the fallback"
     assert re.match(r"4 x 4 samples -> kernel 4 x 4 \(64 B\), about \d+ KiB at most, budget ", lines[-3])
-    assert lines[-2].startswith("1 forward pass of 4 samples and 1 backward pass, then ")
+    assert lines[-2].startswith("1 forward pass of 4 samples and 1 backward pass, checked by 2 forward passes ")
     assert max(map(len, lines)) <= 130
     assert repr(plan) == str(plan)
 
@@ -185,25 +185,25 @@ def test_forward_passes_are_counted_right(memory: str, second: bool):
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2))
     x, x2 = torch.randn(40, 6), (torch.randn(30, 6) if second else None)
     plan = fl.plan(model, x, x2, memory=memory)
-    snapshots = []
-    original = measurement.Measurement.snapshot
+    chunks = []
+    original = Measurement.chunk
 
     def counted(self: object, *args: object) -> object:
-        snapshots.append(args)
+        chunks.append(args)
         return original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement.Measurement, "snapshot", counted)
+        patch.setattr(Measurement, "chunk", counted)
         fl.ntk(model, x, x2, memory=memory)
-    assert plan.passes == len(snapshots)
+    assert plan.passes == len(chunks)
 
 
 def test_progress_shows_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     now = iter(range(0, 100, 2))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: float(next(now)))
     for terminal in (False, True):
-        monkeypatch.setattr(progress.sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        line = progress.Progress("kernel", 4)
+        monkeypatch.setattr(progress_line.sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        line = progress_line.ProgressLine("kernel", 4)
         for _ in range(3):
             line.advance()
         line.close()

@@ -4,13 +4,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from featlearn.capture import pilots, snapshot, stacks, uses
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn import measurement
+from featlearn.audit import attribution
+from featlearn.audit.audit import AUDITED, Audit
+from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.gram import Route
-from featlearn.linalg import cuts, gram, windows
-from featlearn.quantities import plan
+from featlearn.gradients import chunk
+from featlearn.graph.graph import Graph
+from featlearn.graph.layout import splits
+from featlearn.planning import chunks, cost
 from tests.references.jacobian import dense_ntk
 
 
@@ -72,9 +77,9 @@ def test_both_routes(
     case: tuple[nn.Module, Tensor, Tensor], route: Route, shifted: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gram, "_route", lambda *_: route)
-    monkeypatch.setattr(plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
+    monkeypatch.setattr(cost, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
-    monkeypatch.setattr(cuts, "PANEL", 3)
+    monkeypatch.setattr(blocking, "PANEL", 3)
     monkeypatch.setattr(gram, "MIRRORED", 3)
     monkeypatch.setattr(windows, "cached_bytes", lambda: 1)
     assert_exact(case)
@@ -88,62 +93,83 @@ def test_gradients_are_formed_slice_by_slice(least: int, monkeypatch: pytest.Mon
         torch.randn(5, 9, 4).double(),
     )
     monkeypatch.setattr(gram, "_route", lambda *_: Route.GRADIENTS)
-    monkeypatch.setattr(cuts, "formed_bytes", lambda: 1)
-    monkeypatch.setattr(cuts, "LEAST", least)
+    monkeypatch.setattr(blocking, "formed_bytes", lambda: 1)
+    monkeypatch.setattr(blocking, "LEAST", least)
     assert_exact((model, x, x[:3] + 1))
 
 
 def test_all_directions_in_one_pass(case: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch):
     calls = []
-    original = snapshot.Snapshot._batched_gradients
+    original = chunk.Chunk._batched_gradients
 
-    def counted(self: snapshot.Snapshot, *arguments: object) -> bool:
-        calls.append(original(self, *arguments))  # type: ignore[arg-type]
-        return calls[-1]
+    def counted(self: chunk.Chunk, *arguments: object) -> bool:
+        found = original(self, *arguments)  # type: ignore[arg-type]
+        calls.append(found is not None)
+        return found
 
-    monkeypatch.setattr(snapshot.Snapshot, "_batched_gradients", counted)
-    monkeypatch.setattr(snapshot, "_worth_batching", lambda *_: True)
+    monkeypatch.setattr(chunk.Chunk, "_batched_gradients", counted)
+    monkeypatch.setattr(chunk, "_worth_batching", lambda *_: True)
     assert_exact(case)
     assert calls
     assert all(calls)
 
 
-def searched(case: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many samples sample axes were looked for while a kernel was measured."""
+@pytest.fixture
+def audited_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each audit had."""
     sizes: list[int] = []
-    original = uses.SampleAxes.find
+    original = measurement.audited
 
-    def counted(self: uses.SampleAxes, nodes: list[object]) -> None:
-        sizes.append(len(self._outputs))
-        original(self, nodes)
+    def counted(part: chunk.Chunk, generator: torch.Generator) -> Audit:
+        sizes.append(len(part.outputs))
+        return original(part, generator)
 
-    monkeypatch.setattr(uses.SampleAxes, "find", counted)
-    assert_exact(case)
+    monkeypatch.setattr(measurement, "audited", counted)
     return sizes
 
 
-def test_sample_axes_of_the_pilot_are_taken_over(monkeypatch: pytest.MonkeyPatch):
+def test_sample_axes_are_looked_for_on_a_few_samples(audited_sizes: list[int]):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Softmax(1), nn.Linear(6, 3)).double()
     x = torch.randn(40, 4).double()
-    assert set(searched((model, x, x[:9] + 1), monkeypatch)) == {pilots.PILOT}
+    assert_exact((model, x, x[:9] + 1))
+    assert set(audited_sizes) == {AUDITED}
 
 
-@pytest.mark.parametrize("wrong", ["axes", "gradients"])
-def test_sample_axes_that_are_not_confirmed_are_looked_for(
+def test_sample_axes_of_an_audit_that_do_not_fit_are_looked_for(
+    case: tuple[nn.Module, Tensor, Tensor], audited_sizes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Audit, "axes_in", lambda *_: None)
+    assert_exact(case)
+    assert {len(case[1]), len(case[2])} <= set(audited_sizes)
+
+
+@pytest.mark.parametrize("wrong", ["another axis", "no axis"])
+def test_sample_axes_that_are_not_confirmed_are_corrected(
     case: tuple[nn.Module, Tensor, Tensor], wrong: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever a smaller batch claims to have seen, the kernel is exact."""
-    if wrong == "axes":
-        monkeypatch.setattr(uses.SampleAxes, "_assume", lambda *_: False)
-    else:
-        monkeypatch.setattr(snapshot, "expect_same", lambda later, *_: later.doubt())
-    sizes = searched(case, monkeypatch)
-    assert len(case[1]) in sizes
+    original = Audit.axes_in
+
+    def turned(self: Audit, graph: Graph, samples: int) -> object:
+        found = original(self, graph, samples)
+        if found is None:
+            return None
+        axes = dict(found[0])
+        for node, layout in axes.items():
+            others = list(splits(graph.output_shape((node, 0)), samples)) if layout is not None else []
+            if others:
+                axes[node] = next((other for other in others if other != layout), layout)
+        return axes, found[1]
+
+    monkeypatch.setattr(Audit, "axes_in", turned)
+    if wrong == "no axis":
+        monkeypatch.setattr(attribution, "_confirmed", lambda *_: None)
+    assert_exact(case)
 
 
 class Turned(nn.Module):
-    """Large batches come out of the first layer in another order: what a pilot shows does not hold for them."""
+    """Large batches come out of the first layer in another order: what a few samples show does not hold for them."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -156,7 +182,7 @@ class Turned(nn.Module):
 
 
 @pytest.mark.parametrize("least", [6, 30])
-def test_a_large_batch_that_is_turned_inside_is_not_read_like_the_pilot(least: int):
+def test_a_large_batch_that_is_turned_inside_is_not_read_like_a_small_one(least: int):
     torch.manual_seed(0)
     model = Turned(lambda order: order.flip(0) if len(order) >= least else order).double()
     assert_exact((model, torch.randn(40, 4).double(), torch.randn(33, 4).double()))
@@ -186,13 +212,13 @@ class Read(nn.Module):
 )
 def test_positions_without_a_gradient_are_left_out(places, used: int, monkeypatch: pytest.MonkeyPatch):
     seen = []
-    original = snapshot.stacked
+    original = chunk.stacked
 
     def counted(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
         seen.append((len(grads[0]), grads[0].shape[1]))
         return original(grads, dtype)
 
-    monkeypatch.setattr(snapshot, "stacked", counted)
+    monkeypatch.setattr(chunk, "stacked", counted)
     torch.manual_seed(0)
     model, ids = Read().double(), torch.randint(6, (20, 9))
     x, x2 = (ids, places(20)), (ids[:5], places(5))
@@ -215,26 +241,13 @@ def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPa
     torch.manual_seed(0)
     model, x, x2 = (each.double() for each in perceptron())
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {40}
-    monkeypatch.setattr(plan, "MANY", 3)
-    monkeypatch.setattr(plan, "LEAST_CHUNK", 4)
+    monkeypatch.setattr(chunks, "MANY", 3)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK", 4)
     # Two layers of 6, two of 5 and the outputs: 25 numbers for each of the 40 samples.
-    monkeypatch.setattr(plan, "SMALL", 8 * 25 * 15)
+    monkeypatch.setattr(chunks, "SMALL", 8 * 25 * 15)
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {14}
     assert {group.chunk for group in fl.plan(model, x, outputs=1).groups} == {40}
     assert_exact((model, x, x2))
-
-
-def test_gradients_that_lie_side_by_side_are_not_copied():
-    whole = torch.arange(24.0).view(2, 3, 4)
-    parts = [whole[:, k] for k in range(3)]
-    for several in (parts, list(whole)):  # sample by sample, or direction by direction
-        found = stacks.side_by_side(several)
-        assert found is not None
-        assert torch.equal(found, torch.stack(several))
-        assert found.data_ptr() == whole.data_ptr()
-    copy = torch.empty(2, 3, 4)[:, 1]  # at the right distance, in another place
-    for others in ([parts[0], copy, parts[2]], parts[::-1], [parts[0], parts[0], parts[1]]):
-        assert stacks.side_by_side(others) is None
 
 
 class TwoWays(nn.Module):

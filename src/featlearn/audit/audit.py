@@ -17,7 +17,7 @@ from featlearn.audit.gradient_check import (
     largest_entry,
     weighted_gradient,
 )
-from featlearn.audit.independence import last_digit_changed
+from featlearn.audit.independence import Part, last_digit_changed, refuse_coupled
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import Graph, Node, backward_to
@@ -91,7 +91,7 @@ def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
 
 
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:
-    """Samples in smaller batches must have the gradients that they have beside the others."""
+    """Samples in smaller batches must have the outputs and gradients that they have beside the others."""
     order = torch.arange(chunk.count, device="cpu").flip(0)
     halves = [half for half in order.tensor_split(2) if len(half)]
     grads = {value: [gradient] for value, gradient in probed.plain.items()}
@@ -100,8 +100,9 @@ def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torc
         for half in halves:
             places = torch.cat([half, half[:1].expand(max(0, 3 - len(half)))])
             part = Chunk(chunk.probe, chunk.indices[places], chunk.parameters)
-            if part.graph is None or part.outputs.shape[1] != chunk.outputs.shape[1]:
-                return None  # its outputs will be refused
+            refuse_coupled(chunk, [Part(places, part.outputs.detach())])
+            if part.graph is None:
+                continue
             weights = weighted_gradient(part, (), generator).weights
             expected = _gradient_along(part, chunk, probed.direction, weights)
             if name := disagreement(chunk, grads, places, expected):
@@ -130,7 +131,7 @@ def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
     are on in one batch and off in the next."""
     if chunk.precision < 1e-12:
         return False
-    with last_digit_changed(chunk.parameters):
+    with last_digit_changed(chunk.probe.model):
         moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
         found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]
     before = probed.parameters[name]

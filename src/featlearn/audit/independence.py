@@ -4,7 +4,7 @@ Every sample of a batch is run again among other samples, in another order, and 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ def expect_independent(deferred: DeferredChecks, chunk: Chunk, parts: list[Part]
     deferred.expect(test, gaps.amax(0), _largest(whole))
 
 
-def refuse_coupled(chunk: Chunk, parts: list[Part], parameters: Mapping[str, Tensor]) -> None:
+def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
     """Raise if the outputs of a sample depend on the other samples of its batch."""
     deferred = DeferredChecks()
     expect_independent(deferred, chunk, parts)
@@ -143,7 +143,7 @@ def refuse_coupled(chunk: Chunk, parts: list[Part], parameters: Mapping[str, Ten
         if bool((gap <= precision**0.5 * largest).all()):
             continue
         # Outputs whose terms cancel have fewer digits: how many, a change of the weights in their last digit tells.
-        rounding = _rounding(chunk, parameters) if rounding is None else rounding
+        rounding = _rounding(chunk) if rounding is None else rounding
         excess = gap - torch.maximum(precision**0.5 * largest, 30 * rounding)
         if not bool((excess <= 0).all()):
             worst = int(excess.argmax())
@@ -159,29 +159,30 @@ def _largest(outputs: Tensor) -> Tensor:
     return outputs.abs().amax(0)
 
 
-def _rounding(chunk: Chunk, parameters: Mapping[str, Tensor]) -> Tensor:
+def _rounding(chunk: Chunk) -> Tensor:
     """(C,) by how much outputs change when every weight moves by its last digit."""
-    with last_digit_changed(parameters):
+    with last_digit_changed(chunk.probe.model):
         moved = chunk.probe.outputs(chunk.indices).detach()
     change = (moved - chunk.outputs.detach()) if moved.shape == chunk.outputs.shape else torch.zeros_like(moved)
     return _largest(change)
 
 
 @contextmanager
-def last_digit_changed(parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Every weight moved up or down by one unit of its last digit, and put back."""
+def last_digit_changed(model: nn.Module) -> Iterator[None]:
+    """Every weight, measured or not, moved up or down by one unit of its last digit, and put back."""
     generator = torch.Generator("cpu").manual_seed(3)
-    kept = {name: p.detach().clone() for name, p in parameters.items()}
+    parameters = list(model.parameters())
+    kept = [p.detach().clone() for p in parameters]
     try:
-        for parameter in parameters.values():
+        for parameter in parameters:
             real = torch.view_as_real(parameter.data) if parameter.is_complex() else parameter.data
             if real.is_floating_point():
-                signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real.device) - 1
+                signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real) - 1
                 real.mul_(1 + torch.finfo(real.dtype).eps * signs)
         yield
     finally:
-        for name, parameter in parameters.items():
-            parameter.data.copy_(kept[name])
+        for parameter, before in zip(parameters, kept, strict=True):
+            parameter.data.copy_(before)
 
 
 def _refuse(chunk: Chunk, part: Part, difference: str) -> None:

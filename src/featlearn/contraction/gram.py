@@ -194,9 +194,11 @@ def _add_pairs(
     deferred: DeferredChecks | None, kept: RowGrams | None,
 ) -> None:  # fmt: skip
     directions = left.directions
-    same = left is right
+    same, given = left is right, (left, right)
     left, up = _ordinary(left, deferred, rows_are=bool(kept))
     right, up2 = (left, up) if same else _ordinary(right, deferred, rows_are=bool(kept))
+    if left is not given[0] or right is not given[1]:
+        kept = None  # rows of these directions alone were rescaled
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
     factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
     mine = matrices(left, joined=mode == "sum") if mode != "full" else None

@@ -99,9 +99,14 @@ def _images(step: Step) -> Layout | None:
     return step.in_axis(0) if step.operand == 0 and step.at.axis == 0 else None
 
 
-def _pooled(step: Step) -> Layout | None:
-    """Images, or channels of one: both axes in front are left alone."""
-    return step.in_axis(step.at.axis) if step.operand == 0 and step.at.axis < len(step.output) - 2 else None
+def _pooled(pooled_axes: int) -> Rule:
+    """Images, or channels of one: the axes in front of those that are pooled, at the end, are left alone."""
+
+    def rule(step: Step) -> Layout | None:
+        kept = step.operand == 0 and step.at.axis < len(step.output) - pooled_axes
+        return step.in_axis(step.at.axis) if kept else None
+
+    return rule
 
 
 def _layer_norm(step: Step) -> Layout | None:
@@ -174,8 +179,8 @@ def _padded(step: Step) -> Layout | None:
 
 def _attention(step: Step) -> Layout | None:
     """Queries, keys and values (..., tokens, width), batch and heads one by one; the bias is added."""
-    if step.operand > 2:
-        return _broadcast(step)
+    if step.operand > 2:  # (..., queries, keys): its last axis is not that of the output
+        return _broadcast(step) if step.at.axis < len(step.output) - 1 else None
     return step.in_axis(step.at.axis) if step.at.axis < len(step.output) - 2 else None
 
 
@@ -197,9 +202,8 @@ _RULES: dict[str, Rule] = {
     "T": _matrix_transposed,
     **dict.fromkeys(("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "NativeGroupNorm"), _images),
     **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _batch_norm),
-    **dict.fromkeys(
-        ("AdaptiveAvgPool2D", "AvgPool2D", "AvgPool3D", "MaxPool2DWithIndices", "MaxPool3DWithIndices"), _pooled
-    ),
+    **dict.fromkeys(("AdaptiveAvgPool2D", "AvgPool2D", "MaxPool2DWithIndices"), _pooled(2)),
+    **dict.fromkeys(("AvgPool3D", "MaxPool3DWithIndices"), _pooled(3)),
     **dict.fromkeys(("NativeLayerNorm", "FusedRmsNorm"), _layer_norm),
     **dict.fromkeys(
         ("Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Mean", "Min", "Norm", "Std", "Sum", "Var"), _reduced

@@ -23,7 +23,7 @@ def plan_key(
     """What two kernels share that are measured in the same way."""
     kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, tuple(measurement.parameters), frozenset(elementwise), asked)
+    return (kinds, measurement.weight_kind, frozenset(elementwise), asked)
 
 
 def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:

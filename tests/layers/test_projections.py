@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.gradients.chunk import Snapshot
-from featlearn.graph.attention_paths import FeatureWays, attentions, nearest
+from featlearn.gradients.chunk import Chunk
+from featlearn.graph.attention_paths import FeaturePaths, attentions, nearest
 from featlearn.layers.consecutive import consecutive
-from featlearn.layers.preactivation_gradients import measured_layers
 from featlearn.layers.projections import Projections, projections
+from featlearn.preparation import Preparation
 from tests.zoo.case import Net, default_dtype, parameter
 
 
@@ -25,14 +25,14 @@ def seeded() -> Any:
 
 
 @contextmanager
-def captured(model: nn.Module, x: Any) -> Iterator[Snapshot]:
-    with measured_layers(model, [x], None, None) as measurement:
-        yield measurement.pilots[0]
+def captured(model: nn.Module, x: Any) -> Iterator[Chunk]:
+    with Preparation(model).measuring([x], keep_weights=True) as measurement:
+        yield measurement.example()
 
 
 def found_in(model: nn.Module, x: Any) -> Projections:
-    with captured(model, x) as pilot:
-        return projections(pilot)
+    with captured(model, x) as chunk:
+        return projections(chunk)
 
 
 def test_a_linear_layer_and_a_convolution():
@@ -53,10 +53,10 @@ def test_the_weight_is_applied_to_its_rows():
     model = nn.Sequential(nn.Conv1d(3, 4, 2, padding=1), nn.ConvTranspose1d(4, 2, 3, stride=2), nn.Flatten(1),
                           nn.Linear(30, 3))  # fmt: skip
     x = torch.randn(5, 3, 6)
-    with captured(model, x) as pilot:
-        found = projections(pilot).found
+    with captured(model, x) as chunk:
+        found = projections(chunk).found
         rows = found["0"].readings[0].form.rows().rows().flatten(2)  # type: ignore[union-attr]
-        maps = model[0](pilot.probe.take(pilot.indices)).detach()
+        maps = model[0](chunk.probe.take(chunk.indices)).detach()
         expected = (maps - model[0].bias.detach()[:, None]).transpose(1, 2)
         assert float((rows @ found["0"].weight.T - expected).abs().max()) < 1e-12
         assert found["1"].weight.shape == (6, 4)
@@ -119,17 +119,17 @@ def test_attention_is_found_with_what_feeds_it(attend: Any):
         return self.out(attend(*parts).transpose(1, 2).flatten(2)).mean(1)
 
     layers = {name: nn.Linear(4, 6) for name in "abc"}
-    with captured(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)) as pilot:
-        assert pilot.graph is not None
-        found = projections(pilot).found
+    with captured(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)) as chunk:
+        assert chunk.graph is not None
+        found = projections(chunk).found
         nodes = {one.readings[0].use.node: name for name, one in found.items()}
-        (attention,) = attentions(pilot.graph, nodes)
+        (attention,) = attentions(chunk.graph, nodes)
         feeding = [[nodes[node] for node in nearest(value, nodes)] for value in
                    (attention.q, attention.k, attention.v)]  # fmt: skip
         assert feeding == [["a"], ["b"], ["c"]]
         assert [found[name].role for name in ("a", "b", "c", "out")] == ["q", "k", "v", None]
         out = found["out"].readings[0].use.node
-        following = FeatureWays(pilot.graph, nodes, [attention]).sources([out.next_functions[1]])
+        following = FeaturePaths(chunk.graph, nodes, [attention]).sources([out.next_functions[1]])
         assert [nodes[node] for node in following] == ["c"]
 
 
@@ -164,11 +164,11 @@ def test_a_projection_that_also_feeds_something_else_stays_whole():
 
 def test_what_lies_between_two_ops():
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 2))
-    with captured(model, torch.randn(6, 4)) as pilot:
-        found = projections(pilot).found
-        assert pilot.graph is not None
+    with captured(model, torch.randn(6, 4)) as chunk:
+        found = projections(chunk).found
+        assert chunk.graph is not None
         first, second = (found[name].readings[0].use.node for name in ("0", "3"))
-        nodes = FeatureWays(pilot.graph, {first, second}, []).between([second.next_functions[1]], first)
+        nodes = FeaturePaths(chunk.graph, {first, second}, []).between([second.next_functions[1]], first)
         assert sorted(node.name() for node in nodes) == ["ReluBackward0", "TanhBackward0"]
 
 
@@ -178,8 +178,8 @@ def test_pairs_say_whether_they_are_alone():
         return self.c(torch.relu(self.b(torch.relu(hidden)))) + hidden
 
     model = Net(forward, a=nn.Linear(4, 3), b=nn.Linear(3, 5), c=nn.Linear(5, 3))
-    with captured(model, torch.randn(6, 4)) as pilot:
-        found, _ = consecutive(pilot)
+    with captured(model, torch.randn(6, 4)) as chunk:
+        found, _ = consecutive(chunk)
     assert {names: pair.alone for names, pair in found.items()} == {("a", "b"): False, ("b", "c"): True}
     assert found["b", "c"].before.shape == (5, 3)
     assert found["b", "c"].after is not None

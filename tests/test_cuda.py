@@ -1,10 +1,14 @@
 """What only a GPU can show: its random numbers, its precision settings, its memory."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.contraction.deferred_checks import DeferredChecks
+from featlearn.errors import CoupledSamplesError, InputValueError
 from tests.references.jacobian import dense_ntk
 
 pytestmark = pytest.mark.gpu
@@ -100,19 +104,92 @@ def test_the_peak_stays_within_the_budget(budget: int):
 
 
 @pytest.mark.parametrize("samples", [4096, 4500])
-def test_many_samples_are_multiplied_in_tiles_and_the_first_of_them_ahead(samples: int):
-    """A second call takes over what the first has found; a third one sees other weights and samples."""
+def test_many_samples_are_multiplied_in_tiles(samples: int):
+    """A second call of a Session reuses its audit and plan; a third one sees other weights and samples."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).cuda().double()
     x = torch.randn(samples, 7, device="cuda", dtype=torch.float64)
+    session = fl.Session(model, x)
     for _ in range(3):
         few = torch.cat([torch.arange(9), torch.arange(samples - 9, samples), torch.arange(1020, 1030)])
         expected = dense_ntk(model, x[few])
         for _ in range(2):
-            kernel = fl.ntk(model, x)
+            kernel = session.ntk(x=x)
             assert torch.equal(kernel, kernel.T)
             assert float((kernel[few][:, few] - expected).abs().max() / expected.abs().max()) < 1e-12
         x = torch.randn_like(x)
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.2 * torch.randn_like(p))
+
+
+class Switched(nn.Module):
+    """Couples samples in the forward pass or in the backward pass, or breaks its outputs, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(10, 20), nn.Linear(20, 3), ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if self.how == "forward":
+            h = h - 0.1 * h.detach().mean(0)
+        if self.how == "backward":
+            h.register_hook(lambda gradient: gradient.flip(0))
+        out = self.last(h)
+        return out / 0.0 if self.how == "infinite" else out
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What came of the checks of every measurement that deferred them."""
+    seen: list[bool] = []
+    original = DeferredChecks.hold
+    monkeypatch.setattr(DeferredChecks, "hold", lambda self: seen.append(original(self)) or seen[-1])
+    return seen
+
+
+@pytest.mark.parametrize("outputs", ["mean", "each", "full", 1])
+def test_deferred_checks_give_the_same_kernel(outputs: Any):
+    torch.manual_seed(0)
+    model, x = Switched().cuda().double(), inputs(40).double()
+    session = fl.Session(model, x)
+    expected = dense_ntk(model, x, outputs="each" if outputs == 1 else outputs)
+    for _ in range(3):
+        torch.testing.assert_close(session.ntk(outputs=outputs), expected[1] if outputs == 1 else expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("forward", CoupledSamplesError), ("backward", CoupledSamplesError), ("infinite", InputValueError)],
+)
+def test_what_deferred_checks_see_is_refused_as_without_them(how: str, error: type[Exception], held: list[bool]):
+    torch.manual_seed(0)
+    model = Switched().cuda()
+    session = fl.Session(model, inputs(40))
+    for _ in range(2):
+        session.ntk()
+    assert held[-1]
+    model.how = how
+    for _ in range(2):
+        with pytest.raises(error):
+            session.ntk()
+    assert not all(held)
+    model.how = ""
+    reference = fl.ntk(model, session.x, dtype=torch.float64)
+    assert float((session.ntk() - reference).norm() / reference.norm()) < 3e-6
+
+
+def test_a_later_call_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch):
+    model = Switched().cuda()
+    session = fl.Session(model, inputs(40))
+    for _ in range(2):
+        session.ntk()
+    previous = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing") as waits:
+            session.ntk()
+    finally:
+        torch.cuda.set_sync_debug_mode(previous)
+    assert len([wait for wait in waits if "synchronizing" in str(wait.message)]) <= 2

@@ -1,4 +1,4 @@
-"""fl.ntk called again for networks of torch's own layers, of which less needs to be asked."""
+"""Sequences of torch's own layers, which skip most checks: exact on every call, and never trusted when changed."""
 
 import copy
 import random
@@ -8,14 +8,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from featlearn.capture import isolation
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn import preparation
 from featlearn.errors import CoupledSamplesError, InputValueError
-from featlearn.linalg import gram, matrices
+from featlearn.network import isolation
 from featlearn.network.inputs import Probe
-from featlearn.quantities import repetition
+from featlearn.planning import chunks
 from tests.references.jacobian import dense_ntk
 
 SAMPLES = 23
@@ -53,9 +53,9 @@ def made(name: str) -> tuple[nn.Sequential, Tensor]:
     return build().double(), torch.randn(SAMPLES, *shape, dtype=torch.float64)
 
 
-def assert_exact(model: nn.Module, x: Tensor, **arguments: Any) -> None:
-    expected = dense_ntk(model, x, outputs=arguments.get("outputs", "mean"))
-    found = fl.ntk(model, x, **arguments)
+def assert_exact(session: fl.Session, **arguments: Any) -> None:
+    expected = dense_ntk(session.model, session.x, outputs=arguments.get("outputs", "mean"))
+    found = session.ntk(**arguments)
     assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
 
 
@@ -78,9 +78,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_one_pass_and_the_same_kernel(name: str, outputs: Any, passes: list[int]):
     model, x = made(name)
+    session = fl.Session(model, x)
     for seed in range(4):
         passes.clear()
-        found = fl.ntk(model, x + seed, outputs=outputs)
+        found = session.ntk(x=x + seed, outputs=outputs)
         expected = dense_ntk(model, x + seed, outputs="each" if outputs == 1 else outputs)
         expected = expected[1] if outputs == 1 else expected
         assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
@@ -90,12 +91,20 @@ def test_one_pass_and_the_same_kernel(name: str, outputs: Any, passes: list[int]
                 p.add_(0.3 * torch.randn_like(p))
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_plan_says_that_there_are_no_checks(name: str):
+    plan = fl.plan(*made(name))
+    assert plan.check_passes == 0
+    assert plan.backward_passes == plan.directions
+    assert "no checks (a sequence of torch's own layers)" in str(plan)
+
+
 def test_directions_one_by_one(passes: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(repetition, "_shares_rows", lambda *_: True)
-    model, x = made("perceptron")
+    monkeypatch.setattr(chunks, "MANY_NUMBERS", 0)
+    session = fl.Session(*made("perceptron"))
     for _ in range(3):
         passes.clear()
-        assert_exact(model, x, outputs="each")
+        assert_exact(session, outputs="each")
     assert passes == [SAMPLES]
 
 
@@ -104,15 +113,15 @@ def test_nothing_is_changed():
     model[0].eval()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
-    inputs = x.clone()
-    fl.ntk(model, x)
+    inputs, session = x.clone(), fl.Session(model, x)
+    session.ntk()
     numpy.random.seed(3)
     random.seed(3)
     before = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist())
     state, grads = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()]
     flags = [part.training for part in model.modules()]
     versions = [p._version for p in model.parameters()]
-    fl.ntk(model, x)
+    session.ntk()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), numpy.random.get_state()[1].tolist())
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
@@ -125,98 +134,80 @@ def test_nothing_is_changed():
 
 def test_precision_and_autocast_are_those_of_a_measurement():
     model, x = made("perceptron")
-    model.float()
-    expected = fl.ntk(model, x.float())
+    session = fl.Session(model.float(), x.float())
+    expected = session.ntk()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(fl.ntk(model, x.float()), fl.ntk(model, x.float()))
-        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+        assert torch.equal(session.ntk(), session.ntk())
+        torch.testing.assert_close(session.ntk(), expected)
     with torch.no_grad():
-        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+        torch.testing.assert_close(session.ntk(), expected)
     with torch.inference_mode():
-        torch.testing.assert_close(fl.ntk(model, x.float()), expected)
+        torch.testing.assert_close(session.ntk(), expected)
 
 
-def test_what_is_put_into_the_network_later_is_seen(passes: list[int]):
+def test_what_is_put_into_the_network_later_is_seen():
     model, x = made("perceptron")
+    session = fl.Session(model, x)
     for _ in range(2):
-        assert_exact(model, x)
+        assert_exact(session)
     handle = model[1].register_forward_hook(lambda module, inputs, output: output - output.mean(0))
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x)
+        session.ntk()
     handle.remove()
-    assert_exact(model, x)
+    assert_exact(session)
     model[1] = nn.Sigmoid()
-    assert_exact(model, x)
+    assert_exact(session)
     model[1] = nn.Softmax(0)
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x)
+        session.ntk()
+    model[1] = nn.Softmax(1)
+    assert_exact(session)
 
 
 def test_it_is_asked_when_no_other_thread_measures(monkeypatch: pytest.MonkeyPatch):
     """Another one may have muted the hooks of this network, and will put them back."""
-    model, x = made("perceptron")
-    fl.ntk(model, x)
+    session = fl.Session(*made("perceptron"))
+    session.ntk()
     owned: list[bool] = []
-    real = repetition.is_plain
+    real = preparation.is_builtin_sequential
 
     def asked(*arguments: Any) -> bool:
         owned.append(isolation._measuring._is_owned())  # type: ignore[attr-defined]
         return real(*arguments)
 
-    monkeypatch.setattr(repetition, "is_plain", asked)
-    fl.ntk(model, x)
+    monkeypatch.setattr(preparation, "is_builtin_sequential", asked)
+    session.ntk()
     assert owned == [True]
 
 
 def test_a_backward_hook_that_is_put_on_later_does_not_fire():
     model, x = made("perceptron")
-    expected = fl.ntk(model, x)
+    session = fl.Session(model, x)
+    expected = session.ntk()
     fired: list[int] = []
     model[0].register_full_backward_hook(lambda *_: fired.append(1))
     model[2].weight.register_hook(lambda gradient: fired.append(2))
-    torch.testing.assert_close(fl.ntk(model, x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(session.ntk(), expected, rtol=1e-12, atol=1e-12)
     assert not fired
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_inputs_that_are_not_finite_are_refused(value: float):
     model, x = made("perceptron")
-    fl.ntk(model, x)
+    session = fl.Session(model, x)
+    session.ntk()
     x[7, 1] = value
     with pytest.raises(InputValueError, match="not finite"):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 def test_outputs_that_overflow_are_refused():
     """Their kernel would be finite."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(SAMPLES, 3)
-    fl.ntk(model, x)
+    session = fl.Session(model, x)
+    session.ntk()
     with torch.no_grad():
         model[2].bias.fill_(float("inf"))
     with pytest.raises(InputValueError, match="not finite"):
-        fl.ntk(model, x)
-
-
-@pytest.mark.parametrize("build", [
-    lambda: nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)),
-    lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
-    lambda: nn.Sequential(nn.Tanh(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
-    shared,
-])  # fmt: skip
-def test_products_of_the_inputs_that_were_begun_ahead(build: Any, monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU, which the machine may not have."""
-    monkeypatch.setattr(matrices, "SIDE", 4)
-    monkeypatch.setattr(matrices, "on_gpu", lambda tensor: True)
-    given: list[bool] = []
-    real = gram.add_in_tiles
-    monkeypatch.setattr(gram, "add_in_tiles", lambda *a: given.append(a[3] is not None) or real(*a))
-    torch.manual_seed(0)
-    model, x = build().double(), torch.randn(SAMPLES, 3, dtype=torch.float64)
-    for _ in range(3):
-        given.clear()
-        assert_exact(model, x)
-        assert_exact(model, x, by="network", outputs="sum")
-    # Where the first layer multiplies the inputs as they are, and nothing else does.
-    assert any(given) == (type(next(part for part in model if not isinstance(part, nn.Flatten))) is nn.Linear
-                          and build is not shared)  # fmt: skip
+        session.ntk()

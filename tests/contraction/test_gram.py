@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from featlearn.contraction import blocking, gram
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
-from featlearn.linalg import cuts, gram
+from featlearn.contraction.matrices import RowGrams
 
 MODES = ("sum", "each", "full")
 
@@ -94,7 +95,7 @@ def test_routes_equal_the_formed_gradients(sides: str, blocks: int, route: Route
 @pytest.mark.parametrize("route", list(Route))
 @pytest.mark.parametrize("scratch", [1, 500, 3000])
 def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuts, "PANEL", 2)
+    monkeypatch.setattr(blocking, "PANEL", 2)
     monkeypatch.setattr(gram, "MIRRORED", 2)
     left = factors(7, 2, sides=SIDES["everything"])
     expected = slow_gram(slow_gradient(left), slow_gradient(left), mode)
@@ -109,8 +110,8 @@ def test_small_tiles_and_slices_change_nothing(route: Route, mode: str, scratch:
 
 
 def test_a_symmetric_product_computes_one_triangle(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuts, "PANEL", 2)
-    seen = list(cuts.panels(8, 8, 100, True, 1))
+    monkeypatch.setattr(blocking, "PANEL", 2)
+    seen = list(blocking.panels(8, 8, 100, True, 1))
     assert [(rows.stop, columns.stop) for rows, columns in seen] == [(2, 2), (4, 4), (6, 6), (8, 8)]
     assert all(columns.start == 0 for _, columns in seen)
 
@@ -170,3 +171,20 @@ def test_views_in_different_order_are_multiplied_in_the_order_of_the_parameter()
     add_gram(out, moved, right, "sum", symmetric=False, scratch=10**9)
     torch.testing.assert_close(out, expected)
     assert isinstance(concatenate([moved, right]), Dense)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("sizes", [(1.0, 1e-15), (1e-15, 1.0), (1e15, 1e-15), (1.0, 1e15)])
+def test_products_of_rows_are_shared_by_directions_of_any_size(positions: int, sizes: tuple[float, float]):
+    """Gradients that single precision cannot square have their rows rescaled; those of another direction are not."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 100 * torch.randn(6, positions, 1, 5, generator=generator)
+    kept: RowGrams = {}
+    for size in sizes:
+        grads = torch.randn(1, 6, positions, 1, 4, generator=generator) * size
+        one = Factors((Factor(rows, grads, True, 5),), 1, 5, 4)
+        out = torch.zeros(1, 6, 6)
+        add_gram(out, one, one, "each", symmetric=False, scratch=2**20, route=Route.PAIRS, kept=kept)
+        gradient = torch.einsum("ptbn,ptbm->pnm", rows.double(), grads[0].double() / size)
+        expected = torch.einsum("pnm,qnm->pq", gradient, gradient)
+        torch.testing.assert_close(out[0].double() / size / size, expected, rtol=1e-4, atol=1e-2)

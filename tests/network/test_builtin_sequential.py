@@ -11,15 +11,15 @@ from torch.nn.utils import parametrizations, prune
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featlearn.network.builtin_sequential import _METHODS, is_plain
+from featlearn.network.builtin_sequential import _METHODS, is_builtin_sequential
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
 
 
-def plain(model: nn.Module, x: Any = None, readout: Any = None) -> bool:
-    return is_plain(list(model.modules()), torch.zeros(5, 3) if x is None else x, readout)
+def is_builtin(model: nn.Module, x: Any = None, readout: Any = None) -> bool:
+    return is_builtin_sequential(list(model.modules()), torch.zeros(5, 3) if x is None else x, readout)
 
 
 def test_every_layer_of_the_table_is_one_that_torch_has_written():
@@ -35,9 +35,9 @@ def test_every_layer_of_the_table_is_one_that_torch_has_written():
     nn.Linear(3, 2),
     nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
 ])  # fmt: skip
-def test_plain_networks(model: nn.Module):
-    assert plain(model)
-    assert plain(model.eval())
+def test_sequences_of_torchs_own_layers(model: nn.Module):
+    assert is_builtin(model)
+    assert is_builtin(model.eval())
 
 
 class Own(nn.Linear):
@@ -80,10 +80,10 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", list(CHANGES.values()), ids=list(CHANGES))
-def test_what_the_user_has_changed_is_not_plain(change: Change):
+def test_what_the_user_has_changed_is_no_builtin_sequential(change: Change):
     model = network()
     change(model)
-    assert not plain(model)
+    assert not is_builtin(model)
 
 
 def images() -> nn.Sequential:
@@ -95,7 +95,7 @@ def images() -> nn.Sequential:
     ((5, 2, 4, 4), True), ((2, 2, 4, 4), False), ((2, 4, 4), False), ((5, 2, 4, 4, 4), False),
 ])  # fmt: skip
 def test_convolutions_take_batches_whose_samples_are_no_channels(shape: tuple[int, ...], expected: bool):
-    assert plain(images(), torch.zeros(shape)) is expected
+    assert is_builtin(images(), torch.zeros(shape)) is expected
 
 
 @pytest.mark.parametrize("place", [
@@ -104,18 +104,18 @@ def test_convolutions_take_batches_whose_samples_are_no_channels(shape: tuple[in
 ])  # fmt: skip
 def test_what_was_replaced_in_torch_is_seen(place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch):
     x = torch.zeros(5, 2, 4, 4)
-    assert plain(images(), x)
+    assert is_builtin(images(), x)
     with monkeypatch.context() as patch:
         patch.setattr(*place, lambda *arguments: arguments)
-        found = plain(images(), x)
+        found = is_builtin(images(), x)
     assert not found
-    assert plain(images(), x)
+    assert is_builtin(images(), x)
 
 
 def test_a_replaced_convolution_of_one_layer_is_seen():
     model = images()
     model[0]._conv_forward = lambda *_: None  # type: ignore[method-assign]
-    assert not plain(model, torch.zeros(5, 2, 4, 4))
+    assert not is_builtin(model, torch.zeros(5, 2, 4, 4))
 
 
 class Function(TorchFunctionMode):
@@ -131,20 +131,20 @@ class Dispatch(TorchDispatchMode):
 @pytest.mark.parametrize("mode", [Function, Dispatch])
 def test_modes_may_do_anything(mode: Any):
     with mode():
-        assert not plain(network())
-    assert plain(network())
+        assert not is_builtin(network())
+    assert is_builtin(network())
 
 
 def test_hooks_of_all_modules_are_seen():
     with nn.modules.module.register_module_forward_hook(lambda *_: None):
-        assert not plain(network())
-    assert plain(network())
+        assert not is_builtin(network())
+    assert is_builtin(network())
 
 
 def test_a_layer_whose_class_was_changed_is_seen(monkeypatch: pytest.MonkeyPatch):
     real = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: real(self, x) - x.mean())
-    assert not plain(network())
+    assert not is_builtin(network())
 
 
 def _inference() -> Tensor:
@@ -157,8 +157,8 @@ def _inference() -> Tensor:
     nn.Parameter(torch.zeros(5, 3), requires_grad=False), _inference(),
 ])  # fmt: skip
 def test_other_inputs(x: Any):
-    assert not plain(network(), x)
+    assert not is_builtin(network(), x)
 
 
 def test_a_readout_is_code_of_the_user():
-    assert not plain(network(), readout=lambda output: output)
+    assert not is_builtin(network(), readout=lambda output: output)

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.contraction.deferred_checks import Later
+from featlearn.contraction import proportional_outputs
+from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Factor, Factors
 from featlearn.contraction.gram import add_gram, mirror
-from featlearn.contraction.proportional_outputs import Collapse, UnequalChunksError
-from featlearn.linalg import collapse
+from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from tests.references.jacobian import dense_ntk
 
 DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7
@@ -19,7 +19,8 @@ DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small cases are not worth it."""
     torch.manual_seed(0)
-    monkeypatch.setattr(collapse, "worthwhile", lambda factors: factors.directions > 1 and len(factors.parts) == 1)
+    wanted = lambda factors: factors.directions > 1 and len(factors.parts) == 1  # noqa: E731
+    monkeypatch.setattr(proportional_outputs, "worthwhile", wanted)
 
 
 def factors(grads: Tensor) -> Factors:
@@ -34,7 +35,7 @@ def proportional(dtype: torch.dtype = torch.float64) -> Tensor:
     ratio[1:, ..., 0] = 0.0  # one direction alone
     ratio[0, ..., 1] = 0.0  # all but the first
     base[..., 2] = 0.0  # silent
-    base[: collapse.FEW + 2, ..., 3] = 0.0  # silent in those that are looked at first
+    base[: proportional_outputs.FEW + 2, ..., 3] = 0.0  # silent in those that are looked at first
     return ratio * base
 
 
@@ -48,7 +49,7 @@ def gram(one: Factors) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_sum_of_all_directions_from_one(dtype: torch.dtype):
     all_of_them = factors(proportional(dtype))
-    one = Collapse().apply("w", all_of_them)
+    one = ProportionalOutputs().apply("w", all_of_them)
     assert one.directions == 1
     if dtype == torch.float64:
         torch.testing.assert_close(gram(one), gram(all_of_them), rtol=1e-13, atol=1e-13)
@@ -58,14 +59,14 @@ def test_the_sum_of_all_directions_from_one(dtype: torch.dtype):
 def test_one_number_that_does_not_fit_keeps_them_apart(sample: int):
     grads = proportional()
     grads[2, sample, 1, 0, 4] += 1e-13
-    assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
+    assert ProportionalOutputs().apply("w", factors(grads)).directions == DIRECTIONS
 
 
 def test_small_samples_are_judged_by_their_own_size():
     grads = proportional()
     grads[:, 5] *= 1e-20
     grads[1, 5, 0, 0, 4] *= 1.5
-    assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
+    assert ProportionalOutputs().apply("w", factors(grads)).directions == DIRECTIONS
 
 
 @pytest.mark.parametrize("cut", [1, 7, 18])
@@ -73,7 +74,7 @@ def test_chunks_agree_on_the_sign(cut: int):
     """A chunk's own largest direction may be another one, with another sign."""
     grads = proportional()
     grads[0], grads[1] = grads[2], -grads[2]  # equally large, so that rounding decides which is the largest
-    whole, together = factors(grads), Collapse()
+    whole, together = factors(grads), ProportionalOutputs()
     pieces = [together.apply("w", whole.take(part)) for part in (slice(0, cut), slice(cut, SAMPLES))]
     joined = Factors(
         (
@@ -92,7 +93,7 @@ def test_chunks_agree_on_the_sign(cut: int):
 
 
 def test_a_later_chunk_that_does_not_fit_is_said():
-    grads, together = proportional(), Collapse()
+    grads, together = proportional(), ProportionalOutputs()
     grads[2, -1] += 1.0
     whole = factors(grads)
     assert together.apply("w", whole.take(slice(0, 9))).directions == 1
@@ -101,7 +102,7 @@ def test_a_later_chunk_that_does_not_fit_is_said():
 
 
 def test_chunks_that_are_proportional_in_different_ways_are_told_apart():
-    grads, together = proportional(), Collapse()
+    grads, together = proportional(), ProportionalOutputs()
     grads[:, 9:] = grads[[1, 2, 3, 0], 9:]
     whole = factors(grads)
     assert together.apply("w", whole.take(slice(0, 9))).directions == 1
@@ -114,16 +115,16 @@ def test_sizes_whose_squares_cannot_be_held_prove_nothing(size: float):
     other = torch.randn(DIRECTIONS, SAMPLES, POSITIONS, 1, UNITS, dtype=torch.float64)
     for grads in (other * size, (other * size).float()):
         if bool(torch.isfinite(grads).all()) and bool(grads.any()):
-            assert Collapse().apply("w", factors(grads)).directions == DIRECTIONS
+            assert ProportionalOutputs().apply("w", factors(grads)).directions == DIRECTIONS
 
 
 def test_what_is_known_is_still_asked():
     fits, other = proportional(), torch.randn(DIRECTIONS, SAMPLES, POSITIONS, 1, UNITS, dtype=torch.float64)
     for grads, expected in ((fits, 1), (other, DIRECTIONS)):
-        later = Later()
-        assert Collapse(frozenset({"w"}), later).apply("w", factors(grads)).directions == expected
-        assert later.hold()
-    assert Collapse(frozenset(), Later()).apply("w", factors(fits)).directions == DIRECTIONS
+        deferred = DeferredChecks()
+        assert ProportionalOutputs(frozenset({"w"}), deferred).apply("w", factors(grads)).directions == expected
+        assert deferred.hold()
+    assert ProportionalOutputs(frozenset(), DeferredChecks()).apply("w", factors(fits)).directions == DIRECTIONS
 
 
 class Shared(nn.Module):
@@ -184,14 +185,14 @@ def test_kernels_in_chunks_and_of_two_probes_stay_exact(name: str, memory: str):
 
 def test_it_is_done_where_it_should_be(monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, int] = {}
-    plain = Collapse.apply
+    plain = ProportionalOutputs.apply
 
-    def noted(self: Collapse, name: str, one: Factors) -> Factors:
+    def noted(self: ProportionalOutputs, name: str, one: Factors) -> Factors:
         found = plain(self, name, one)
         seen[name] = found.directions
         return found
 
-    monkeypatch.setattr(Collapse, "apply", noted)
+    monkeypatch.setattr(ProportionalOutputs, "apply", noted)
     model, shape = NETWORKS["images"]
     fl.ntk(model.double(), torch.randn(20, *shape, dtype=torch.float64))
     assert seen == {"0.weight": 4, "2.weight": 1, "6.weight": 1}

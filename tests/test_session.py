@@ -1,10 +1,11 @@
-"""fl.ntk called again with arguments of the same shapes: what is known is used, every doubt leads back to the start."""
+"""fl.Session: audited once, exact on every call whatever has changed since, and nothing is left behind."""
 
 import dataclasses
 import gc
 import math
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn import measurement
+from featlearn.audit.audit import AUDITED, Audit
+from featlearn.contraction import blocking, gram, kernel_sum
 from featlearn.errors import (
     CoupledSamplesError,
     FeatlearnError,
@@ -19,10 +23,9 @@ from featlearn.errors import (
     InputValueError,
     UnsupportedModelError,
 )
-from featlearn.gradients.chunk import Snapshot
-from featlearn.linalg import cuts, gram
+from featlearn.gradients.chunk import Chunk
 from featlearn.ops import registry
-from featlearn.quantities import blocks, repetition
+from featlearn.planning import chunks
 from featlearn.quantities import ntk as ntk_module
 from tests.references.jacobian import dense_ntk
 
@@ -60,71 +63,179 @@ def x() -> Tensor:
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One entry for every measurement that begins from the start."""
-    seen: list[bool] = []
-    plain = ntk_module.measuring
+def audits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each audit had."""
+    seen: list[int] = []
+    original = measurement.audited
 
-    def noted(*arguments: Any, **named: Any) -> Any:
-        seen.append(True)
-        return plain(*arguments, **named)
+    def noted(chunk: Chunk, generator: torch.Generator) -> Audit:
+        seen.append(len(chunk.outputs))
+        return original(chunk, generator)
 
-    monkeypatch.setattr(ntk_module, "measuring", noted)
+    monkeypatch.setattr(measurement, "audited", noted)
     return seen
 
 
-def assert_exact(model: nn.Module, x: Any, **arguments: Any) -> None:
-    expected = dense_ntk(model, x, outputs=arguments.get("outputs", "mean"))
-    found = fl.ntk(model, x, **arguments)
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every plan that is made."""
+    seen: list[int] = []
+    original = ntk_module._plan
+    monkeypatch.setattr(ntk_module, "_plan", lambda *arguments: seen.append(1) or original(*arguments))
+    return seen
+
+
+def assert_exact(session: fl.Session, x: Any = None, **arguments: Any) -> None:
+    expected = dense_ntk(session.model, session.x if x is None else x, outputs=arguments.get("outputs", "mean"))
+    found = session.ntk(x=x, **arguments)
     assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("outputs", ["mean", "sum", "each", "full"])
-def test_the_second_call_looks_for_nothing(model: Net, x: Tensor, outputs: str, anew: list[bool]):
+def test_a_graph_is_audited_and_planned_once(model: Net, x: Tensor, outputs: str, audits: list[int], plans: list[int]):
+    session = fl.Session(model, x)
     for _ in range(4):
-        assert_exact(model, x, outputs=outputs)
-    assert len(anew) == 1
+        assert_exact(session, outputs=outputs)
+    assert audits == [AUDITED]
+    assert len(plans) == 1
 
 
-def test_other_weights_and_samples_are_measured_as_they_are(model: Net, x: Tensor, anew: list[bool]):
+def test_other_weights_and_samples_are_measured_as_they_are(model: Net, x: Tensor, audits: list[int]):
+    session = fl.Session(model, x)
     for seed in range(4):
-        assert_exact(model, x + seed)
+        assert_exact(session, x + seed)
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.3 * torch.randn_like(p))
-    assert len(anew) == 1
+    assert audits == [AUDITED]
 
 
-def test_two_passes_forward_and_one_back_for_each_direction_and_the_check(model: Net, x: Tensor, monkeypatch: Any):
-    fl.ntk(model, x)
+def test_the_inputs_are_those_of_the_call(model: Net, x: Tensor):
+    session = fl.Session(model, x)
+    torch.testing.assert_close(session.ntk(x=x[:5]), dense_ntk(model, x[:5]), rtol=1e-11, atol=1e-11)
+    for _ in range(2):
+        torch.testing.assert_close(session.ntk(x[:5] + 1), dense_ntk(model, x, x[:5] + 1), rtol=1e-11, atol=1e-11)
+    x.add_(1)  # they are not copied
+    assert_exact(session)
+
+
+@pytest.mark.parametrize("outputs", ["mean", 2])
+def test_passes_of_a_later_call(model: Net, x: Tensor, outputs: Any, monkeypatch: Any):
+    """One over the batch, every sample once more in parts; one back for each direction and one that confirms them,
+    because the graph has a mean over samples."""
+    session = fl.Session(model, x)
+    session.ntk(outputs=outputs)
     forward: list[int] = []
     model.register_forward_hook(lambda module, inputs, output: forward.append(len(output)))
     backward: list[int] = []
     plain = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: backward.append(1) or plain(*a, **k))
-    fl.ntk(model, x)
-    assert forward == [SAMPLES, 6]
+    session.ntk(outputs=outputs)
+    assert forward[-1] == SAMPLES
+    assert SAMPLES <= sum(forward[:-1]) <= SAMPLES + 2 * len(forward)
     # The norm's parameters meet no sample before their use: nothing has to be pulled back.
-    assert len(backward) == 4 + 1
+    assert len(backward) == session.plan(outputs=outputs).backward_passes == (5 if outputs == "mean" else 2)
 
 
 @pytest.mark.parametrize("by", ["layer", "parameter"])
-def test_parts(model: Net, x: Tensor, by: Any, anew: list[bool]):
-    first, second = (fl.ntk(model, x, by=by) for _ in range(2))
+def test_parts(model: Net, x: Tensor, by: Any, audits: list[int]):
+    session = fl.Session(model, x)
+    first, second = (session.ntk(by=by) for _ in range(2))
     assert first.keys() == second.keys()
     for key, kernel in first.items():
         torch.testing.assert_close(second[key], kernel, rtol=1e-12, atol=1e-12)
-    assert len(anew) == 1
+    assert len(audits) == 1
 
 
 @pytest.mark.parametrize("other", [
-    {"outputs": "each"}, {"outputs": 2}, {"by": "layer"}, {"parameters": "last.*"}, {"memory": "1GiB"},
-    {"dtype": torch.float64}, {"verify": True}, {"outputs": fl.Probes(3)},
+    {"outputs": "each"}, {"outputs": 2}, {"by": "layer"}, {"verify": True}, {"outputs": fl.Probes(3)},
 ])  # fmt: skip
-def test_other_arguments_are_other_calls(model: Net, x: Tensor, other: dict[str, Any], anew: list[bool]):
-    fl.ntk(model, x)
-    fl.ntk(model, x, **other)
-    assert len(anew) == 2
+def test_other_arguments_are_planned_for_themselves(
+    model: Net, x: Tensor, other: dict[str, Any], audits: list[int], plans: list[int]
+):
+    session = fl.Session(model, x)
+    session.ntk()
+    session.ntk(**other)
+    assert len(plans) == 2
+    assert set(audits) == {AUDITED}
+
+
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "ntk": {"outputs": "each"},
+    "plan": {"by": "layer"},
+    "ntk_diagonal": {"outputs": "sum"},
+    "neural_features": {"outputs": 1},
+    "layer_alignment": {"norm": "fro"},
+    "layer_balance": {},
+    "ntk_velocity": {"outputs": "mean"},
+    "feature_speed": {},
+    "representation_kernels": {"of": "output"},
+}
+
+
+def as_tensors(result: Any) -> list[Tensor]:
+    """All the numbers of a result, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, int | float):
+        return [torch.tensor(result)]
+    if isinstance(result, str | None):
+        return []
+    if isinstance(result, Mapping):
+        return [tensor for value in result.values() for tensor in as_tensors(value)]
+    if dataclasses.is_dataclass(result):
+        return as_tensors(vars(result))
+    return [tensor for value in result for tensor in as_tensors(value)]
+
+
+METHODS = sorted(name for name in vars(fl.Session) if not name.startswith("_") and name != "model")
+
+
+def test_every_method_is_compared_with_its_function():
+    assert set(METHODS) == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_results_are_those_of_the_function_of_the_same_name(name: str, x: Tensor):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(18, 7), nn.Tanh(), nn.Linear(7, 6, bias=False), nn.Linear(6, 3))
+    model.double()
+    session, y = fl.Session(model, x), torch.randn(SAMPLES, 3, dtype=torch.float64)
+    needed = (y,) if name in ("ntk_velocity", "feature_speed") else ()
+    for _ in range(2):
+        expected = getattr(fl, name)(model, x, *needed, **ARGUMENTS[name])
+        found = getattr(session, name)(*needed, **ARGUMENTS[name])
+        assert type(found) is type(expected)
+        if name == "plan":
+            assert (found.parameters, found.groups) == (expected.parameters, expected.groups)
+        else:
+            assert len(as_tensors(found)) == len(as_tensors(expected)) > 0
+            for one, other in zip(as_tensors(found), as_tensors(expected), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.3)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"readout": lambda output: output.square()[:, :2]}, {"parameters": "last.*"}, {"dtype": torch.float64},
+    {"memory": "20kB"}, {"parameters": ["conv.*", "norm.bias"], "memory": "1GiB"},
+])  # fmt: skip
+def test_arguments_of_a_session_hold_for_all_of_its_measurements(model: Net, x: Tensor, arguments: dict[str, Any]):
+    session = fl.Session(model, x, **arguments)
+    for _ in range(2):
+        torch.testing.assert_close(session.ntk(), fl.ntk(model, x, **arguments), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            session.ntk_diagonal(), fl.ntk_diagonal(model, x, **arguments), rtol=1e-11, atol=1e-11
+        )
+
+
+def test_a_session_says_what_it_is(model: Net, x: Tensor):
+    session = fl.Session(model, x)
+    assert repr(session) == f"Session(Net, {SAMPLES} samples, 0 audited graphs)"
+    session.ntk()
+    assert repr(session) == f"Session(Net, {SAMPLES} samples, 1 audited graphs)"
+    assert session.model is model
 
 
 def turn(model: Net) -> None:
@@ -152,53 +263,61 @@ def replace(model: Net) -> None:
     model.last.weight = nn.Parameter(torch.randn(4, 5, dtype=torch.float64))
 
 
+def widen(model: Net) -> None:
+    model.last = nn.Linear(5, 7).double()  # the same names
+
+
 def restride(model: Net) -> None:
     model.conv.padding, model.conv.dilation = (2,), (2,)  # the same shapes
 
 
-@pytest.mark.parametrize("change", [turn, rescale, hook, freeze, tie, replace, restride])
-def test_a_model_that_has_changed_in_between(model: Net, x: Tensor, change: Callable[[Net], None]):
-    assert_exact(model, x)
+@pytest.mark.parametrize("change", [turn, rescale, hook, freeze, tie, replace, restride, widen])
+def test_a_model_that_has_changed_in_between(model: Net, x: Tensor, change: Callable[[Net], None], audits: list[int]):
+    session = fl.Session(model, x)
+    assert_exact(session)
     change(model)
     for _ in range(3):
-        assert_exact(model, x)
+        assert_exact(session)
+    assert len(audits) == (2 if change in (hook, freeze, tie, widen) else 1)  # others have the same nodes and shapes
 
 
-def test_samples_that_become_coupled_are_refused_as_before(model: Net, x: Tensor):
-    assert_exact(model, x)
+def test_samples_that_become_coupled_are_refused(model: Net, x: Tensor):
+    session = fl.Session(model, x)
+    assert_exact(session)
     model.gate = 0.5
     for _ in range(2):
         with pytest.raises(CoupledSamplesError):
-            fl.ntk(model, x)
+            session.ntk()
     model.gate = 0.0
-    assert_exact(model, x)
+    assert_exact(session)
 
 
 @pytest.mark.parametrize("where", ["samples", "weights"])
-def test_what_is_not_finite_is_refused_as_before(model: Net, x: Tensor, where: str):
-    fl.ntk(model, x)
+def test_what_is_not_finite_is_refused(model: Net, x: Tensor, where: str):
+    session = fl.Session(model, x)
+    session.ntk()
     if where == "samples":
         x[5, 0, 0] = math.nan
     else:
         model.last.bias.data[1] = math.inf  # gradients stay finite
     with pytest.raises(InputValueError, match=r"not finite for samples"):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 @pytest.mark.parametrize("size", [1e-22, 1e18])
-def test_factors_of_unusual_size(size: float, anew: list[bool]):
+def test_factors_of_unusual_size(size: float):
     """Rows and gradients whose Gram matrices single precision cannot hold, though their product is ordinary."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Linear(6, 2, bias=False)), torch.randn(SAMPLES, 5)
+    session = fl.Session(model, x, parameters="0.*")
     for scale in (1.0, size, size, 1.0):
         with torch.no_grad():
             model[1].weight.mul_(scale)
-        found = fl.ntk(model, x / scale, parameters="0.*")
+        found = session.ntk(x=x / scale)
         expected = x.double() @ x.double().T * (model[1].weight.double() / scale).square().sum() / 2
         assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
         with torch.no_grad():
             model[1].weight.div_(scale)
-    assert len(anew) == 4  # the second fails; it is not tried again for a while
 
 
 class Writing(nn.Module):
@@ -223,15 +342,16 @@ class Writing(nn.Module):
 def test_a_model_that_writes_is_left_as_it_was(how: str):
     torch.manual_seed(0)
     model, x = Writing(how).double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
-    fl.ntk(model, x)
+    session = fl.Session(model, x)
+    session.ntk()
     model.on = True
     before = {key: value.clone() for key, value in model.state_dict().items()}
     for _ in range(6):
         if how == "weights":
             with pytest.raises(UnsupportedModelError):
-                fl.ntk(model, x)
+                session.ntk()
         else:
-            fl.ntk(model, x)
+            session.ntk()
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
         assert not hasattr(model, "extra")
 
@@ -240,40 +360,33 @@ def test_gradients_modes_and_generators_are_as_they_were(model: Net, x: Tensor):
     model.train()
     model(x).sum().backward()
     kept = [p.grad.clone() for p in model.parameters()]
-    fl.ntk(model, x)
+    session = fl.Session(model, x)
+    session.ntk()
     state = torch.get_rng_state()
-    fl.ntk(model, x)
+    session.ntk()
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), kept, strict=True))
 
 
-def test_a_call_that_never_repeats_itself_is_not_tried_for_ever(x: Tensor, monkeypatch: pytest.MonkeyPatch):
-    torch.manual_seed(0)
-    model = Writing("buffer").double()
-    x = x[:, :, 0].contiguous() @ torch.randn(3, 4, dtype=torch.float64)
-    fl.ntk(model, x)
-    model.on, tried = True, []
-    plain = repetition.Call._kernels
-    monkeypatch.setattr(repetition.Call, "_kernels", lambda self, known: tried.append(1) or plain(self, known))
-    for _ in range(10):
-        fl.ntk(model, x)
-    assert len(tried) == 3  # the first, the fourth and the ninth
+def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
+    session = fl.Session(model, x)
+    session.ntk()
+    monkeypatch.setattr(ntk_module, "LITTLE", 0)  # otherwise nobody asks for so few bytes
+    available = session.plan().memory
+    plans.clear()
+    monkeypatch.setattr(ntk_module, "byte_budget", lambda *_: available // 2)
+    for _ in range(2):
+        assert_exact(session)
+    assert len(plans) == 1
 
 
-def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, anew: list[bool], monkeypatch: Any):
-    fl.ntk(model, x)
-    monkeypatch.setattr(repetition, "LITTLE", 0)  # otherwise nobody asks for so few bytes
-    monkeypatch.setattr(repetition, "byte_budget", lambda *_: 100)
-    assert_exact(model, x)
-    assert len(anew) == 2
-
-
-def test_nobody_asks_for_little_memory(model: Net, x: Tensor, anew: list[bool], monkeypatch: Any):
-    fl.ntk(model, x)
-    monkeypatch.setattr(repetition, "byte_budget", lambda *_: 0)
-    assert_exact(model, x)
-    assert len(anew) == 1
+def test_nobody_asks_for_little_memory(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
+    session = fl.Session(model, x)
+    session.ntk()
+    monkeypatch.setattr(ntk_module, "byte_budget", lambda *_: 0)
+    assert_exact(session)
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize(("memory", "kept"), [(None, 1), ("1GiB", 0)])
@@ -286,33 +399,58 @@ def test_the_c_library_keeps_memory_where_there_is_no_budget(
     assert len(asked) == kept
 
 
-def test_nothing_outlives_the_model(x: Tensor):
+@pytest.mark.parametrize("session", [False, True])
+def test_nothing_outlives_the_model(x: Tensor, session: bool):
     torch.manual_seed(0)
     model = Net()
+    held = fl.Session(model, x) if session else None
     for _ in range(3):
-        fl.ntk(model, x)
+        fl.ntk(model, x) if held is None else held.ntk()
     there = weakref.ref(model)
-    del model
+    del model, held
     gc.collect()
     assert there() is None
 
 
+def containers() -> dict[tuple[str, str], int]:
+    """How many entries every container of every module of the package has."""
+    return {
+        (module, name): len(value)
+        for module, loaded in list(sys.modules.items())
+        if module.partition(".")[0] == "featlearn"
+        for name, value in vars(loaded).items()
+        if not name.startswith("__") and isinstance(value, Collection) and not isinstance(value, str | type)
+    }
+
+
+def test_no_container_of_any_module_grows(x: Tensor):
+    torch.manual_seed(0)
+    fl.ntk(Net(), x)
+    before = containers()
+    assert len(before) > 20
+    for samples in (7, 12, SAMPLES):
+        fl.ntk(Net(), x[:samples], outputs="each", by="layer")
+        fl.Session(Net(), x[:samples]).ntk()
+    assert containers() == before
+
+
 def test_errors_of_the_model_are_the_users(model: Net, x: Tensor):
-    fl.ntk(model, x)
+    session = fl.Session(model, x)
+    session.ntk()
 
     def fails(*_: Any) -> None:
         raise ValueError("no more")
 
     model.norm.register_forward_hook(fails)
     with pytest.raises(FeatlearnError, match="no more"):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 def test_a_built_in_rule_that_was_replaced_is_audited(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
-    x = torch.randn(SAMPLES, 4, dtype=torch.float64)
-    fl.ntk(model, x)
+    session = fl.Session(model, torch.randn(SAMPLES, 4, dtype=torch.float64))
+    session.ntk()
     built_in = registry._RULES["AddmmBackward0"]
 
     def wrong(use: Any) -> Any:
@@ -320,19 +458,18 @@ def test_a_built_in_rule_that_was_replaced_is_audited(monkeypatch: pytest.Monkey
         return dataclasses.replace(form, grads=lambda g: 2 * form.grads(g)) if hasattr(form, "grads") else form
 
     monkeypatch.setitem(registry._RULES, "AddmmBackward0", wrong)
-    assert_exact(model, x)
+    assert_exact(session)
 
 
-@pytest.mark.parametrize(("first", "second"), [
-    ({"outputs": 1}, {"outputs": True}), ({"outputs": 1}, {"outputs": 1.0}), ({"memory": 10**8}, {"memory": 1e8}),
-])  # fmt: skip
-def test_equal_arguments_of_another_type_are_refused_as_before(model: Net, x: Tensor, first: Any, second: Any):
-    fl.ntk(model, x, **first)
+@pytest.mark.parametrize("second", [True, 1.0])
+def test_equal_arguments_of_another_type_are_refused(model: Net, x: Tensor, second: Any):
+    session = fl.Session(model, x)
+    session.ntk(outputs=1)
     with pytest.raises(InputTypeError):
-        fl.ntk(model, x, **second)
+        session.ntk(outputs=second)
 
 
-def test_a_graph_that_is_written_into_is_refused_as_before():
+def test_a_graph_that_is_written_into_is_refused():
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -345,11 +482,12 @@ def test_a_graph_that_is_written_into_is_refused_as_before():
                 h.add_(1)
             return self.last(torch.tanh(y))
 
-    model, x = InPlace(), torch.randn(SAMPLES, 4)
-    fl.ntk(model, x)
+    model = InPlace()
+    session = fl.Session(model, torch.randn(SAMPLES, 4))
+    session.ntk()
     model.on = True
     with pytest.raises(UnsupportedModelError):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 def selected(h: Tensor, back: Tensor) -> Tensor:
@@ -373,7 +511,7 @@ def split(h: Tensor, back: Tensor) -> Tensor:
 @pytest.mark.parametrize("put_back", [selected, sliced, unbound, split])
 @pytest.mark.parametrize("samples", [24, 26])
 def test_samples_put_back_one_by_one(put_back: Callable[[Tensor, Tensor], Tensor], samples: int):
-    """Those that the pilot sees stay where they are; two others change places from call to call."""
+    """Those that are audited stay where they are; two others change places from call to call."""
 
     class Sorting(nn.Module):
         def __init__(self) -> None:
@@ -388,12 +526,14 @@ def test_samples_put_back_one_by_one(put_back: Callable[[Tensor, Tensor], Tensor
     model, x = Sorting().double(), torch.randn(samples, 4, dtype=torch.float64)
     other = torch.arange(samples)
     other[1], other[2] = 2, 1
+    session = fl.Session(model, (x, other))
     for key in (torch.arange(samples), other, torch.arange(samples).flip(0), other):
-        assert_exact(model, (x, key))
+        assert_exact(session, (x, key))
 
 
-def test_nothing_of_a_call_waits_for_the_collector(model: Net, x: Tensor):
-    fl.ntk(model, x)
+@pytest.mark.parametrize("name", ["ntk", "ntk_diagonal"])
+def test_nothing_of_a_call_waits_for_the_collector(model: Net, x: Tensor, name: str):
+    measured = getattr(fl.Session(model, x), name)
 
     def alive() -> int:
         return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
@@ -401,24 +541,14 @@ def test_nothing_of_a_call_waits_for_the_collector(model: Net, x: Tensor):
     gc.collect()
     gc.disable()
     try:
-        fl.ntk(model, x)
+        measured()
         before = alive()
         for _ in range(3):
+            measured()
             fl.ntk(model, x)
         assert alive() == before
     finally:
         gc.enable()
-
-
-def test_arguments_that_never_repeat_do_not_keep_others_from_being_tried(model: Net, x: Tensor, anew: list[bool]):
-    fl.ntk(model, x)
-    fl.ntk(model, x, by="parameter")
-    with torch.no_grad():
-        model.last.weight.zero_()  # all kernels but two are zero, and looked at again
-    for _ in range(6):
-        fl.ntk(model, x)
-        fl.ntk(model, x, by="parameter")
-    assert len(anew) <= 2 + 6 + 1
 
 
 def test_weights_that_have_shrunk_do_not_hide_coupling(x: Tensor):
@@ -434,12 +564,13 @@ def test_weights_that_have_shrunk_do_not_hide_coupling(x: Tensor):
 
     torch.manual_seed(0)
     model, x = Coupled().double(), x[:, :, 0].contiguous()
+    session = fl.Session(model, x)
     model.last.weight.data.mul_(1e13)
-    fl.ntk(model, x)
+    session.ntk()
     model.last.weight.data.div_(1e13)
     model.on = 0.05
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 def test_gradients_whose_squares_overflow_are_refused():
@@ -466,11 +597,12 @@ def test_what_happens_to_the_second_output_alone_is_seen(samples: int):
             return torch.cat([self.one(x), self.two[2](self.two[1](h))], 1)
 
     torch.manual_seed(0)
-    model, x = Branches().double(), torch.randn(samples, 4, dtype=torch.float64)
-    assert_exact(model, x)
+    model = Branches().double()
+    session = fl.Session(model, torch.randn(samples, 4, dtype=torch.float64))
+    assert_exact(session)
     model.on = True
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 class Tied(nn.Module):
@@ -493,72 +625,78 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Directions are captured one by one although they are few; how many were so in each call."""
+    """Directions are captured one by one although they are few; how many there were in each capture."""
     seen: list[int] = []
-    plain = Snapshot.each_direction
-    monkeypatch.setattr(repetition, "_MANY_NUMBERS", 0)
-    monkeypatch.setattr(
-        Snapshot, "each_direction", lambda self, names, rows: seen.append(len(rows)) or plain(self, names, rows)
-    )
+    original = Chunk.backpropagate
+
+    def noted(self: Chunk, names: Any, directions: Tensor, **named: Any) -> Any:
+        if self.count == SAMPLES:
+            seen.append(len(directions))
+        return original(self, names, directions, **named)
+
+    monkeypatch.setattr(chunks, "MANY_NUMBERS", 0)
+    monkeypatch.setattr(Chunk, "backpropagate", noted)
     return seen
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_directions_one_by_one(one_by_one: list[int], anew: list[bool], small: bool, monkeypatch: pytest.MonkeyPatch):
+def test_directions_one_by_one(one_by_one: list[int], small: bool, monkeypatch: pytest.MonkeyPatch):
     if small:
-        monkeypatch.setattr(cuts, "PANEL", 2)
+        monkeypatch.setattr(blocking, "PANEL", 2)
         monkeypatch.setattr(gram, "MIRRORED", 3)
     torch.manual_seed(0)
     model, x = Tied(), torch.randn(SAMPLES, 4, dtype=torch.float64)
-    for seed in range(4):
-        assert_exact(model, x - seed, outputs="each")
+    session = fl.Session(model, x)
+    for seed in range(3):
+        assert_exact(session, x - seed, outputs="each")
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(0.2 * torch.randn_like(p))
-    assert (len(anew), one_by_one) == (1, [7, 7, 7])
-    parts = [fl.ntk(model, x, outputs="each", by="parameter") for _ in range(2)]
+    assert one_by_one == [1] * 7 * 3
+    parts = [session.ntk(outputs="each", by="parameter") for _ in range(2)]
     for key, kernel in parts[0].items():
         torch.testing.assert_close(parts[1][key], kernel, rtol=1e-12, atol=1e-13)
-    assert (len(anew), one_by_one) == (2, [7, 7, 7, 7])
 
 
 def test_directions_one_by_one_whose_samples_meet_later_are_refused(one_by_one: list[int]):
     torch.manual_seed(0)
     model, x = Tied(), torch.randn(SAMPLES, 4, dtype=torch.float64)
-    assert_exact(model, x, outputs="each")
+    session = fl.Session(model, x)
+    assert_exact(session, outputs="each")
     model.on = True  # seen by two of seven outputs
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x, outputs="each")
+        session.ntk(outputs="each")
     model.on = False
-    assert_exact(model, x, outputs="each")
-    assert one_by_one == [7]
+    assert_exact(session, outputs="each")
+    assert set(one_by_one) >= {1}
 
 
 @pytest.mark.parametrize("size", [1e-22, 1e18])
 @pytest.mark.parametrize("outputs", ["each", "sum"])
-def test_directions_one_by_one_of_unusual_size(size: float, outputs: Any, one_by_one: list[int], anew: list[bool]):
+def test_directions_one_by_one_of_unusual_size(size: float, outputs: Any, one_by_one: list[int]):
     """Gradients, or rows, of the last of three outputs alone."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 5)
-    fl.ntk(model, x, outputs=outputs, parameters="0.*")
+    session = fl.Session(model, x, parameters="0.*")
+    session.ntk(outputs=outputs)
     with torch.no_grad():
         model[1].weight[:2] = 0.0
         model[1].weight[2].mul_(size)
-    found = fl.ntk(model, x / size, outputs=outputs, parameters="0.*")
+    found = session.ntk(x=x / size, outputs=outputs)
     expected = x.double() @ x.double().T * (model[1].weight[2].double() / size).square().sum()
     one = found[2] if outputs == "each" else found
     assert float((one - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
-    assert len(anew) == 2
-    assert one_by_one == ([3] if outputs == "each" else [])
+    assert set(one_by_one) == ({1} if outputs == "each" else {3})
 
 
-def test_directions_one_by_one_on_few_samples_and_several_positions_are_not(x: Tensor, model: Net, one_by_one: Any):
-    for _ in range(3):
-        assert_exact(model, x, outputs="each")  # convolutions
+def test_directions_on_few_samples_and_several_positions_are_captured_together(
+    x: Tensor, model: Net, one_by_one: list[int]
+):
+    assert_exact(fl.Session(model, x), outputs="each")  # convolutions
+    assert one_by_one == [4]
     few = nn.Linear(4, 2).double()
-    for _ in range(3):
-        assert_exact(few, torch.randn(400, 4, dtype=torch.float64), outputs="each")  # more samples than gradients
-    assert one_by_one == []
+    assert_exact(fl.Session(few, torch.randn(SAMPLES, 4, dtype=torch.float64)), outputs="each")  # fewer gradients
+    assert one_by_one == [4, 2]
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -582,15 +720,16 @@ def test_gradients_that_lie_in_memory_one_way_and_then_another(first: bool, outp
             return h * 1.0 if first else h
 
     torch.manual_seed(0)
-    model, x = Sums().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    session = fl.Session(Sums().double(), torch.randn(SAMPLES, 4, dtype=torch.float64))
     for _ in range(3):
-        assert_exact(model, x, outputs=outputs)
+        assert_exact(session, outputs=outputs)
 
 
 def test_full_kernels_are_looked_through_where_they_lie(model: Net, x: Tensor):
     """An order of axes that is not that of memory would be copied first."""
+    session = fl.Session(model, x)
     for _ in range(2):
-        kernel = fl.ntk(model, x, outputs="full")
+        kernel = session.ntk(outputs="full")
         assert not kernel.is_contiguous()
         assert gram.in_memory_order(kernel).is_contiguous()
 
@@ -608,62 +747,69 @@ def test_activations_that_have_served_are_gone_when_kernels_are_formed(outputs: 
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x)
-            if len(x) > 6:
+            if len(x) == SAMPLES:
                 kept.append(weakref.ref(h))
             return self.last(nn.functional.gelu(h))
 
-    plain = blocks.add_gram
+    plain = kernel_sum.add_gram
 
     def counted(*arguments: Any, **named: Any) -> None:
         alive.append(sum(one() is not None for one in kept))
         plain(*arguments, **named)
 
-    monkeypatch.setattr(blocks, "add_gram", counted)
+    monkeypatch.setattr(kernel_sum, "add_gram", counted)
     torch.manual_seed(0)
-    model, x = Bent().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
+    session = fl.Session(Bent().double(), torch.randn(SAMPLES, 4, dtype=torch.float64))
     for _ in range(3):
-        assert_exact(model, x, outputs=outputs)
-    assert len(kept) == 3 + 3  # the reference makes passes of its own
+        session.ntk(outputs=outputs)
+    assert len(kept) >= 3
     assert set(alive) == {0}
 
 
-def test_gradients_that_are_not_confirmed_are_found_by_a_pass_of_their_own():
-    """Gradients that reach other samples in larger batches alone: they are taken from samples that are run alone."""
+@pytest.mark.parametrize("first_seen", ["on large batches", "later"])
+def test_gradients_that_a_hook_gives_to_other_samples_are_refused(first_seen: str):
+    """Neither outputs nor the graph show it."""
 
     class Meeting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
-            self.most = 6
+            self.least = AUDITED + 1
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.tanh(self.first(x))
-            if len(x) > self.most:
+            if len(x) >= self.least:
                 h.register_hook(lambda gradient: gradient.flip(0))
             return self.last(torch.tanh(self.second(h)))
 
     torch.manual_seed(0)
-    model, x = Meeting().double(), torch.randn(SAMPLES, 4, dtype=torch.float64)
-    found = [fl.ntk(model, x) for _ in range(2)]
-    model.most = SAMPLES
-    expected = dense_ntk(model, x)
-    for kernel in found:
-        torch.testing.assert_close(kernel, expected, rtol=1e-11, atol=1e-11)
+    model = Meeting().double()
+    session = fl.Session(model, torch.randn(SAMPLES, 4, dtype=torch.float64))
+    if first_seen == "later":
+        model.least = 2 * SAMPLES
+        assert_exact(session)
+        model.least = 2
+    for _ in range(2):
+        with pytest.raises(CoupledSamplesError):
+            session.ntk()
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(model, session.x)
 
 
 def test_directions_one_by_one_where_gradients_of_the_last_are_too_small_to_be_squared(one_by_one: list[int]):
     """Rows are of ordinary size, and their products with these gradients as well."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 5)
-    fl.ntk(model, x, outputs="each", parameters="0.*")
+    session = fl.Session(model, x, parameters="0.*")
+    session.ntk(outputs="each")
     with torch.no_grad():
         model[1].weight[:2] = 0.0
         model[1].weight[2].mul_(1e-22)
     x = 1e8 * x
-    found = fl.ntk(model, x, outputs="each", parameters="0.*")[2]
+    found = session.ntk(x=x, outputs="each")[2]
     expected = x.double() @ x.double().T * model[1].weight[2].detach().double().square().sum()
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
-    assert one_by_one == [3]
+    assert set(one_by_one) == {1}
 
 
 @pytest.mark.parametrize("outputs", ["each", "mean", "full"])
@@ -671,8 +817,9 @@ def test_kernels_that_overflow_later_are_refused(outputs: Any):
     """Outputs, rows and gradients are of ordinary size."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(60, 30, bias=False), nn.Linear(30, 3, bias=False)), torch.randn(SAMPLES, 60)
-    fl.ntk(model, x, outputs=outputs, parameters="0.*")
+    session = fl.Session(model, x, parameters="0.*")
+    session.ntk(outputs=outputs)
     with torch.no_grad():
         model[1].weight.copy_(9e8 * model[1].weight.sign())
     with pytest.raises(InputValueError, match=r"the kernel is not finite"):
-        fl.ntk(model, 9e8 * x.sign(), outputs=outputs, parameters="0.*")
+        session.ntk(x=9e8 * x.sign(), outputs=outputs)

@@ -1,4 +1,4 @@
-"""fl.ntk on a model that was measured before: what is taken over must not outlive what made it true."""
+"""A Session of a model that changes: what an audit has found must not outlive what made it true."""
 
 import copy
 import gc
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.audit.audit import AUDITED
 from featlearn.errors import CoupledSamplesError
+from featlearn.measurement import spread
 from tests.references.jacobian import dense_ntk
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, Net, default_dtype
 from tests.zoo.test_zoo import take, tensors_in
 
-# Up to 18 samples are all run again, of more the six of the pilot serve; 6 is also how many tokens there are.
-SIZES = (6, 10, 20)
+# As many as an audit has, which is also how many tokens there are; more; and so many that small parts are run as well.
+SIZES = (AUDITED, 10, 20, 100)
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +30,9 @@ def double() -> Iterator[None]:
         yield
 
 
-def assert_exact(model: nn.Module, x: Any, tolerance: float = 1e-10, **arguments: Any) -> None:
-    reference = dense_ntk(model, x, outputs="sum", **arguments)
-    kernel = fl.ntk(model, x, outputs="sum", **arguments)
+def assert_exact(session: fl.Session, x: Any = None, tolerance: float = 1e-10, readout: Any = None) -> None:
+    reference = dense_ntk(session.model, session.x if x is None else x, outputs="sum", readout=readout)
+    kernel = session.ntk(x=x, outputs="sum")
     assert float((kernel - reference).abs().max()) <= tolerance * float(reference.abs().max())
 
 
@@ -48,9 +50,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def passes_of_ntk(passes: list[int], model: nn.Module, x: Any) -> int:
+def passes_of_ntk(passes: list[int], session: fl.Session, x: Any = None) -> int:
     passes.append(0)
-    fl.ntk(model, x)
+    session.ntk(x=x)
     return passes[-1]
 
 
@@ -64,13 +66,14 @@ def changed(model: nn.Module) -> None:
 def test_a_second_call_is_as_exact_as_the_first(case: Case):
     """With other weights, other samples and more of them."""
     model, x, _, readout = case.build()
-    fl.ntk(model, x, readout=readout)
+    session = fl.Session(model, x, readout=readout)
+    session.ntk()
     changed(model)
-    assert_exact(model, x, case.tolerance, readout=readout)
+    assert_exact(session, x, case.tolerance, readout)
     samples = max(tensor.shape[0] for tensor in tensors_in(x) if tensor.dim())
     for _ in range(2 if samples > 1 else 0):
         more = take(x, torch.randint(samples, (20,)))
-        assert_exact(model, more, case.tolerance, readout=readout)
+        assert_exact(session, more, case.tolerance, readout)
         changed(model)
 
 
@@ -107,32 +110,34 @@ def multiplied_by_key(x: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 def test_samples_that_come_in_another_order_than_before(how: Any, samples: int, deep: bool):
     """As in models that sort by length: the graph does not show in which order; nor do gradients, if not deep."""
     model, x = Ordered(how, deep), torch.randn(samples, 4)
-    assert_exact(model, (x, torch.arange(samples)))
-    assert_exact(model, (x, torch.randperm(samples)))
-    assert_exact(model, (x, torch.arange(samples).flip(0)))
+    session = fl.Session(model, (x, torch.arange(samples)))
+    assert_exact(session)
+    assert_exact(session, (x, torch.randperm(samples)))
+    assert_exact(session, (x, torch.arange(samples).flip(0)))
 
 
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("how", [sorted_by_key, multiplied_by_key])
-def test_samples_that_come_in_another_order_than_those_of_the_pilot(how: Any, deep: bool):
+def test_samples_that_come_in_another_order_than_those_that_are_audited(how: Any, deep: bool):
     x, key = torch.randn(20, 4), torch.arange(20)
-    key[1], key[2] = 2, 1  # the pilot has 0, 4, 8, 11, 15, 19
-    assert_exact(Ordered(how, deep), (x, key))
+    assert not {1, 2} & set(range(20)[spread(20)])
+    key[1], key[2] = 2, 1
+    assert_exact(fl.Session(Ordered(how, deep), (x, key)))
 
 
 @pytest.mark.parametrize("samples", SIZES)
 @pytest.mark.parametrize("kind", ["axes", "roll", "flip"])
 def test_samples_along_another_axis_than_before(kind: str, samples: int):
-    """Six tokens, as many as the pilot has samples: all shapes stay as they are."""
+    """As many tokens as an audit has samples: all shapes stay as they are."""
     model = Net(lambda self, x: self.back(self.linear(self.there(x).contiguous())).mean(1), linear=nn.Linear(4, 2))
     moves: dict[str, list[tuple[Callable[[Tensor], Tensor], ...]]] = {
         "axes": [(lambda h: h.permute(0, 1, 2),) * 2, (lambda h: h.permute(1, 0, 2),) * 2],
         "flip": [(lambda h: h.flip(1),) * 2, (lambda h: h.flip(0),) * 2],
         "roll": [(lambda h: h.roll(0, 0),) * 2, (lambda h: h.roll(2, 0), lambda h: h.roll(-2, 0))],
     }
-    x = torch.randn(samples, 6, 4)
+    session = fl.Session(model, torch.randn(samples, AUDITED, 4))
     for model.there, model.back in (*moves[kind], *moves[kind]):
-        assert_exact(model, x)
+        assert_exact(session)
 
 
 @pytest.mark.parametrize("samples", SIZES)
@@ -141,11 +146,12 @@ def test_outputs_that_are_reversed_since_are_refused(samples: int):
         matrix = torch.eye(len(x))
         return (matrix.flip(0) if self.reversed else matrix) @ torch.tanh(self.linear(x))
 
-    model, x = Net(forward, linear=nn.Linear(4, 2), reversed=False), torch.randn(samples, 4)
-    fl.ntk(model, x)
+    model = Net(forward, linear=nn.Linear(4, 2), reversed=False)
+    session = fl.Session(model, torch.randn(samples, 4))
+    session.ntk()
     model.reversed = True
     with pytest.raises(fl.FeatlearnError, match="depend"):
-        fl.ntk(model, x)
+        session.ntk()
 
 
 class Normalised(torch.autograd.Function):
@@ -182,14 +188,14 @@ def test_samples_that_have_become_coupled_are_refused(between: Any, samples: int
         lambda self, x: self.last(between(self, torch.tanh(self.first(x)))),
         first=nn.Linear(4, 3), last=nn.Linear(3, 2), on=False,
     )  # fmt: skip
-    x = torch.randn(samples, 4)
-    assert_exact(model, x)
+    session = fl.Session(model, torch.randn(samples, 4))
+    assert_exact(session)
     for _ in range(2):
         model.on = True
         with pytest.raises(CoupledSamplesError):
-            fl.ntk(model, x)
+            session.ntk()
         model.on = False
-        assert_exact(model, x)
+        assert_exact(session)
 
 
 @pytest.mark.parametrize("samples", SIZES)
@@ -197,13 +203,14 @@ def test_batch_statistics_instead_of_running_ones(samples: int):
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2))
     x = torch.randn(samples, 4)
     model(x)
-    assert_exact(model, x)
+    session = fl.Session(model, x)
+    assert_exact(session)
     norm, kept = model[1], (model[1].running_mean, model[1].running_var)
     norm.running_mean = norm.running_var = None
     with pytest.raises(CoupledSamplesError):
-        fl.ntk(model, x)
+        session.ntk()
     norm.running_mean, norm.running_var = kept
-    assert_exact(model, x)
+    assert_exact(session)
 
 
 def doubled_behind_the_first() -> Net:
@@ -220,25 +227,28 @@ def doubled_behind_the_first() -> Net:
 @pytest.mark.parametrize("samples", SIZES)
 def test_parameters_that_are_not_trusted_stay_so(samples: int):
     """An audit that is made anew, here because gradients vanish, does not forget what the one before has found."""
-    model, x = doubled_behind_the_first(), torch.randn(samples, 4)
-    assert_exact(model, x)
+    model = doubled_behind_the_first()
+    session = fl.Session(model, torch.randn(samples, 4))
+    assert_exact(session)
     weight = model.last.weight.detach().clone()
     with torch.no_grad():
         model.last.weight.zero_()
-    fl.ntk(model, x, by="parameter")
+    session.ntk(by="parameter")
     with torch.no_grad():
         model.last.weight.copy_(weight)
-    assert_exact(model, x)
+    assert_exact(session)
 
 
 @pytest.mark.parametrize("samples", SIZES)
-def test_an_audit_of_gradients_that_vanish_is_not_kept(samples: int):
+def test_an_audit_of_gradients_that_vanish_is_not_trusted(samples: int):
     """As behind a layer that begins at zero."""
-    model, x = doubled_behind_the_first(), torch.randn(samples, 4)
+    model = doubled_behind_the_first()
+    session = fl.Session(model, torch.randn(samples, 4))
     nn.init.zeros_(model.last.weight)
-    assert_exact(model, x)
+    assert_exact(session)
     nn.init.normal_(model.last.weight)
-    assert_exact(model, x)
+    for _ in range(2):
+        assert_exact(session)
 
 
 @pytest.mark.parametrize("samples", SIZES)
@@ -248,15 +258,15 @@ def test_weights_that_are_untied_frozen_and_replaced(samples: int):
         table=nn.Embedding(7, 5), head=nn.Linear(5, 7, bias=False),
     )  # fmt: skip
     model.head.weight = model.table.weight
-    x = torch.randint(7, (samples, 6))
-    assert_exact(model, x)
+    session = fl.Session(model, torch.randint(7, (samples, 6)))
+    assert_exact(session)
     model.head.weight = nn.Parameter(torch.randn(7, 5))
-    assert_exact(model, x)
+    assert_exact(session)
     model.table.weight.requires_grad_(False)
-    assert_exact(model, x)
+    assert_exact(session)
     model.table = nn.Embedding(7, 5)
-    assert_exact(model, x)
-    assert_exact(copy.deepcopy(model), x)
+    assert_exact(session)
+    assert_exact(fl.Session(copy.deepcopy(model), session.x))
 
 
 def last_of_each(self: Net, h: Tensor, x: Tensor) -> Tensor:
@@ -271,17 +281,17 @@ def all_tokens(self: Net, h: Tensor, x: Tensor) -> Tensor:
     return h.mean(1)
 
 
-@pytest.mark.parametrize("read", [last_of_each, some_tokens, all_tokens])
-def test_a_second_call_asks_only_what_it_must(read: Any, passes: list[int]):
-    """One pass of the pilot and one for each output; lookups inside of samples do not change that."""
+@pytest.mark.parametrize(("read", "confirmed"), [(last_of_each, 1), (some_tokens, 0), (all_tokens, 0)])
+def test_a_second_call_asks_only_what_it_must(read: Any, confirmed: int, passes: list[int]):
+    """One pass for each output; one more where the graph does not prove whose gradients are whose."""
     model = Net(
         lambda self, x: self.last(read(self, torch.tanh(self.first(x)), x)), first=nn.Linear(4, 3), last=nn.Linear(3, 2)
     )
-    x = torch.randn(20, 7, 4)
-    first = passes_of_ntk(passes, model, x)
+    session = fl.Session(model, torch.randn(20, 7, 4))
+    first = passes_of_ntk(passes, session)
     changed(model)
-    assert passes_of_ntk(passes, model, torch.randn(20, 7, 4)) == 3 < first
-    assert_exact(model, x)
+    assert passes_of_ntk(passes, session, torch.randn(20, 7, 4)) == 2 + confirmed < first
+    assert_exact(session)
 
 
 def test_a_call_that_fails_leaves_nothing_behind(passes: list[int]):
@@ -290,26 +300,35 @@ def test_a_call_that_fails_leaves_nothing_behind(passes: list[int]):
             raise RuntimeError("on purpose")
         return self.norm(torch.tanh(self.linear(x)))
 
-    model, x = Net(forward, linear=nn.Linear(4, 3), norm=nn.BatchNorm1d(3), fails_at=0), torch.randn(24, 4)
+    model = Net(forward, linear=nn.Linear(4, 3), norm=nn.BatchNorm1d(3), fails_at=0)
+    session = fl.Session(model, torch.randn(24, 4))
     model.linear.weight.grad = torch.ones(3, 4)
     before = copy.deepcopy(model.state_dict())
-    passes_of_ntk(passes, model, x)
-    for model.fails_at in (24, 6):
+    passes_of_ntk(passes, session)
+    for model.fails_at in (24, 3):
         with pytest.raises(fl.FeatlearnError, match="on purpose"):
-            fl.ntk(model, x)
+            session.ntk()
         assert gc.isenabled()
         assert model.training
         assert torch.equal(model.linear.weight.grad, torch.ones(3, 4))
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     model.fails_at = 0
-    assert passes_of_ntk(passes, model, x) == 4
-    assert_exact(model, x)
+    assert passes_of_ntk(passes, session) == 3
+    assert_exact(session)
 
 
-def test_threads_share_a_model():
-    model, x = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2)), torch.randn(20, 4)
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Softmax(1)])
+@pytest.mark.parametrize("one_session", [False, True])
+def test_threads_share_a_model(activation: nn.Module, one_session: bool):
+    model, x = nn.Sequential(nn.Linear(4, 9), activation, nn.Linear(9, 2)), torch.randn(20, 4)
     reference, found = fl.ntk(model, x), []
-    threads = [threading.Thread(target=lambda: found.extend(fl.ntk(model, x) for _ in range(3))) for _ in range(4)]
+    shared = fl.Session(model, x)
+
+    def measure() -> None:
+        session = shared if one_session else fl.Session(model, x)
+        found.extend(session.ntk() for _ in range(3))
+
+    threads = [threading.Thread(target=measure) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.factors import Factor, Factors, Gathered, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, mirror
 from featlearn.contraction.windows import Windows
-from featlearn.linalg import cuts, gram, windows
 
 # kernel, stride, dilation, padding, space, blocks
 GEOMETRIES = {
@@ -83,7 +83,7 @@ def test_every_route_gives_what_written_out_rows_give(
     name: str, shifted: bool, route: Route, mode: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
-    monkeypatch.setattr(cuts, "PANEL", 2)
+    monkeypatch.setattr(blocking, "PANEL", 2)
     monkeypatch.setattr(gram, "MIRRORED", 2)
     shape = {"sum": (5, 5), "each": (3, 5, 5), "full": (5, 5, 3, 3)}[mode]
     expected, found = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)

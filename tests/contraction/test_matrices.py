@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from featlearn.contraction import gram, matrices
 from featlearn.contraction.factors import Factor, Factors
-from featlearn.linalg import gram, matrices
 
 
 @pytest.mark.parametrize("samples", [8, 9, 11, 15, 16])

@@ -1,0 +1,108 @@
+"""Every sample of a batch is run again among others: which parts there are, and what they show."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.audit.independence import MANY, SMALL, last_digit_changed, part_sizes, run_parts
+from featlearn.errors import CoupledSamplesError
+from featlearn.network.inputs import Probe
+
+
+def probe(x: Tensor) -> Probe:
+    return Probe(nn.Identity(), x, len(x), None, lambda: None)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 7, 12, 40, MANY - 1, MANY, 333])
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_parts_cover_the_batch_and_are_never_as_large(samples: int, pieces: int):
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(0))
+    parts = run_parts(probe(x), 0, samples, pieces, torch.Generator().manual_seed(0))
+    assert set(torch.cat([part.places for part in parts]).tolist()) == set(range(samples))
+    for part in parts:
+        assert torch.equal(part.outputs, x[part.places])
+    sizes = [len(part.places) for part in parts]
+    assert sizes == part_sizes(samples, pieces)
+    assert all(size >= 2 and size != samples for size in sizes)
+    assert sum(sizes) <= samples + 2 * len(sizes)
+
+
+def test_parts_of_a_chunk_are_its_own_samples():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    parts = run_parts(probe(x), 20, 50, 4, torch.Generator().manual_seed(0))
+    assert set(torch.cat([part.places for part in parts]).tolist()) == set(range(30))
+    for part in parts:
+        assert torch.equal(part.outputs, x[20 + part.places])
+
+
+def test_equal_samples_are_run_apart():
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    parts = run_parts(probe(x), 0, 40, 8, torch.Generator().manual_seed(0))
+    for part in parts:
+        own = part.places.unique() % 20
+        assert len(own.unique()) == len(own)
+
+
+def test_many_samples_have_small_parts_as_well():
+    assert part_sizes(MANY, 8)[:SMALL] == [SMALL] * SMALL
+    assert min(part_sizes(MANY - 1, 8)) > SMALL
+
+
+class Rare(nn.Module):
+    """A decision for the whole batch that one sample in ten would take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2.0 if bool((x[:, 0] > 1.28).any()) else 1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("samples", [12, 40, 120])
+def test_a_decision_for_the_whole_batch_is_seen(samples: int, seed: int):
+    torch.manual_seed(seed)
+    x = torch.randn(samples, 4)
+    x[0, 0] = 2.0
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(Rare(), x)
+
+
+class Deduplicating(nn.Module):
+    """Equal samples get the number of their copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, where, counts = x.unique(dim=0, return_inverse=True, return_counts=True)
+        return self.layer(x) * counts[where][:, None]
+
+
+def test_pairs_of_equal_samples_are_seen():
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    x[17] = x[3]
+    with pytest.raises(CoupledSamplesError):
+        fl.ntk(Deduplicating(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128])
+def test_weights_move_by_their_last_digit_and_come_back(dtype: torch.dtype):
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.randn(50, dtype=dtype))
+    model.frozen = nn.Parameter(torch.randn(50, dtype=dtype), requires_grad=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    eps = torch.finfo(dtype).eps
+    with last_digit_changed(model):
+        for p, kept in zip(model.parameters(), before, strict=True):
+            changed = (torch.view_as_real(p) if p.is_complex() else p).detach().double()
+            original = (torch.view_as_real(kept) if kept.is_complex() else kept).double()
+            ratio = ((changed - original) / original).abs() / eps
+            assert float(ratio.max()) <= 2.0
+            assert float(ratio.median()) >= 0.5
+    for p, kept in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, kept)
