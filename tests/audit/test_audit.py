@@ -112,8 +112,7 @@ def test_both_probes_of_a_cross_kernel_are_audited_once(audits: list[int]):
     session = fl.Session(model, x)
     for _ in range(2):
         torch.testing.assert_close(session.ntk(x2), dense_ntk(model, x, x2))
-    assert audits[:2] == [AUDITED, 4]
-    assert len(audits) == 2
+    assert audits == [AUDITED]  # the second probe has the same graph
 
 
 class Coupled(nn.Module):

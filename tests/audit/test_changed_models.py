@@ -281,7 +281,25 @@ def all_tokens(self: Net, h: Tensor, x: Tensor) -> Tensor:
     return h.mean(1)
 
 
-@pytest.mark.parametrize(("read", "confirmed"), [(last_of_each, 1), (some_tokens, 0), (all_tokens, 0)])
+class Doubled(torch.autograd.Function):
+    """An op of which nothing is known."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return 2.0 * h
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2.0 * gradient
+
+
+def through_an_unknown_op(self: Net, h: Tensor, x: Tensor) -> Tensor:
+    return Doubled.apply(h).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("read", "confirmed"), [(last_of_each, 0), (some_tokens, 0), (all_tokens, 0), (through_an_unknown_op, 1)]
+)
 def test_a_second_call_asks_only_what_it_must(read: Any, confirmed: int, passes: list[int]):
     """One pass for each output; one more where the graph does not prove whose gradients are whose."""
     model = Net(

@@ -61,7 +61,7 @@ def soundly_proved(outputs: Tensor, parameters: dict[str, Tensor]) -> tuple[Grap
         assert is_local(gradients, proved[node]), f"{node.name()} {tuple(shape)}: {proved[node]} is wrong"
         fitting = [layout for layout in splits(shape, len(outputs)) if is_local(gradients, layout)]
         # Values alone may allow several, where gradients vanish; samples that lie across axes are never looked for.
-        assert fitting != [proved[node]] or by_value[node] == proved[node]
+        assert fitting != [proved[node]] or by_value.get(node, proved[node]) == proved[node]
     return graph, proved
 
 
@@ -213,6 +213,7 @@ ALONG_AN_AXIS: dict[str, tuple[Callable[[Tensor, int], Tensor], Callable[[int, i
     "Amin": (lambda t, a: t.amin(a, keepdim=True), same),
     "Cat": (lambda t, a: torch.cat([t, t.sin()], a), same),
     "Cumsum": (lambda t, a: t.cumsum(a), same),
+    "Flip": (lambda t, a: t.flip(a), same),
     "Gather": (lambda t, a: t.gather(a, torch.randint(t.shape[a], t.shape)), same),
     "Index": (lambda t, a: t[(*[slice(None)] * (a % t.dim()), torch.arange(t.shape[a]).flip(0))], same),
     "IndexSelect": (lambda t, a: t.index_select(a, torch.arange(t.shape[a]).flip(0)), same),
@@ -223,8 +224,11 @@ ALONG_AN_AXIS: dict[str, tuple[Callable[[Tensor, int], Tensor], Callable[[int, i
     "Mean": (lambda t, a: t.mean(a), dropped),
     "Min": (lambda t, a: t.min(a, keepdim=True)[0], same),
     "Norm": (lambda t, a: torch.ops.aten.norm.ScalarOpt_dim(t, 2, [a], False), dropped),
+    "Roll": (lambda t, a: t.roll(1, a), same),
     "SafeSoftmax": (lambda t, a: torch.ops.aten._safe_softmax(t, a), same),
     "Select": (lambda t, a: t.select(a, 1), dropped),
+    "Sort": (lambda t, a: t.sort(a)[0], same),
+    "Topk": (lambda t, a: t.topk(t.shape[a] - 1, a)[0], same),
     "Slice": (lambda t, a: t.narrow(a, 1, t.shape[a] - 1), same),
     "Softmax": (lambda t, a: t.softmax(a), same),
     "Split": (lambda t, a: torch.cat(t.split(1, a)[::-1], a), same),
