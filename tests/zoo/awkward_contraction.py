@@ -110,6 +110,18 @@ def bilinear_layer() -> Built:
 
 
 @case(CASES)
+def bilinear_layers_over_positions() -> Built:
+    """Two nn.Bilinear in a row, sequence first: rows of both are products of their inputs."""
+
+    def forward(self: Net, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x.transpose(0, 1), y.transpose(0, 1)))
+        return self.second(hidden, hidden).mean(0)
+
+    (a, a2), (b, b2) = gaussian(6, 3), gaussian(6, 4)
+    return Net(forward, first=nn.Bilinear(3, 4, 5), second=nn.Bilinear(5, 5, 2)), (a, b), (a2, b2), None
+
+
+@case(CASES)
 def quadratic_form() -> Built:
     """x^T W W^T x: the weight on both sides."""
 

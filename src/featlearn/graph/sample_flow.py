@@ -94,6 +94,11 @@ def _matrix_vector(step: Step) -> Layout | None:
     return step.in_axis(0) if step.operand == 0 else None
 
 
+def _bilinear(step: Step) -> Layout | None:
+    """Rows of two inputs, with the weight between them."""
+    return step.in_axis(0) if step.operand != 1 and step.at.axis == 0 else None
+
+
 def _images(step: Step) -> Layout | None:
     """Samples first, channels second; operand 0 are the images."""
     return step.in_axis(0) if step.operand == 0 and step.at.axis == 0 else None
@@ -192,6 +197,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("Mm", "Bmm"), _product(0)),
     **dict.fromkeys(("Addmm", "Baddbmm"), _product(1)),
     "Mv": _matrix_vector,
+    "Trilinear": _bilinear,
     "Permute": _permuted,
     **dict.fromkeys(("Transpose", "Swapaxes"), _transposed),
     "T": _matrix_transposed,
