@@ -317,6 +317,17 @@ def radial_basis_functions() -> Built:
 
 
 @case(CASES)
+def distances_of_two_orders() -> Built:
+    """cdist twice: to more than 25 centres, which is another op, then sums of absolute differences over positions."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        hidden = torch.exp(-torch.cdist(x[:, 0], self.many))
+        return torch.cdist(hidden, self.few) + torch.cdist(x, self.third, p=1.0).mean(1)
+
+    return Net(forward, many=parameter(26, 3), few=parameter(2, 26), third=parameter(2, 3)), *gaussian(4, 3), None
+
+
+@case(CASES)
 def prototypes_by_broadcasting() -> Built:
     """Squared differences (P, 1, d) - (K, d), and cosine similarity to prototypes, K = P."""
 
