@@ -143,6 +143,17 @@ def addmm_with_factors() -> Built:
 
 
 @case(CASES)
+def addcmul_in_every_place() -> Built:
+    """addcmul with a factor: a parameter added, one as either factor, one broadcast over positions."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        hidden = torch.tanh(torch.addcmul(self.shift, x, self.scale, value=0.7))
+        return torch.addcmul(hidden, self.row, hidden, value=-2.0).mean(1)
+
+    return Net(forward, shift=parameter(3), scale=parameter(6, 3), row=parameter(6, 1)), *gaussian(6, 3), None
+
+
+@case(CASES)
 def baddbmm_with_expanded_weight() -> Built:
     """baddbmm and bmm with a weight expanded over samples."""
 
