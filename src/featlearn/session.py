@@ -60,8 +60,9 @@ class Session:
         return self._prepared.model
 
     def __repr__(self) -> str:
-        audits = len(self._prepared.audits)
-        return f"Session({type(self.model).__name__}, {batch_size(self.x)} samples, {audits} audited graphs)"
+        samples, audits = batch_size(self.x), len(self._prepared.audits)
+        counted = f"{samples} sample{'s' * (samples != 1)}, {audits} audited graph{'s' * (audits != 1)}"
+        return f"Session({type(self.model).__name__}, {counted})"
 
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
