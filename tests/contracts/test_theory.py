@@ -67,9 +67,7 @@ def test_a_docstring_without_a_source_is_found(text: str | None):
     assert not cites(function)
 
 
-@pytest.mark.parametrize(
-    "text", ["Atanasov et al. 2022, Eq. 5", "Shan & Bordelon\n    2021b", "Lee et al. (2019)"]
-)
+@pytest.mark.parametrize("text", ["Atanasov et al. 2022, Eq. 5", "Shan & Bordelon\n    2021b", "Lee et al. (2019)"])
 def test_a_source_is_found(text: str):
     def function() -> None: ...
 

@@ -13,14 +13,14 @@ def bilinear(use: Use) -> Form | None:
     first, second = use.saved("i1"), use.saved("i3")
     if use.operand != 1 or first is None or second is None or not use.layout.outside(use.shape[0]):
         return None
-    outputs, n, m = use.shape
+    outputs, left, right = use.shape
 
     def rows() -> Tensor:
         products = first[:, :, None] * second[:, None, :]
-        return use.layout.samples_first(products.flatten(1), 1, n * m)
+        return use.layout.samples_first(products.flatten(1), 1, left * right)
 
     # No linear map: the weight is not applied to one input, so there is no x with h = W x.
     return Outer(
         rows, lambda grad: use.layout.samples_first(grad, 1, outputs), rows_first=False,
-        positions=use.layout.positions(outputs), row_size=n * m, grad_size=outputs,
+        positions=use.layout.positions(outputs), row_size=left * right, grad_size=outputs,
     )  # fmt: skip
