@@ -201,8 +201,8 @@ class Sharpness:
 
 def trained(path: Path, setting: Setting, scale: float, seed: int, root: str | None) -> None:
     """Train and watch one run."""
+    from featlearn.monitoring.entry import watch
     from featlearn.steer import scale_output
-    from featlearn.watch import watch
 
     x, labels, y = data(setting.data, root, seed)
     torch.manual_seed(seed)

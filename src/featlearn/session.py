@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.contraction.kernel_sum import Kernels
+from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.network.inputs import Inputs, Readout, batch_size
+from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
 from featlearn.preparation import Preparation
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, prepared_alignment
@@ -34,7 +36,8 @@ class Session:
     Args:
         model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
         x: the inputs of measurements that name none.
-        readout, parameters, dtype, memory: as for `fl.ntk`, for all measurements.
+        readout, parameters, dtype, memory: as for `fl.ntk`, for all measurements. `ntk_velocity` and `feature_speed`
+            are in the network's own precision, and refuse another `dtype`.
 
     >>> session = fl.Session(model, x)
     >>> for batch in loader:
@@ -57,8 +60,9 @@ class Session:
         return self._prepared.model
 
     def __repr__(self) -> str:
-        audits = len(self._prepared.audits)
-        return f"Session({type(self.model).__name__}, {batch_size(self.x)} samples, {audits} audited graphs)"
+        samples, audits = batch_size(self.x), len(self._prepared.audits)
+        counted = f"{samples} sample{'s' * (samples != 1)}, {audits} audited graph{'s' * (audits != 1)}"
+        return f"Session({type(self.model).__name__}, {counted})"
 
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
@@ -123,7 +127,13 @@ class Session:
 
     @property
     def _arguments(self) -> dict[str, Any]:
+        """Of quantities that are measured in the network's own precision."""
         prepared = self._prepared
+        if prepared.dtype is not None and needs_copy(self.model, prepared.dtype):
+            raise InputValueError(
+                f"the Session has dtype={prepared.dtype}, expected the network's own precision for ntk_velocity and "
+                "feature_speed; convert the model itself, model.double(), and make a Session of that"
+            )
         return {"readout": prepared.readout, "parameters": prepared.globs, "memory": prepared.memory}
 
     def _given(self, x: Inputs | None) -> Inputs:

@@ -70,11 +70,11 @@ class Awkward(nn.Module):
         self.one = nn.Linear(6, 6)
         self.many = nn.Conv1d(1, 2, 3)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3, bias=False))
-        self.centre = nn.Parameter(torch.ones(1, 3))
+        self.exponent = nn.Parameter(torch.ones(1, 3))
         self.unused = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cdist(self.normed(self.many(self.one(x)[:, None]).flatten(1)), self.centre)
+        return (1 + self.normed(self.many(self.one(x)[:, None]).flatten(1)).square()) ** self.exponent
 
 
 def test_every_route_is_named():
@@ -84,9 +84,9 @@ def test_every_route_is_named():
     assert routes["one.bias"] == "direct"
     assert routes["many.weight"] == "gradients"
     assert routes["normed.parametrizations.weight.original1"] == "pulled back"
-    assert routes["centre"] == "fallback"
+    assert routes["exponent"] == "fallback"
     assert routes["unused"] == "unused"
-    assert plan.fallbacks == {"centre": "no rule for CdistBackward0"}
+    assert plan.fallbacks == {"exponent": "no rule for PowBackward1"}
     assert "1 parameter through the fallback" in str(plan)
 
 

@@ -110,6 +110,18 @@ def bilinear_layer() -> Built:
 
 
 @case(CASES)
+def bilinear_layers_over_positions() -> Built:
+    """Two nn.Bilinear in a row, sequence first: rows of both are products of their inputs."""
+
+    def forward(self: Net, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x.transpose(0, 1), y.transpose(0, 1)))
+        return self.second(hidden, hidden).mean(0)
+
+    (a, a2), (b, b2) = gaussian(6, 3), gaussian(6, 4)
+    return Net(forward, first=nn.Bilinear(3, 4, 5), second=nn.Bilinear(5, 5, 2)), (a, b), (a2, b2), None
+
+
+@case(CASES)
 def quadratic_form() -> Built:
     """x^T W W^T x: the weight on both sides."""
 
@@ -128,6 +140,17 @@ def addmm_with_factors() -> Built:
         return torch.addmm(hidden, torch.tanh(hidden), self.second, beta=-1.0, alpha=0.3)
 
     return Net(forward, bias=parameter(3), weight=parameter(4, 3), second=parameter(3, 3)), *gaussian(4), None
+
+
+@case(CASES)
+def addcmul_in_every_place() -> Built:
+    """addcmul with a factor: a parameter added, one as either factor, one broadcast over positions."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        hidden = torch.tanh(torch.addcmul(self.shift, x, self.scale, value=0.7))
+        return torch.addcmul(hidden, self.row, hidden, value=-2.0).mean(1)
+
+    return Net(forward, shift=parameter(3), scale=parameter(6, 3), row=parameter(6, 1)), *gaussian(6, 3), None
 
 
 @case(CASES)
@@ -302,6 +325,17 @@ def radial_basis_functions() -> Built:
         return self.head(torch.exp(-(distances**2) * torch.exp(self.log_width)))
 
     return Net(forward, centres=parameter(6, 3), log_width=parameter(), head=nn.Linear(6, 2)), *gaussian(3), None
+
+
+@case(CASES)
+def distances_of_two_orders() -> Built:
+    """cdist twice: to more than 25 centres, which is another op, then sums of absolute differences over positions."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        hidden = torch.exp(-torch.cdist(x[:, 0], self.many))
+        return torch.cdist(hidden, self.few) + torch.cdist(x, self.third, p=1.0).mean(1)
+
+    return Net(forward, many=parameter(26, 3), few=parameter(2, 26), third=parameter(2, 3)), *gaussian(4, 3), None
 
 
 @case(CASES)

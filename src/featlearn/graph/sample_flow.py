@@ -94,6 +94,19 @@ def _matrix_vector(step: Step) -> Layout | None:
     return step.in_axis(0) if step.operand == 0 else None
 
 
+def _bilinear(step: Step) -> Layout | None:
+    """Rows of two inputs, with the weight between them."""
+    return step.in_axis(0) if step.operand != 1 and step.at.axis == 0 else None
+
+
+def _distances(step: Step) -> Layout | None:
+    """Rows of operand 0 to those of operand 1; axes in front of the rows are a batch of both."""
+    rows = len(step.output) - 2
+    if len(step.input) != len(step.output) or step.at.axis > rows - step.operand:
+        return None
+    return step.in_axis(step.at.axis)
+
+
 def _images(step: Step) -> Layout | None:
     """Samples first, channels second; operand 0 are the images."""
     return step.in_axis(0) if step.operand == 0 and step.at.axis == 0 else None
@@ -197,6 +210,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("Mm", "Bmm"), _product(0)),
     **dict.fromkeys(("Addmm", "Baddbmm"), _product(1)),
     "Mv": _matrix_vector,
+    "Trilinear": _bilinear,
+    **dict.fromkeys(("Cdist", "EuclideanDist"), _distances),
     "Permute": _permuted,
     **dict.fromkeys(("Transpose", "Swapaxes"), _transposed),
     "T": _matrix_transposed,

@@ -5,7 +5,7 @@ Importing this package loads every built-in rule.
 
 from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
-from featlearn.ops import convolution, elementwise, embedding, matmul, normalization
+from featlearn.ops import bilinear, convolution, distance, elementwise, embedding, matmul, normalization
 from featlearn.ops.form import Direct, LinearMap, Outer
 from featlearn.ops.registry import close_built_in, is_built_in, register_rule, rule_for
 
@@ -17,7 +17,9 @@ __all__ = [
     "LinearMap",
     "Outer",
     "Use",
+    "bilinear",
     "convolution",
+    "distance",
     "elementwise",
     "embedding",
     "is_built_in",

@@ -17,8 +17,8 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
     `node_names` are names of autograd nodes as `output.grad_fn.name()` gives them: for a
     `torch.autograd.Function` called `Scale` that is `"ScaleBackward"`. The rule takes a `featlearn.ops.Use` and returns
     a `featlearn.ops.Direct` or `featlearn.ops.Outer`, or None when it does not apply (the use then goes to the exact
-    fallback). Each measurement checks what a rule says against autograd on a few samples, and a rule that disagrees is
-    not used.
+    fallback). Your rules are compared with autograd on every batch, and a rule that disagrees is not used. Fetch saved
+    tensors when the rule runs, not inside the functions it returns.
 
     >>> @fl.register_rule("ScaleBackward")
     ... def scale(use):

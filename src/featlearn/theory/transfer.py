@@ -137,7 +137,10 @@ def learning_curve_general(
 
 
 def transfer_spectrum(dimension: int, spike: float, overlap: float) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and coefficients (D,) of the setting of `learning_curve`, as the general functions take them."""
+    """Eigenvalues and coefficients (D,) of the setting of `learning_curve`, as the general functions take them.
+
+    See Atanasov et al. 2022, App. F.
+    """
     dimension = checked_count(dimension, "dimension")
     alpha = checked_number(overlap, "overlap", least=-1.0, most=1.0)
     if dimension == 1 and abs(alpha) < 1:
@@ -207,9 +210,10 @@ def simulate(
 ) -> Estimate:  # fmt: skip
     """The same error from kernel ridge regressions on `draws` random training sets, as an `fl.Estimate`.
 
-    The eigenfunctions are M independent standard normal features x_k, the kernel sum_k lambda_k x_k x'_k, the target
-    sum_k a_k x_k plus normal noise; the error on new inputs is then |a - a_hat|^2 exactly, without test points. Without
-    a ridge the pseudo-inverse is taken, as gradient descent would.
+    A check of Atanasov et al. 2022, App. F, that shares nothing with its formula. The eigenfunctions are M independent
+    standard normal features x_k, the kernel sum_k lambda_k x_k x'_k, the target sum_k a_k x_k plus normal noise; the
+    error on new inputs is then |a - a_hat|^2 exactly, without test points. Without a ridge the pseudo-inverse is taken,
+    as gradient descent would.
 
     Args:
         samples: P, a whole number >= 1.

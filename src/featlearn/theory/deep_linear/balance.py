@@ -87,8 +87,8 @@ def exact_balance(W0: Tensor, A0: Tensor, s: Any, z: Tensor, v: Tensor) -> Refin
     u_1^2 - u_2^2 = h^T B h; small weights choose h ~ A0^T z + W0 v (`early_kernel`), and u_1 u_2 = s.
 
     `W0` (N, D), `A0` (C, N) or (N,); the mode s z v^T of the teacher: `z` (C,), `v` (D,) unit vectors (z = [1] for one
-    output). Exact for h, the approximation is in h alone. Not in the print; the mean over wide networks is
-    `wide_difference`.
+    output). Exact for h, the approximation is in h alone. Not in Atanasov et al. 2022, App. D; the mean over
+    wide networks is `wide_difference`.
     """
     first, last = checked_weights([W0, A0])
     left, right = checked_finite(z, "z").to(first.device), checked_finite(v, "v").to(first.device)

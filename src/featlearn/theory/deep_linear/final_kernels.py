@@ -119,7 +119,8 @@ def feature_rate(X: Tensor, y: Tensor, weight_layers: int, kernel_scale: Any = 1
     """The OFE feature rate gamma that would end at the same kernel, up to scale: k0 (L-1) / s^2 for K0 = k0 X X^T.
 
     `kernel_scale` is k0 (a number or a tensor); y (P,). `theory.ofe` adds gamma y y^T to K0; `final_ntk` is
-    proportional to K0 + gamma y y^T. inf for y = 0.
+    proportional to K0 + gamma y y^T. inf for y = 0. The final kernel is that of Atanasov et al. 2022, Sec. 4; OFE is
+    Shan & Bordelon 2021b, Sec. 4.1.
     """
     depth = checked_depth(weight_layers)
     rows = checked_rows(X)

@@ -37,10 +37,10 @@ def whitened_max_alignment(
 ) -> Tensor:
     """`max_alignment` on whitened inputs: L / sqrt(L^2 - 1 + r) for one output, r = min(D, P) the rank of X.
 
-    With C outputs (the print has no formula): `singular_values` (R,) those of the teacher, `outputs` C, by default R.
-    The traced kernel has the eigenvalues 1/C sum_l t_(L-l) s_a^(2(l-1)/L) along the modes, t_k = sum_b s_b^(2k/L) and
-    t_0 = C, and t_(L-1)/C along the other r - R directions; for two layers s_a + sum s / C and sum s / C. `rank`: a
-    number or a tensor, >= R. y must be a linear function of X.
+    With C outputs (Atanasov et al. 2022, App. E.2, has no formula): `singular_values` (R,) those of the teacher,
+    `outputs` C, by default R. The traced kernel has the eigenvalues 1/C sum_l t_(L-l) s_a^(2(l-1)/L) along the modes,
+    t_k = sum_b s_b^(2k/L) and t_0 = C, and t_(L-1)/C along the other r - R directions; for two layers s_a + sum s / C
+    and sum s / C. `rank`: a number or a tensor, >= R. y must be a linear function of X.
     """
     depth = checked_depth(weight_layers)
     ranks = checked_numbers(rank, "rank", above=0.0)

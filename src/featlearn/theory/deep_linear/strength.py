@@ -42,7 +42,7 @@ def strength(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
 def remaining(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
     """s - c(t), what is left to learn, to all digits also when c is s to rounding; arguments as for `strength`.
 
-    The loss of the mode is its square, times |X beta|^2.
+    The loss of the mode is its square, times |X beta|^2. See Atanasov et al. 2022, App. E.1.
     """
     return _path(times, s, c0, weight_layers)[1]
 

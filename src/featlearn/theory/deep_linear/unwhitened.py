@@ -68,7 +68,10 @@ def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
 
 
 def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor) -> Tensor:
-    """The five numbers (5,) of a network: W (N, D), a (N,), unit vector beta (D,), Sigma (D, D)."""
+    """The five numbers (5,) of a network: W (N, D), a (N,), unit vector beta (D,), Sigma (D, D).
+
+    See Atanasov et al. 2022, App. C.3.
+    """
     first, readout, sigma = checked_finite(W, "W"), checked_finite(a, "a"), checked_finite(covariance, "covariance")
     size = first.shape[-1]
     if first.dim() != 2 or readout.shape != first.shape[:1] or sigma.shape != (size, size):
@@ -86,7 +89,8 @@ def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor)
 def unwhitened_path(times: Any, variables: Tensor, a: Any, b: Any, s: Any) -> Tensor:
     """The five numbers over time, from `variables` (5,) at time 0: the shape of `times`, and (5,) after it.
 
-    Phase I only; refused where it overflows, 2 s sqrt(b) t > 700, long after the phase has ended.
+    Phase I of Atanasov et al. 2022, App. C.3, only; refused where it overflows, 2 s sqrt(b) t > 700, long after the
+    phase has ended.
     """
     system = unwhitened_system(a, b, s)
     moments, start = checked_times(times), checked_finite(variables, "variables")

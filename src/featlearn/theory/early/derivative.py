@@ -40,9 +40,9 @@ def loss_derivative(outputs: Tensor, targets: Tensor, loss: Loss = "sum-half") -
 
     `targets` have the shape of `outputs`; for cross-entropy they are one-hot or class probabilities.
 
-    The paper takes the network to vanish on the data, f = 0 (Sec. 4.1): then dL/df is -y up to a factor for the squared
-    losses, and since neither sign nor scale changes a correlation, **the targets y themselves may be passed as
-    `residual`** (L = diag(y)). For cross-entropy f = 0 gives (1/c - y) / n, which is not proportional to y.
+    Beaglehole et al. 2024 take the network to vanish on the data, f = 0 (Sec. 4.1): then dL/df is -y up to a factor for
+    the squared losses, and since neither sign nor scale changes a correlation, **the targets y themselves may be passed
+    as `residual`** (L = diag(y)). For cross-entropy f = 0 gives (1/c - y) / n, which is not proportional to y.
 
     Erratum: the print calls dL/df the residuals y - f; the sign is the other one.
     """

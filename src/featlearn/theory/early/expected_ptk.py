@@ -42,8 +42,8 @@ def expected_ptk(
     False takes the leading order in the width. Angles come from differences of the normalised inputs: exactly 0 on the
     diagonal. An input of zero has phi'(0) = 0 and a row of zeros.
 
-    The paper names E[calK] and gives no formula. The first-order prediction of the early C-NFC (App. D, Fig. 7) is
-    ``derivative_correlation(X, y, expected_ptk(X, ...))``.
+    Beaglehole et al. 2024 name E[calK] and give no formula. The first-order prediction of the early C-NFC (App. D, Fig.
+    7) is ``derivative_correlation(X, y, expected_ptk(X, ...))``.
     """
     network = _network(X, width, activation, hidden_layers, variances)
     if exact is True and network.widths[1:] and activation == "relu":
@@ -60,8 +60,9 @@ def drawn_ptk(
 ) -> Tensor:  # fmt: skip
     """calK = J J^T of the first layer of one random network, (n, n): a draw of what `expected_ptk` averages.
 
-    Arguments as there. Weights are drawn first layer first, each (fan-out, fan-in), a last, as standard normal numbers
-    times the root of the variance. Without `generator` every call draws the same network.
+    Arguments as there (Beaglehole et al. 2024, App. D). Weights are drawn first layer first, each (fan-out, fan-in), a
+    last, as standard normal numbers times the root of the variance. Without `generator` every call draws the same
+    network.
     """
     network = _network(X, width, activation, hidden_layers, variances)
     source = checked_generator(generator)

@@ -46,9 +46,9 @@ def sampled_quadratic_moments(
 ) -> Estimate:
     """r_m = Tr(R^m) / d for m = 1 ... `order`, averaged over `samples` networks: value and error (order,).
 
-    The paper's way, with its 30 networks (App. I). R as in `quadratic_moments`, whose `kind="exact"` is the expectation
-    of this. The errors of the higher moments are heavy-tailed and tend to be understated. Without `generator` every
-    call makes the same draws.
+    As Beaglehole et al. 2024, App. I, do with 30 networks. R as in `quadratic_moments`, whose `kind="exact"` is the
+    expectation of this. The errors of the higher moments are heavy-tailed and tend to be understated. Without
+    `generator` every call makes the same draws.
     """
     width, dimension = checked_count(width, "width"), checked_count(dimension, "dimension")
     powers = torch.arange(1, checked_count(order, "order") + 1, dtype=torch.float64)

@@ -70,7 +70,7 @@ def exact_trace(factors: Sequence[Tensor], width: int) -> float:
     a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width`; the trace is the sum of the diagonal. R is a sum of k independent
     terms a_s^2 w_s w_s^T: the expectation sums over the ways in which the m factors R share terms (set partitions),
     with E[a^2j] = (2j - 1)!! for each part, and over the Gaussian pairings of the w's within every part (Wick), which
-    close the C's into cycles.
+    close the C's into cycles. Beaglehole et al. 2024, App. E, assume freeness instead.
     """
     if not 1 <= len(factors) <= LONGEST:
         raise InputValueError(f"{len(factors)} factors, expected 1 to {LONGEST}: the sum grows as (2m - 1)!!")

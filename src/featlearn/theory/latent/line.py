@@ -31,8 +31,8 @@ def reduce_line(X: Tensor, y: Tensor) -> Line:
     So gradient flow on the mean squared error of all samples is that of one, and `solve(u, W, line.x, line.y, ...)` is
     exact; the mean squared error is its loss plus `floor`, and f(x_k) = a_k f(x) / |x|.
 
-    Errata: the print has vectors in place of a, and App. A.1 sums where it must average (gradients N times too large).
-    Footnote 3, targets that are vectors, holds only for special readouts and is not offered.
+    Errata: Xu & Ziyin 2024 have vectors in place of a, and App. A.1 sums where it must average (gradients N times too
+    large). Footnote 3, targets that are vectors, holds only for special readouts and is not offered.
 
     Args:
         X: (N, d0) samples; all multiples of one vector, else an error.

@@ -56,8 +56,9 @@ def integrate(
 
         dDelta/dt = -rate Psi^T Psi Delta,   dPsi/dt = rate gamma Psi Delta Delta^T
 
-    Independent of the closed form: neither C nor its eigenvectors are used. The features Psi have as many rows as K0
-    has rank, which keeps the rank. Slow for rate * eigenvalue * time above some thousands.
+    See Shan & Bordelon 2021b, Sec. 4.1. Independent of the closed form: neither C nor its eigenvectors are used. The
+    features Psi have as many rows as K0 has rank, which keeps the rank. Slow for rate * eigenvalue * time above some
+    thousands.
     """
     given = checked_problem(K0, y, f0)
     feature_rate, speed = checked_number(gamma, "gamma", least=0.0), checked_number(rate, "rate", least=0.0)

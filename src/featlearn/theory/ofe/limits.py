@@ -36,8 +36,8 @@ def final_loss(
     """The loss that is never learned, of the shape of gamma: 0 unless K0 is singular and y - f0 is not in its range.
 
     For one output the smallest eigenvalue of C = K0 + gamma Delta_0 Delta_0^T whose eigenvector overlaps Delta_0,
-    divided by gamma; for gamma = 0 what Delta_0 has outside the range of K0. Not in the papers. Arguments as in
-    `solve`.
+    divided by gamma; for gamma = 0 what Delta_0 has outside the range of K0. Not in Shan & Bordelon 2021a, 2021b.
+    Arguments as in `solve`.
     """
     given = checked_problem(K0, y, f0, rank_tolerance)
     rates = checked_numbers(gamma, "gamma", least=0.0)

@@ -98,7 +98,7 @@ def rate_for_overlap(K0: Tensor, y: Tensor, overlap: float = 0.5) -> Tensor:
     """(): the smallest feature rate at which `top_overlap` reaches `overlap`, by default one half.
 
     0 where K0 itself does; where the overlap jumps past it, the place of the jump. K0 is (P, P), y (P,),
-    0 < overlap < 1.
+    0 < overlap < 1. The overlap is that of Shan & Bordelon 2021a, Sec. 4.
     """
     given = checked_task(K0, y)
     wanted = checked_number(overlap, "overlap", above=0.0)
@@ -161,7 +161,7 @@ def bulk_spike(gamma: Numbers, aspect: Numbers, *, scale: Numbers = 1.0, power: 
 
     Above the threshold G(c) = 1 / (gamma |y|^2) and the overlap is -1 / (gamma^2 |y|^4 G'(c)); with theta = gamma |y|^2
     / scale: c = scale * theta (1 + 1 / (theta - aspect)), overlap 1 - aspect / (theta - aspect)^2. Below, the edge of
-    the bulk, scale * (1 + sqrt(aspect))^2, and 0.
+    the bulk, scale * (1 + sqrt(aspect))^2, and 0. The spike is that of Shan & Bordelon 2021a, Sec. 4.
     """
     ratios, size, task = _bulk(aspect, scale, power)
     theta = checked_numbers(gamma, "gamma", least=0.0) * task / size

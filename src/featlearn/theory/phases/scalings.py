@@ -17,14 +17,14 @@ def _size(exponents: Exponents) -> float:
 def stable_rate(exponents: Exponents) -> float:
     """The rate exponent with which training is neither frozen nor unstable (Cor. 1): min(-gamma, -2 gamma - s).
 
-    The rates of `exponents` enter by their difference alone; the result is their mean, so
+    See Xu & Ziyin 2024. The rates of `exponents` enter by their difference alone; the result is their mean, so
     ``exponents.at_rate(stable_rate(exponents))`` is the stable limit. s = d + max(u, w) for equal rates.
     """
     return min(-exponents.gamma, -2 * exponents.gamma - _size(exponents))
 
 
 def learning_scaling(exponents: Exponents, rate: float | None = None) -> Exponents:
-    """The same start in the feature learning phase (Cor. 2): gamma = -rate with rate >= s.
+    """The same start in the feature learning phase (Xu & Ziyin 2024, Cor. 2): gamma = -rate with rate >= s.
 
     `rate` is the exponent of the learning rates, by default the smallest allowed, s = d + max(u, w) for equal rates:
     there both parts of the speed stay. Replaces gamma and the rates, whose difference is kept.
@@ -37,7 +37,7 @@ def learning_scaling(exponents: Exponents, rate: float | None = None) -> Exponen
 
 
 def kernel_scaling(exponents: Exponents, rate: float | None = None) -> Exponents:
-    """The same start in the kernel phase (Cor. 3): gamma = -(s + rate) / 2 with rate < s.
+    """The same start in the kernel phase (Xu & Ziyin 2024, Cor. 3): gamma = -(s + rate) / 2 with rate < s.
 
     `rate` is the exponent of the learning rates, by default s - 1, s = d + max(u, w) for equal rates. Replaces gamma
     and the rates, whose difference is kept. A kernel phase only if P / Q -> 1: see `start_is_balanced`.

@@ -1,0 +1,26 @@
+"""Bilinear layers: one weight between two inputs."""
+
+from torch import Tensor
+
+from featlearn.graph.uses import Use
+from featlearn.ops.form import Form, Outer
+from featlearn.ops.registry import register_rule
+
+
+@register_rule("TrilinearBackward0")
+def bilinear(use: Use) -> Form | None:
+    """y_o = sum_ij x_i W_oij z_j, as `torch.bilinear` calls it: the rows are the products x_i z_j."""
+    first, second = use.saved("i1"), use.saved("i3")
+    if use.operand != 1 or first is None or second is None or not use.layout.outside(use.shape[0]):
+        return None
+    outputs, left, right = use.shape
+
+    def rows() -> Tensor:
+        products = first[:, :, None] * second[:, None, :]
+        return use.layout.samples_first(products.flatten(1), 1, left * right)
+
+    # No linear map: the weight is not applied to one input, so there is no x with h = W x.
+    return Outer(
+        rows, lambda grad: use.layout.samples_first(grad, 1, outputs), rows_first=False,
+        positions=use.layout.positions(outputs), row_size=left * right, grad_size=outputs,
+    )  # fmt: skip
