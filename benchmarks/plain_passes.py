@@ -45,13 +45,15 @@ def gpt2(small: bool) -> tuple[nn.Module, Any, Any]:
     return GPT2LMHeadModel(config), {"input_ids": ids}, log_probability
 
 
-def images(name: str, small: bool) -> tuple[nn.Module, Any, Any]:
+def images(name: str, small: bool, zero_head: bool = False) -> tuple[nn.Module, Any, Any]:
     """A torchvision network with one output on 64 images."""
     import torchvision
 
     size, samples = (64, 5) if small else (224, 64)
     options = {"image_size": size} if name.startswith("vit") else {}
     model = getattr(torchvision.models, name)(num_classes=1, **options)
+    if name.startswith("vit") and not zero_head:  # torchvision begins with zeros there, behind which nothing moves
+        nn.init.normal_(model.heads.head.weight, std=0.02)
     return model, torch.randn(samples, 3, size, size), None
 
 
@@ -63,6 +65,7 @@ def small_gpt(samples: int) -> tuple[nn.Module, Any, Any]:
 NETWORKS: dict[str, Callable[[bool], tuple[nn.Module, Any, Any]]] = {
     "gpt2": gpt2,
     "vit_b_16": lambda small: images("vit_b_16", small),
+    "vit_zero_head": lambda small: images("vit_b_16", small, zero_head=True),
     "w5": lambda small: small_gpt(9 if small else 64),
     "w5_512": lambda small: small_gpt(12 if small else 512),
     "resnet50": lambda small: images("resnet50", small),

@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 PIECES = 8
-PIECE_BYTES = 2**30
+PIECE_BYTES = 2**31
 """Bytes of activations that make a piece worth its launches on a GPU."""
 
 
