@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ class Measurement:
         for probe in self.probes:
             self._example(probe, anew=True)
 
-    @property
+    @cached_property
     def weight_kind(self) -> tuple[object, ...]:
         """What two states of a model share for which the same is planned: a layer may have become wider."""
         every = tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.model.parameters())

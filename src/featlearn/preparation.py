@@ -51,30 +51,31 @@ class Preparation:
 
     @contextmanager
     def measuring(
-        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False
+        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False, builtin: bool = True
     ) -> Iterator[Measurement]:
         """Isolate the model; everything measured inside leaves no trace on it.
 
         `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
-        inputs that need gradients; where the model does not bear them it is measured without.
+        inputs that need gradients; where the model does not bear them it is measured without. `builtin`: sequences of
+        torch's own layers are not isolated, because a forward pass only reads them.
         """
         with ExitStack() as stack:
             if keep_weights:
                 try:
                     needing = [needing_gradients(x) for x in inputs]
-                    measurement = stack.enter_context(self._measuring(needing, reuse))
+                    measurement = stack.enter_context(self._measuring(needing, reuse, builtin))
                 except FeatlearnError:
-                    measurement = stack.enter_context(self._measuring(inputs, reuse))
+                    measurement = stack.enter_context(self._measuring(inputs, reuse, builtin))
             else:
-                measurement = stack.enter_context(self._measuring(inputs, reuse))
+                measurement = stack.enter_context(self._measuring(inputs, reuse, builtin))
             yield measurement
 
     @contextmanager
-    def _measuring(self, inputs: Sequence[Inputs], reuse: bool) -> Iterator[Measurement]:
+    def _measuring(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
         originals, sizes = admitted(self.model, inputs, self.readout, self.globs)
         model = unwrapped(self.model)
         with ExitStack() as stack:
-            trusted = len(inputs) == 1 and not needs_copy(model, self.dtype)
+            trusted = builtin and len(inputs) == 1 and not needs_copy(model, self.dtype)
             isolation = stack.enter_context(
                 undisturbed(
                     model,

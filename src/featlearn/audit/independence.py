@@ -196,6 +196,7 @@ def _refuse(chunk: Chunk, part: Part, difference: str) -> None:
 
 def _first_difference(probe: Probe, indices: Tensor, places: Tensor) -> str:
     """Where it happens: the first module to finish whose output for a sample changes with the batch."""
+    places = places.cpu()
     with _recorded(probe.model) as whole:
         probe.outputs(indices)
     with _recorded(probe.model) as part:

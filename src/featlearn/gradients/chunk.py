@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
 
 from featlearn.contraction.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.contraction.hardware import LITTLE
@@ -22,7 +23,7 @@ from featlearn.graph.graph import Graph, Node, Value, backward, backward_to, bui
 from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.uses import find_uses
-from featlearn.network.inputs import Probe, tensor_hooks_noted
+from featlearn.network.inputs import Probe
 from featlearn.ops import Direct, Outer, is_built_in
 from featlearn.ops.reading import Reading, read_use
 
@@ -50,10 +51,10 @@ class Chunk:
         self._asked_for = indices
         if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
             self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
-        with tensor_hooks_noted() as hooks:
-            outputs = probe.outputs(self._asked_for)
-        self.hooked = bool(hooks)
-        """Whether the forward pass has put hooks on tensors, which no proof of sample axes can know."""
+        before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
+        outputs = probe.outputs(self._asked_for)
+        self.hooked = RemovableHandle.next_id != before
+        """Whether the forward pass has put hooks on anything. They may change gradients, and no graph shows them."""
         # A parameter returned as it is has no node of its own.
         self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
         self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None

@@ -166,23 +166,6 @@ class Probe:
 
 
 @contextmanager
-def tensor_hooks_noted() -> Iterator[list[Tensor]]:
-    """Tensors that get a hook meanwhile: a graph does not show hooks, and they may do anything to a gradient."""
-    seen: list[Tensor] = []
-    register: Callable[..., Any] = Tensor.register_hook
-
-    def noted(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-        seen.append(tensor)
-        return register(tensor, hook)
-
-    Tensor.register_hook = noted  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        Tensor.register_hook = register  # type: ignore[method-assign]
-
-
-@contextmanager
 def _explained(probe: Probe, x: Inputs) -> Iterator[None]:
     """Errors of the user's code say what it was called with."""
     try:

@@ -199,7 +199,8 @@ class NTKOperator:
         rates: dict[str, Rate] = {}
         if self._optimizer is not None:
             rates = step_rates(self._optimizer, trainable_parameters(self._prepared.model, self._prepared.globs))
-        with self._prepared.measuring([self._stream.first]) as measurement:
+        # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
+        with self._prepared.measuring([self._stream.first], builtin=False) as measurement:
             yield Sweeps(measurement, self._stream, rates, self._prepared)
 
     def _random_sketch(self, session: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
