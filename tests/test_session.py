@@ -25,7 +25,7 @@ from featlearn.errors import (
 )
 from featlearn.gradients.chunk import Chunk
 from featlearn.ops import registry
-from featlearn.planning import chunks
+from featlearn.planning import chunks, kernel_plan
 from featlearn.quantities import ntk as ntk_module
 from tests.references.jacobian import dense_ntk
 
@@ -80,8 +80,8 @@ def audits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for every plan that is made."""
     seen: list[int] = []
-    original = ntk_module._plan
-    monkeypatch.setattr(ntk_module, "_plan", lambda *arguments: seen.append(1) or original(*arguments))
+    original = ntk_module.plan_kernel
+    monkeypatch.setattr(ntk_module, "plan_kernel", lambda *arguments: seen.append(1) or original(*arguments))
     return seen
 
 
@@ -234,7 +234,7 @@ def test_a_session_says_what_it_is(model: Net, x: Tensor):
     session = fl.Session(model, x)
     assert repr(session) == f"Session(Net, {SAMPLES} samples, 0 audited graphs)"
     session.ntk()
-    assert repr(session) == f"Session(Net, {SAMPLES} samples, 1 audited graphs)"
+    assert repr(session) == f"Session(Net, {SAMPLES} samples, 1 audited graph)"
     assert session.model is model
 
 
@@ -372,10 +372,10 @@ def test_gradients_modes_and_generators_are_as_they_were(model: Net, x: Tensor):
 def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
     session = fl.Session(model, x)
     session.ntk()
-    monkeypatch.setattr(ntk_module, "LITTLE", 0)  # otherwise nobody asks for so few bytes
+    monkeypatch.setattr(kernel_plan, "LITTLE", 0)  # otherwise nobody asks for so few bytes
     available = session.plan().memory
     plans.clear()
-    monkeypatch.setattr(ntk_module, "byte_budget", lambda *_: available // 2)
+    monkeypatch.setattr(kernel_plan, "byte_budget", lambda *_: available // 2)
     for _ in range(2):
         assert_exact(session)
     assert len(plans) == 1
@@ -384,7 +384,7 @@ def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, plans: l
 def test_nobody_asks_for_little_memory(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
     session = fl.Session(model, x)
     session.ntk()
-    monkeypatch.setattr(ntk_module, "byte_budget", lambda *_: 0)
+    monkeypatch.setattr(kernel_plan, "byte_budget", lambda *_: 0)
     assert_exact(session)
     assert len(plans) == 1
 

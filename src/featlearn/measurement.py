@@ -168,7 +168,7 @@ class Measurement:
         proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes[0])
         chunk.read({**axes[0], **proved}, axes[1])
         chunk.unproved = frozenset(chunk.use_layouts(chunk.readable(chunk.access)[0])) - proved.keys()
-        chunk.refuse(audit.refused)
+        chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
 
@@ -180,9 +180,11 @@ class Measurement:
             return
         expected, grads = balanced_gradient(chunk, names, fixed_generator())
         failed = failing_parameters(chunk, names, expected, grads)
-        chunk.refuse(failed)
+        chunk.send_to_fallback(failed)
         if seen & audit.unseen:
-            self.audits[audit.nodes] = replace(audit, unseen=audit.unseen - seen, refused={**audit.refused, **failed})
+            self.audits[audit.nodes] = replace(
+                audit, unseen=audit.unseen - seen, to_fallback={**audit.to_fallback, **failed}
+            )
 
     def each_gradient(
         self, chunk: Chunk, names: Collection[str], directions: Tensor, *, dense: Collection[str] = (),
@@ -270,7 +272,7 @@ def _pieces(probe: Probe, size: int) -> tuple[Tensor, ...]:
 def _correct(chunk: Chunk, wrong: Mapping[Node, Layout | None]) -> None:
     """Read a chunk again with other sample axes; parameters at ops that have none go to the fallback."""
     right = {node: layout for node, layout in wrong.items() if layout is not None}
-    chunk.refuse(parameters_at(chunk, wrong.keys() - right.keys()))
+    chunk.send_to_fallback(parameters_at(chunk, wrong.keys() - right.keys()))
     if right:
         chunk.read({**chunk.axes, **right}, chunk.several_outputs)
 
@@ -288,5 +290,5 @@ def _unchecked(chunk: Chunk, audit: Audit) -> list[str]:
     return [
         name
         for name, access in chunk.access.items()
-        if access.refusal is None and (name in audit.unseen or not all(map(is_built_in, access.nodes)))
+        if access.fallback_reason is None and (name in audit.unseen or not all(map(is_built_in, access.nodes)))
     ]

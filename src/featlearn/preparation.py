@@ -75,7 +75,8 @@ class Preparation:
         originals, sizes = admitted(self.model, inputs, self.readout, self.globs)
         model = unwrapped(self.model)
         with ExitStack() as stack:
-            trusted = builtin and len(inputs) == 1 and not needs_copy(model, self.dtype)
+            copying = needs_copy(model, self.dtype)
+            trusted = builtin and len(inputs) == 1 and not copying
             isolation = stack.enter_context(
                 undisturbed(
                     model,
@@ -83,7 +84,7 @@ class Preparation:
                     only_read=not reuse,  # a quantity of the user's own may write to them
                 )
             )
-            twin = copied(model, self.dtype) if needs_copy(model, self.dtype) else model
+            twin = copied(model, self.dtype) if copying else model
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 isolation = stack.enter_context(undisturbed(twin))

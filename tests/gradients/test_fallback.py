@@ -14,37 +14,37 @@ from featlearn.preparation import Preparation
 from tests.references.jacobian import dense_ntk
 
 
-class Distances(nn.Module):
+class Powers(nn.Module):
     """A parameter that no rule reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.centres = nn.Linear(4, 3), nn.Parameter(torch.randn(2, 3))
+        self.layer, self.power = nn.Linear(4, 2), nn.Parameter(torch.rand(2) + 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cdist(torch.tanh(self.layer(x)), self.centres)
+        return torch.tanh(self.layer(x)).square().add(1.0) ** self.power
 
 
-class Squeezing(Distances):
+class Squeezing(Powers):
     """One sample alone has outputs of another shape."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze()
 
 
-@pytest.mark.parametrize("kind", [Distances, Squeezing])
+@pytest.mark.parametrize("kind", [Powers, Squeezing])
 @pytest.mark.parametrize("samples", [2, 9])
 def test_gradients_of_single_samples(kind: type[nn.Module], samples: int):
     torch.manual_seed(0)
     model, x = kind().double(), torch.randn(samples, 4, dtype=torch.float64)
-    assert fl.plan(model, x).fallbacks == {"centres": "no rule for CdistBackward0"}
+    assert fl.plan(model, x).fallbacks == {"power": "no rule for PowBackward1"}
     with Preparation(model).measuring([x]) as measurement:
         chunk = measurement.chunk(measurement.probes[0], 0, samples)
         directions = torch.eye(2, dtype=torch.float64)
-        found = sample_gradients(chunk, ["centres"], directions)
-        gradient = found["centres"].gradient
+        found = sample_gradients(chunk, ["power"], directions)
+        gradient = found["power"].gradient
         refuse_unequal_sums(chunk, found, directions, torch.Generator().manual_seed(0))
-        found["centres"].gradient[[0, 1]] = gradient[[1, 0]]  # those of two samples exchanged
+        found["power"].gradient[[0, 1]] = gradient[[1, 0]]  # those of two samples exchanged
         with pytest.raises(CoupledSamplesError, match="do not add up"):
             refuse_unequal_sums(chunk, found, directions, torch.Generator().manual_seed(0))
     torch.testing.assert_close(fl.ntk(model, x, outputs="full"), dense_ntk(model, x, outputs="full"))
@@ -69,7 +69,7 @@ class Sinking(torch.autograd.Function):
 
 
 def test_gradients_that_depend_on_the_size_of_the_batch_are_refused():
-    model = Distances().double()
+    model = Powers().double()
     forward = model.forward
     model.forward = lambda x: Sinking.apply(forward(x))  # type: ignore[method-assign]
     with pytest.raises(CoupledSamplesError):

@@ -507,9 +507,36 @@ def test_random_graphs(seed: int):
     assert count > 100
 
 
+def rows_and_weight() -> tuple[Tensor, Tensor]:
+    weight = torch.randn(4, 3, requires_grad=True)
+    return torch.randn(5, 4) @ weight, weight
+
+
+@pytest.mark.parametrize(
+    ("function", "proved_op"),
+    [
+        (lambda h: F.bilinear(h, h.sin(), torch.randn(2, 3, 3)), True),
+        (lambda h: F.bilinear(torch.randn(5, 3), h, torch.randn(2, 3, 3)), True),
+        (lambda h: torch.cdist(h, torch.randn(6, 3)), True),
+        (lambda h: torch.cdist(h, torch.randn(30, 3)), True),
+        (lambda h: torch.cdist(h[:, None], torch.randn(5, 6, 3)).flatten(1), True),
+        (lambda h: torch.cdist(torch.randn(5, 6, 3), h[:, None]).flatten(1), True),
+        (lambda h: torch.cdist(torch.randn(6, 3), h).T, False),
+        (lambda h: torch.cdist(h, h.sin()), False),
+        (lambda h: torch.cdist(torch.randn(5, 3), h), False),
+    ],
+)
+def test_bilinear_forms_and_distances(function: Callable[[Tensor], Tensor], proved_op: bool):
+    h, weight = rows_and_weight()
+    graph, proved = soundly_proved(function(h), {"weight": weight})
+    products = [node for node in graph.order if node.name() == "MmBackward0" and node in graph.names_below]
+    assert all((node in proved) == proved_op for node in products[:1])
+
+
 def test_every_rule_has_a_test():
     tested = {name.split(" ")[0].split(",")[0] for name in (*ENTRY_BY_ENTRY, *ALONG_AN_AXIS, *PRODUCTS, *IMAGES)}
     elsewhere = {"Permute", "Transpose", "T", "Swapaxes"}  # test_permutations; torch swaps by Transpose today
+    elsewhere |= {"Trilinear", "Cdist", "EuclideanDist"}  # test_bilinear_forms_and_distances
     same_as_another = {
         "Selu", "FusedRmsNorm", "ConvolutionOverrideable", "CudnnConvolution", "CudnnBatchNorm", "MiopenBatchNorm",
         "ScaledDotProductFlashAttention", "ScaledDotProductCudnnAttention", "ScaledDotProductEfficientAttention",

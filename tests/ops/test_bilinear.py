@@ -19,4 +19,4 @@ def test_the_weight_of_a_bilinear_layer_is_read_and_left_out_of_neural_features(
         torch.testing.assert_close(fl.ntk(model, x, verify=True), dense_ntk(model, x))
         features = fl.neural_features(model, x)
     assert list(features) == ["head"]
-    assert features.left_out == {"middle.weight": "TrilinearBackward0 is no linear map of its input"}
+    assert features.left_out == {"middle.weight": "the rule for TrilinearBackward0 declares no LinearMap"}

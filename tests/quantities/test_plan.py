@@ -14,6 +14,7 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.measurement import Measurement
 from featlearn.planning import progress_line
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
+from tests.zoo.case import Net
 
 
 def gpt2() -> nn.Module:
@@ -117,8 +118,9 @@ def test_a_kernel_that_cannot_fit_is_refused_with_the_bytes_and_two_ways_out():
 
 
 def test_a_parameter_that_cannot_fit_is_refused_by_name():
+    model = Net(lambda self, x: x @ torch.tanh(self.weight), weight=nn.Parameter(torch.randn(900, 900)))
     with pytest.raises(MemoryBudgetError, match=r"weight needs about .* for a single sample"):
-        fl.ntk(nn.Bilinear(200, 200, 20), (torch.randn(2, 200), torch.randn(2, 200)), memory="4MB")
+        fl.ntk(model, torch.randn(2, 900), memory="4MB")
 
 
 @pytest.mark.parametrize(

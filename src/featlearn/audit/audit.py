@@ -38,7 +38,7 @@ class Audit:
     """Number of a node -> (before, after) of its sample axis, None where it has none."""
     several_outputs: frozenset[int]
     """Numbers of nodes of which another output than the first is used."""
-    refused: Mapping[str, str]
+    to_fallback: Mapping[str, str]
     """Parameters whose readings do not agree with autograd, with the reason."""
     unseen: frozenset[str]
     """Parameters whose gradients were zero, so that nothing was seen of their readings."""
@@ -67,7 +67,7 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     expected = WeightedGradient(probed.direction, probed.weights, probed.parameters)
     grads = {value: [gradient] for value, gradient in probed.plain.items()}
     refused = failing_parameters(chunk, list(graph.leaves), expected, grads)
-    chunk.refuse(refused)
+    chunk.send_to_fallback(refused)
     largest = largest_entry(probed.parameters)
     _refuse_underflow(max(largest.values(), default=0.0), chunk.accumulate)
     number = {node: k for k, node in enumerate(graph.order)}

@@ -65,7 +65,7 @@ class Chunk:
         self.axes: Axes = {}
         self.several_outputs: frozenset[Node] = frozenset()
         self.access: dict[str, Access] = {}
-        self._refused: dict[str, str] = {}
+        self._to_fallback: dict[str, str] = {}
         self.unproved: frozenset[Node] = frozenset()
         """Ops whose sample axis is still to be confirmed by a backward pass."""
 
@@ -82,25 +82,25 @@ class Chunk:
         self.axes, self.several_outputs = axes, several_outputs
         found = find_uses(graph, axes)
         readings: dict[str, list[Reading]] = defaultdict(list)
-        refusals, nodes = dict(found.mixed), defaultdict(list)
+        reasons, nodes = dict(found.mixed), defaultdict(list)
         for edge, names in found.edges:
             reading = read_use(graph, edge, axes.get(edge.consumer), edge.consumer in several_outputs)
             for name in names:
                 nodes[name].append(edge.consumer.name())
                 if isinstance(reading, str):
-                    refusals.setdefault(name, reading)
+                    reasons.setdefault(name, reading)
                 else:
                     readings[name].append(reading)
         self.access = {}
         for name in graph.leaves:
             own = tuple(readings[name])
-            where = coordinates(graph, name, own) if own and name not in refusals else None
-            self.access[name] = Access(own, refusals.get(name), tuple(nodes[name]), where)
-        self.refuse(self._refused)
+            where = coordinates(graph, name, own) if own and name not in reasons else None
+            self.access[name] = Access(own, reasons.get(name), tuple(nodes[name]), where)
+        self.send_to_fallback(self._to_fallback)
 
-    def refuse(self, reasons: Mapping[str, str]) -> None:
+    def send_to_fallback(self, reasons: Mapping[str, str]) -> None:
         """Send parameters to the fallback."""
-        self._refused = {**self._refused, **reasons}
+        self._to_fallback = {**self._to_fallback, **reasons}
         for name, reason in reasons.items():
             if name in self.access:
                 self.access[name] = Access((), reason, self.access[name].nodes, None)
@@ -113,8 +113,8 @@ class Chunk:
         """Those that can be read, and those that go to the fallback."""
         here = [name for name in names if name in self.access]
         return (
-            [name for name in here if self.access[name].refusal is None],
-            [name for name in here if self.access[name].refusal is not None],
+            [name for name in here if self.access[name].fallback_reason is None],
+            [name for name in here if self.access[name].fallback_reason is not None],
         )
 
     def use_layouts(self, names: Collection[str]) -> dict[Node, Layout]:

@@ -36,7 +36,7 @@ class Access:
 
     readings: tuple[Reading, ...]
     """All uses; empty where they cannot be read."""
-    refusal: str | None
+    fallback_reason: str | None
     """Why the parameter goes to the fallback, None if it does not."""
     nodes: tuple[str, ...]
     """Names of the nodes that use the parameter, for the plan."""

@@ -109,7 +109,7 @@ def _other_uses(chunk: Chunk, found: Mapping[str, Projection]) -> Iterator[Node]
         if name in known:
             continue
         yield from (reading.use.node for reading in access.readings if isinstance(reading.form, Outer))
-        if access.refusal is not None and chunk.parameters[name].dim() > 1:
+        if access.fallback_reason is not None and chunk.parameters[name].dim() > 1:
             stack = [edge.consumer for edge in graph.consumers.get(graph.leaves[name], ())]
             while stack:
                 node = stack.pop()

@@ -90,9 +90,9 @@ def _whole(chunk: Chunk) -> tuple[Whole, dict[str, str]]:
     readings: dict[int, Reading] = {}
     left_out: dict[str, str] = {}
     for name, access in chunk.access.items():
-        if access.refusal is not None and _is_matrix(chunk.parameters[name]):
-            left_out[name] = access.refusal
-        for reading in access.readings if access.refusal is None else ():
+        if access.fallback_reason is not None and _is_matrix(chunk.parameters[name]):
+            left_out[name] = access.fallback_reason
+        for reading in access.readings if access.fallback_reason is None else ():
             owners[id(reading)].append(name)
             readings[id(reading)] = reading
     whole: Whole = defaultdict(list)
@@ -106,8 +106,8 @@ def _whole(chunk: Chunk) -> tuple[Whole, dict[str, str]]:
             _place(whole[names], keys[names], single, _key(chunk, names, reading))
     for name, access in chunk.access.items():
         used = any(name in names for names in whole)
-        if access.refusal is None and not used and name not in left_out and _is_matrix(chunk.parameters[name]):
-            left_out[name] = "it is added or multiplied entry by entry, or read as a table"
+        if access.fallback_reason is None and not used and name not in left_out and _is_matrix(chunk.parameters[name]):
+            left_out[name] = "its rules give gradients directly: it is added or multiplied entry by entry, or a table"
     kept = {names: same for names, same in whole.items() if not left_out.keys() & set(names)}
     return kept, left_out
 
@@ -158,7 +158,7 @@ def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Proje
     if form.indexed:
         return "rows of it are looked up, as in an embedding table"
     if form.linear_map is None:
-        return f"{reading.use.node.name()} is no linear map of its input"
+        return f"the rule for {reading.use.node.name()} declares no LinearMap"
     layers = sorted({_layer(name) for name in names})
     if len(layers) > 1:
         return f"the weight is made from parameters of several layers: {', '.join(layers)}"
@@ -167,6 +167,9 @@ def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Proje
         operand = _rearranged(chunk, names, reading)
     if operand is None:
         return "the weight is computed from its parameters, and the op has not kept it"
+    if form.linear_map.weight is not None and operand.shape != reading.use.shape:
+        given, expected = tuple(operand.shape), tuple(reading.use.shape)
+        return f"the rule for {reading.use.node.name()} declares a weight of shape {given}, expected {expected}"
     sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
     blocks = operand.detach().double().reshape(form.blocks, *sizes)
     matrix = torch.block_diag(*(blocks.mT if form.rows_first else blocks))

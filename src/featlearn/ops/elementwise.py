@@ -1,6 +1,5 @@
 """Operands that are broadcast against the samples: sums, products, scales, expanded tokens."""
 
-import torch
 from torch import Tensor
 
 from featlearn.graph.layout import sample_dimension
@@ -91,4 +90,4 @@ def scaled_product(use: Use) -> Form | None:
     value, other = use.saved("value"), use.saved("tensor2" if use.operand == 1 else "tensor1")
     if other is None or isinstance(value, complex):
         return None
-    return broadcast_gradient(use, lambda: torch.as_tensor(value) * other)
+    return broadcast_gradient(use, lambda: value * other)

@@ -87,12 +87,31 @@ def largest_chunk(measurement: Measurement, samples: int, directions: int) -> in
     return -(-samples // -(-samples // few)) if slow and few < samples else samples
 
 
-def samples_within(measurement: Measurement, room: float, directions: int = 1) -> int:
-    """How many samples may be captured at once in so many bytes, with the gradients of all directions at all ops."""
-    sizes = [_graph_bytes(example, measurement.dtype.itemsize) for example in measurement.examples if example.graph]
+def samples_within(measurement: Measurement, room: float, directions: int = 1, *, dense: bool = False) -> int:
+    """How many samples may be captured at once in so many bytes, with the gradients of all directions at all ops.
+
+    `dense`: the per-sample gradients of every parameter will be formed, one parameter after the other; without it only
+    those that cannot be had otherwise count.
+    """
+    item = measurement.dtype.itemsize
     # Activations, their gradients and what an op needs while it runs.
+    sizes = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
     each = max((3 * activations + 2 * directions * arriving for activations, arriving in sizes), default=0)
-    return int(max(1, min(1024, room // (each + 1))))
+    formed = max((_formed_numbers(example, dense) for example in measurement.examples), default=0)
+    return int(max(1, min(1024, room // (each + directions * formed * item + 1))))
+
+
+def _formed_numbers(example: Chunk, dense: bool) -> int:
+    """Numbers per sample and direction of gradients that are formed: of the largest parameter, twice while that
+    happens, and of all that go to the fallback together."""
+    largest = together = 0
+    for name, access in example.access.items():
+        size = example.parameters[name].numel() * (2 if example.parameters[name].is_complex() else 1)
+        if access.fallback_reason is not None:
+            together += 2 * size
+        elif dense or access.coordinates is None:
+            largest = max(largest, 2 * size)
+    return largest + together
 
 
 def shares_rows(measurement: Measurement, samples: int, directions: int) -> bool:

@@ -73,8 +73,8 @@ def parameter_plans(
 def _route(name: str, examples: Sequence[Chunk], elementwise: bool) -> tuple[str, str]:
     for example in examples:
         access = example.access[name]
-        if access.refusal is not None:
-            return "fallback", access.refusal
+        if access.fallback_reason is not None:
+            return "fallback", access.fallback_reason
     for example in examples:
         access = example.access[name]
         if access.coordinates is None:

@@ -139,7 +139,7 @@ class Plan:
 
     def _checks(self) -> str:
         if not self.checked:
-            return "no checks (a sequence of torch's own layers)"
+            return "no passes to check it (torch's own layers in sequence keep samples apart)"
         return f"checked by {_plural(self.check_passes, 'forward pass', 'es')} over parts"
 
 
