@@ -5,6 +5,7 @@ Every exception derives from :class:`FeatlearnError` and is also a ``ValueError`
 """
 
 __all__ = [
+    "ChangedOutputsError",
     "CoupledSamplesError",
     "FeatlearnError",
     "HeavyTailWarning",
@@ -27,6 +28,10 @@ class InputValueError(FeatlearnError, ValueError):
 
 class InputTypeError(FeatlearnError, TypeError):
     """An argument has a type that cannot be used."""
+
+
+class ChangedOutputsError(InputValueError):
+    """The outputs have another number, precision or device than those of other samples."""
 
 
 class CoupledSamplesError(InputValueError):

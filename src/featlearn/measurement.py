@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.attribution import corrected_axes, expect_confirmed, parameters_at
-from featlearn.audit.audit import AUDITED, Audit, audited
+from featlearn.audit.audit import AUDITED, Audit, audited, refuse_underflow
 from featlearn.audit.gradient_check import (
     balanced_gradient,
     failing_parameters,
@@ -21,7 +21,7 @@ from featlearn.audit.independence import expect_independent, piece_count, refuse
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
-from featlearn.errors import InputValueError
+from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.chunk import Chunk
 from featlearn.gradients.fallback import sample_gradients
 from featlearn.graph.graph import Node, backward_to
@@ -89,7 +89,7 @@ class Measurement:
             self._read(chunk)
             return chunk
         audit = audited(chunk, fixed_generator())
-        if known is None or known.unseen or not audit.unseen:
+        if known is None or anew or known.unseen or not audit.unseen:
             self.audits[audit.nodes] = audit
         chunk.unproved = _unproved(chunk)
         return chunk
@@ -103,7 +103,9 @@ class Measurement:
     def audit_again(self) -> None:
         """Audit a few samples of every probe anew; raises what only an audit can tell."""
         for probe in self.probes:
-            self._example(probe, anew=True)
+            chunk = self._example(probe, anew=True)
+            if chunk.graph is not None:
+                refuse_underflow(self.audits[chunk.graph.ordered_names].largest, chunk.accumulate)
 
     @cached_property
     def weight_kind(self) -> tuple[object, ...]:
@@ -133,10 +135,12 @@ class Measurement:
         # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
         parts = [] if self.builtin else run_parts(probe, begin, end, self.pieces(end - begin), self._generator)
         chunk = Chunk(probe, indices, self.parameters)
-        if chunk.outputs.shape[1] != self.classes:
-            raise InputValueError(
-                f"the model gives {chunk.outputs.shape[1]} outputs for samples from {begin} on and {self.classes} for "
-                "others, expected as many everywhere; pass a readout= that makes them equal"
+        found, expected = chunk.outputs, (self.classes, self.dtype, self.device)
+        if (found.shape[1], chunk.accumulate, found.device) != expected:
+            raise ChangedOutputsError(
+                f"the model gives {found.shape[1]} outputs ({found.dtype}, {found.device}) for samples from {begin} on "
+                f"and {self.classes} ({self.dtype}, {self.device}) for others, expected the same for all; pass a "
+                "readout= that makes them equal"
             )
         if self.deferred is not None:
             expect_independent(self.deferred, chunk, parts)
@@ -164,10 +168,12 @@ class Measurement:
             self.audits.setdefault(audit.nodes, audit)
             chunk.unproved = _unproved(chunk)
             return
-        # A proof decides where the gradients of an audit were zero and showed nothing.
+        # A proof decides where the gradients of an audit were zero and showed nothing; else both must agree.
         proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes[0])
-        chunk.read({**axes[0], **proved}, axes[1])
-        chunk.unproved = frozenset(chunk.use_layouts(chunk.readable(chunk.access)[0])) - proved.keys()
+        blank = {graph.order[number] for number in audit.blank}
+        chunk.read({**axes[0], **{node: layout for node, layout in proved.items() if node in blank}}, axes[1])
+        used = chunk.use_layouts(chunk.readable(chunk.access)[0])
+        chunk.unproved = frozenset(node for node, layout in used.items() if proved.get(node) != layout)
         chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
@@ -181,7 +187,7 @@ class Measurement:
         expected, grads = balanced_gradient(chunk, names, fixed_generator())
         failed = failing_parameters(chunk, names, expected, grads)
         chunk.send_to_fallback(failed)
-        if seen & audit.unseen:
+        if seen & audit.unseen and not chunk.hooked:
             self.audits[audit.nodes] = replace(
                 audit, unseen=audit.unseen - seen, to_fallback={**audit.to_fallback, **failed}
             )
@@ -286,9 +292,13 @@ def _unproved(chunk: Chunk) -> frozenset[Node]:
 
 
 def _unchecked(chunk: Chunk, audit: Audit) -> list[str]:
-    """Parameters that the audit saw no gradient of, and those read by rules that are not built in."""
+    """Parameters that the audit saw no gradient of, and those read by rules that are not built in.
+
+    All of them where the forward pass has put hooks on tensors: gradients at an op are asked for before its hooks.
+    """
     return [
         name
         for name, access in chunk.access.items()
-        if access.fallback_reason is None and (name in audit.unseen or not all(map(is_built_in, access.nodes)))
+        if access.fallback_reason is None
+        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, access.nodes)))
     ]

@@ -118,6 +118,11 @@ class Preparation:
         measurement.classes, measurement.dtype, measurement.device, _ = facts[0]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
 
+    def forget(self) -> None:
+        """Drop what is known of outputs, and the plans made from it; audits stay."""
+        self._facts.clear()
+        self.plans.clear()
+
     def at(self, initial: Mapping[str, Any]) -> "Preparation":
         """The same for a copy of the model with another state dict."""
         twin = Preparation(network_at(self.model, initial), readout=self.readout, dtype=self.dtype, memory=self.memory)

@@ -38,10 +38,14 @@ class Audit:
     """Number of a node -> (before, after) of its sample axis, None where it has none."""
     several_outputs: frozenset[int]
     """Numbers of nodes of which another output than the first is used."""
+    blank: frozenset[int]
+    """Numbers of nodes that had no gradient: their axes are guesses."""
     to_fallback: Mapping[str, str]
     """Parameters whose readings do not agree with autograd, with the reason."""
     unseen: frozenset[str]
     """Parameters whose gradients were zero, so that nothing was seen of their readings."""
+    largest: float
+    """The largest entry of any gradient."""
 
     def axes_in(self, graph: Graph, samples: int) -> tuple[Axes, frozenset[Node]] | None:
         """The sample axes of a graph with the same nodes; None where they do not fit its shapes."""
@@ -69,19 +73,19 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     refused = failing_parameters(chunk, list(graph.leaves), expected, grads)
     chunk.send_to_fallback(refused)
     largest = largest_entry(probed.parameters)
-    _refuse_underflow(max(largest.values(), default=0.0), chunk.accumulate)
     number = {node: k for k, node in enumerate(graph.order)}
     axes = {
         number[node]: None if layout is None else (layout.before, layout.after) for node, layout in probed.axes.items()
     }
     several = frozenset(number[node] for node in probed.several_outputs)
+    blank = frozenset(number[node] for node in probed.blank)
     unseen = frozenset(name for name, size in largest.items() if size == 0.0)
     if len(chunk.indices) <= AUDITED:
         _refuse_coupled_gradients(chunk, probed, generator)
-    return Audit(graph.ordered_names, axes, several, refused, unseen)
+    return Audit(graph.ordered_names, axes, several, blank, refused, unseen, max(largest.values(), default=0.0))
 
 
-def _refuse_underflow(largest: float, dtype: torch.dtype) -> None:
+def refuse_underflow(largest: float, dtype: torch.dtype) -> None:
     """Gradients whose squares are not numbers of this precision any more would give a kernel of zeros."""
     if 0.0 < largest < torch.finfo(dtype).tiny ** 0.5:
         raise InputValueError(
@@ -129,8 +133,6 @@ def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tenso
 def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
     """Whether weights that differ in their last digit change the gradient as much: units that are zero but for rounding
     are on in one batch and off in the next."""
-    if chunk.precision < 1e-12:
-        return False
     with last_digit_changed(chunk.probe.model):
         moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
         found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]

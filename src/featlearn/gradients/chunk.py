@@ -83,7 +83,11 @@ class Chunk:
         found = find_uses(graph, axes)
         readings: dict[str, list[Reading]] = defaultdict(list)
         reasons, nodes = dict(found.mixed), defaultdict(list)
-        for edge, names in found.edges:
+        for edge, users in found.edges:
+            # Parameters without entries have a kernel of zeros.
+            names = [name for name in users if self.parameters[name].numel()]
+            if not names:
+                continue
             reading = read_use(graph, edge, axes.get(edge.consumer), edge.consumer in several_outputs)
             for name in names:
                 nodes[name].append(edge.consumer.name())
@@ -92,7 +96,7 @@ class Chunk:
                 else:
                     readings[name].append(reading)
         self.access = {}
-        for name in graph.leaves:
+        for name in (name for name in graph.leaves if self.parameters[name].numel()):
             own = tuple(readings[name])
             where = coordinates(graph, name, own) if own and name not in reasons else None
             self.access[name] = Access(own, reasons.get(name), tuple(nodes[name]), where)

@@ -51,7 +51,7 @@ def splits(shape: torch.Size, samples: int) -> Iterator[Layout]:
 def sample_dimension(shape: torch.Size, layout: Layout) -> tuple[int, int] | None:
     """The axis of `shape` that holds the samples, and how many times they repeat in front of them in that axis."""
     prefix = 1
-    for axis, size in enumerate(shape):
+    for axis, size in enumerate(shape if shape.numel() else ()):
         outer, rest = divmod(layout.before, prefix)
         if rest == 0 and size % (outer * layout.samples) == 0:
             return axis, outer

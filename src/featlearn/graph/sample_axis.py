@@ -26,6 +26,8 @@ class ProbedGraph:
     axes: Axes
     several_outputs: frozenset[Node]
     """Nodes of which another output than the first is used."""
+    blank: frozenset[Node]
+    """Nodes without a gradient, which show nothing of their axis."""
     direction: Tensor
     """(1, C) the output direction of both passes."""
     weights: Tensor
@@ -54,7 +56,7 @@ def probed_graph(
     axes = _axes(graph, len(outputs), plain, coded, weights)
     # The gradient of the root is the cotangent itself: samples first.
     axes[graph.root[0]] = Layout(1, len(outputs), outputs.shape[1])
-    return ProbedGraph(axes, several, direction, weights, plain, gradients)
+    return ProbedGraph(axes, several, _blank(axes, plain), direction, weights, plain, gradients)
 
 
 def _axes(
@@ -82,6 +84,15 @@ def _axes(
             axes |= {node: options[node][turn + 1] if node in doubtful else None for node in wrong}
         pending = _consumers(graph, [node for node in pending if axes[node] is None], axes)
     return axes
+
+
+def _blank(axes: Axes, plain: Mapping[Value, Tensor | None]) -> frozenset[Node]:
+    asked = {node: plain.get((node, 0)) for node in axes}
+    sizes = {
+        node: g.detach().abs().amax() for node, g in asked.items() if g is not None and not g.is_nested and g.numel()
+    }
+    largest = dict(zip(sizes, numbers(list(sizes.values())), strict=True))
+    return frozenset(node for node in axes if not largest.get(node, 0.0) > 0.0)
 
 
 def _consumers(graph: Graph, nodes: list[Node], known: Axes) -> list[Node]:

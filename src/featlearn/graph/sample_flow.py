@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     def in_axis(self, axis: int) -> Layout | None:
         """The layout of the input if its samples lie in this axis as they do in the output's."""
-        if not 0 <= axis < len(self.input) or self.input[axis] != self.output[self.at.axis]:
+        if not 0 <= axis < len(self.input) or self.input[axis] != self.output[self.at.axis] or not self.input.numel():
             return None
         before = self.input[:axis].numel() * self.at.outer
         return Layout(before, self.layout.samples, self.input.numel() // (before * self.layout.samples))
@@ -95,7 +95,10 @@ def _matrix_vector(step: Step) -> Layout | None:
 
 
 def _bilinear(step: Step) -> Layout | None:
-    """Rows of two inputs, with the weight between them."""
+    """Rows of two inputs, with the weight between them, as `torch.bilinear` calls it."""
+    arguments = tuple(tuple(step.saved(name) or ()) for name in ("expand1", "expand2", "expand3", "sumdim"))
+    if arguments != ((1, 3), (0,), (1, 2), (2, 3)):
+        return None
     return step.in_axis(0) if step.operand != 1 and step.at.axis == 0 else None
 
 
@@ -174,13 +177,18 @@ def _indexed(step: Step) -> Layout | None:
     if len(places) == 1 and step.at.axis < places[0]:
         return step.in_axis(step.at.axis)
     if places == [0, 1] and step.at == SampleAxis(0, 1) and _counts(indices[0], step.input[0]):
-        return step.in_axis(0)
+        # An index of another shape would be broadcast against the first.
+        return step.in_axis(0) if indices[1].shape in (indices[0].shape, ()) and _is_list(indices[1]) else None
     return None
+
+
+def _is_list(index: Tensor) -> bool:
+    return index.dtype in (torch.int64, torch.int32)
 
 
 def _counts(index: Tensor, size: int) -> bool:
     """Whether an index is 0, 1, ... size - 1; not asked of a GPU, which would have to be waited for."""
-    if index.device.type != "cpu" or index.shape != (size,) or index.dtype not in (torch.int64, torch.int32):
+    if index.device.type != "cpu" or index.shape != (size,) or not _is_list(index):
         return False
     return torch.equal(index.long(), torch.arange(size, device="cpu"))
 

@@ -179,9 +179,11 @@ def _hooks_muted(parts: Sequence[nn.Module]) -> Iterator[None]:
     tables: list[dict[int, Any]] = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
     for part in parts:
         tables += [part._backward_hooks, part._backward_pre_hooks]
-    for p in parameters_of(parts):
+    parameters = parameters_of(parts)
+    for p in parameters:
         tables += [table for table in (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) if table]
     before = [(table, dict(table)) for table in tables]
+    bare = [p for p in parameters if p._backward_hooks is None]
     try:
         for table, _ in before:
             table.clear()
@@ -190,3 +192,6 @@ def _hooks_muted(parts: Sequence[nn.Module]) -> Iterator[None]:
         for table, hooks in before:
             table.clear()
             table.update(hooks)
+        for p in bare:  # a forward pass may have put a hook on a weight
+            if p._backward_hooks is not None:
+                p._backward_hooks = None

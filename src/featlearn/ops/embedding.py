@@ -27,6 +27,8 @@ def _lookup(use: Use, index: Tensor | None, width: int, padding: int = -1) -> Fo
 @register_rule("EmbeddingBackward0")
 def embedding(use: Use) -> Form | None:
     """`padding_idx` receives no gradient, as in training."""
+    if use.saved("scale_grad_by_freq"):  # gradients depend on the batch
+        return None
     padding = int(use.saved("padding_idx"))
     # Saved as an unsigned number: "no padding" reads as 2^64 - 1.
     padding = padding if 0 <= padding < use.shape[0] else -1

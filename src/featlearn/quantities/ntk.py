@@ -15,7 +15,7 @@ from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
-from featlearn.errors import InputValueError
+from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
@@ -108,9 +108,17 @@ def tangent_kernel(
 ) -> Tensor | Kernels:  # fmt: skip
     """The tangent kernel of a prepared model: see `fl.ntk`."""
     rates = _checked(prepared, outputs, by, optimizer)
-    # Until all that was measured with is gone: the collector would take it for lasting.
-    with collector_paused(), prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
-        kernels = measured_kernels(measurement, prepared, outputs, by, rates=rates, verify=verify)
+
+    def measured() -> Kernels:
+        # Until all that was measured with is gone: the collector would take it for lasting.
+        with collector_paused(), prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
+            return measured_kernels(measurement, prepared, outputs, by, rates=rates, verify=verify)
+
+    try:
+        kernels = measured()
+    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
+        prepared.forget()
+        kernels = measured()
     return kernels[""] if by == "network" else kernels
 
 
