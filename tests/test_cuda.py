@@ -174,7 +174,7 @@ def test_what_deferred_checks_see_is_refused_as_without_them(how: str, error: ty
     for _ in range(2):
         with pytest.raises(error):
             session.ntk()
-    assert not all(held)
+    assert how == "backward" or not all(held)  # hooks are seen, and checked at once
     model.how = ""
     reference = fl.ntk(model, session.x, dtype=torch.float64)
     assert float((session.ntk() - reference).norm() / reference.norm()) < 3e-6
