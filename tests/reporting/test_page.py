@@ -15,6 +15,7 @@ import torch
 import featlearn as fl
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import Run, RunWriter
+from featlearn.reporting.groups import groups
 from featlearn.reporting.page import LARGEST, report, static
 from tests.reporting.runs import HOSTILE, by_hand, watched
 
@@ -346,3 +347,10 @@ def test_a_long_run_with_many_layers_stays_small(tmp_path: Path):
     assert len(loss["x"]) <= 200
     assert (loss["x"][0], loss["x"][-1]) == (0, 1499)
     assert "The 8 layers that changed most; 32 others are in the run." in page.text()
+
+
+def test_runs_that_differ_in_their_cost_and_seed_alone_are_one_group(tmp_path: Path):
+    runs = [watched(tmp_path / f"run{seed}", seed=seed, steps=12) for seed in (0, 1)]
+    assert runs[0].config["wall_share"] != runs[1].config["wall_share"]
+    (group,) = groups(runs, points=100)
+    assert len(group.findings) == 2

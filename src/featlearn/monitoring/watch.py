@@ -212,7 +212,10 @@ class Watch:
         changed = settings is not None and settings != before
         log.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
         # If this process is killed, the total cost is unknown.
-        log.describe(finished=False, overhead=None, measuring=None, **({"settings": settings} if changed else {}))
+        log.describe(
+            finished=False, overhead=None, measuring=None, wall_share=None,
+            **({"settings": settings} if changed else {}),
+        )  # fmt: skip
 
     def _drop_failing(self, found: Observation) -> None:
         """Raise for quantities that fail at the start if the user asked for them; drop the others."""

@@ -17,7 +17,9 @@ from featlearn.record import Run, open_run
 from featlearn.reporting.content_blocks import ChartLine, thinned
 
 # Entries of run.json that may differ between runs of one experiment.
-_OWN = {"name", "seed", "created", "finished", "overhead", "measurements", "measuring", "steps", "device"}
+_OWN = {
+    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "steps", "device",
+}  # fmt: skip
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 
 Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
