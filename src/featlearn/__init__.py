@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from featlearn.quantities.gradient_products import egop as egop
     from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
     from featlearn.quantities.layer_balance import layer_balance as layer_balance
+    from featlearn.quantities.linearization_gap import linearization_gap as linearization_gap
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
     from featlearn.quantities.ntk import plan as plan
@@ -66,6 +67,7 @@ _HOME = {
     "feature_speed": "featlearn.quantities.velocity",
     "layer_alignment": "featlearn.quantities.layer_alignment",
     "layer_balance": "featlearn.quantities.layer_balance",
+    "linearization_gap": "featlearn.quantities.linearization_gap",
     "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",
     "ntk_diagonal": "featlearn.quantities.ntk_diagonal",

@@ -28,7 +28,7 @@ PLOTTED = {
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
-DECISIVE = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
+DECISIVE = {"gap": "gap", "turning": "kernel turned", "growth": "kernel grew", "loss_left": "loss left"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
 
@@ -128,7 +128,7 @@ def _text(
     if diverged:
         lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
     if len(each) > 1:
-        rows = [[run.name, one.regime, *(number(one.numbers.get(key)) for key in DECISIVE)]
+        rows = [[run.name, one.regime, *(number(float(one.numbers[key])) for key in DECISIVE)]
                 for run, one in zip(runs, each, strict=True)]  # fmt: skip
         lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
     lines += said[evidence:thresholds]

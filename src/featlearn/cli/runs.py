@@ -163,7 +163,8 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
         return {"path": str(path), "error": f"cannot be read: {error}"}
     created = run.config.get("created")
     times = {f"step of {key}": value for key, value in verdict.times.items()}
-    numbers = {**verdict.numbers, "feature_rate": verdict.feature_rate, **times}
+    decisive = {key: float(one) for key, one in verdict.numbers.items()}
+    numbers = {**decisive, "feature_rate": verdict.feature_rate, **times}
     settings = run.config.get("settings")
     told = any(event["kind"] == "diverged" for event in run.events)
     diverged = told or "training broke down" in verdict.headline

@@ -149,6 +149,11 @@ def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
     return targets
 
 
+def is_binary(targets: Tensor) -> bool:
+    """Whether all targets (P, C) are 0 or 1, and both occur: those of a loss for each output by itself."""
+    return bool(((targets == 0) | (targets == 1)).all()) and len(targets.unique()) == 2
+
+
 def is_classification(targets: Tensor) -> bool:
     """Whether every row of targets (P, C) has one large entry and is otherwise constant, the same in all rows."""
     if targets.shape[1] < 2:

@@ -69,6 +69,27 @@ def representation_kernels(
             return _kernels(probes, modules, of, layers is not None, memory)
 
 
+def last_layer_inputs(probe: Probe, chunk: int = 256) -> Tensor | None:
+    """(P, N) what enters the last layer of a forward pass, flattened; None where its rows are not the samples.
+
+    The last layer is the module with a weight matrix that is called last. Call this with the model in isolation.
+    """
+    layers = {
+        name: part for name, part in probe.model.named_modules()
+        if any(p.dim() > 1 for p in part.parameters(recurse=False))
+    }  # fmt: skip
+    pieces = []
+    for indices in torch.arange(probe.samples, device="cpu").split(chunk):
+        with _recorded(layers, "input") as values:
+            probe.call(indices)
+        # Dicts keep their order: a layer is put behind the others when it is called.
+        last = next((calls[-1] for calls in reversed(values.values()) if calls), None)
+        if last is None or len(last) != len(indices):
+            return None
+        pieces.append(last.flatten(1))
+    return torch.cat(pieces).cpu() if len({piece.shape[1] for piece in pieces}) == 1 else None
+
+
 def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, str]:
     """Names in the module that was given -> names in the module inside its wrappers."""
     places = {id(part): name for name, part in model.named_modules()}
@@ -220,6 +241,7 @@ def _recorded(layers: Mapping[str, nn.Module], of: str) -> Iterator[dict[str, li
             first = tensors[0].detach()
             # A copy, because a later op may write into it.
             values[name].append(first.clone() if first.is_floating_point() else first.double())
+            values[name] = values.pop(name)
 
     handles = []
     for name, layer in layers.items():
