@@ -60,6 +60,22 @@ def at(step: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     return model, start, optimizer
 
 
+def gaps(model: nn.Module, start: nn.Module, x: Tensor, test: Tensor) -> dict[str, float]:
+    """The numbers under gap/, with standard errors by leaving out one sample after the other."""
+    found = {}
+    for name, inputs in (("probe", x), ("test", test)):
+        every = torch.arange(len(inputs))
+        found[f"gap/{name}"] = fl.linearization_gap(model, inputs, start.state_dict())
+        parts = [
+            fl.linearization_gap(model, inputs[every % 16 != i], start.state_dict()) for i in range(min(16, len(x)))
+        ]
+        left = torch.tensor(parts[: len(inputs)], dtype=torch.float64)
+        found[f"gap/{name}_error"] = math.sqrt(float((left - left.mean()).square().sum()) * (len(left) - 1) / len(left))
+    change = (model(x) - start(x)).detach()
+    found["gap/change"] = float((change - change.mean(0)).norm()) / math.sqrt(len(x))
+    return found
+
+
 def test_numbers_are_those_of_the_functions(tmp_path: Path):
     """Every scalar against the public function that defines it, at a step in the middle."""
     test = data(7, seed=5)
@@ -94,6 +110,9 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
         "ntk/optimizer/alignment": float(fl.metrics.alignment(kernel, y)),
         "weights/norm": math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters())),
     }
+    expected |= gaps(model, start, x, test[0])
+    last_features = model[:4](x).detach()
+    expected["richness/low_rank"] = float(fl.metrics.low_rank_richness(last_features, f))
     own = torch.nn.functional.one_hot(test[1], 3).double() - 1 / 3
     expected["test/loss"] = float((model(test[0]).detach() - own).square().sum(1).mean())
     expected["ntk/test/alignment"] = float(fl.metrics.alignment(fl.ntk(model, test[0]), own))
@@ -142,7 +161,7 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     every = list(range(6))
     assert run.arrays == {
         "initial": [0], "kernel": every, "optimizer_kernel": [5], "outputs": every, "specialization": every,
-        "spectrum": every, "targets": [0], "test": [0, 5],
+        "spectrum": every, "targets": [0], "test": every,
     }  # fmt: skip
     close = {"rtol": 1e-5, "atol": 1e-5}
     last = run.array("kernel", 5)
@@ -519,8 +538,8 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
     assert run.config["finished"] is False
     (line,) = capfd.readouterr().err.splitlines()
     words = (
-        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s, [\d.]+ % of the wall time "
-        r"\(first and last [\d.]+ s; between them .*, no budget\): .*run"
+        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s for measuring, first and last included: "
+        r".* training, no budget: .*run"
     )
     assert re.fullmatch(words, line)
 
@@ -709,7 +728,8 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
-    silent = {"mine": lambda view: {}, "kernel": False, "features": False, "layers": False, "weights": False}
+    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights"), False)
+    silent = {"mine": lambda view: {}, **switched_off}
     with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
         for step in range(1, 5):
             seen.step(**({"loss": 1.0} if step == 2 else {}))

@@ -11,6 +11,7 @@ from featlearn.diagnosis.evidence import (
     FITTED,
     GAP,
     GREW,
+    SAME_SHAPE,
     SHAPE_SPEED,
     SPEED,
     TURNED,
@@ -116,7 +117,7 @@ def verdict_of(given: Numbers) -> Verdict:
 
 def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
     turned, grew = given.turning, given.growth
-    same_shape = turned is not None and turned.side(TURNED) == -1
+    same_shape = turned is not None and turned.side(SAME_SHAPE) == -1
     if same_shape and turned is not None and grew is not None and grew.side(GREW) == 1:
         return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}) because the kernel grew "
                        f"{grew.mean:.3g} times; it hardly turned ({turned.words}). Training became faster, and learned "
@@ -124,8 +125,11 @@ def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
     if given.departed is False and same_shape:
         return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}), but training was that "
                        "of the frozen first kernel.")  # fmt: skip
+    mostly = ""
+    if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
+        mostly = f" Mostly the kernel grew, {grew.mean:.3g} times; it turned by {turned.words}."
     return Verdict("rich", "rich training. The linearisation at the start misses "
-                   f"{gap.words} of the change of the function: features were learned.")  # fmt: skip
+                   f"{gap.words} of the change of the function: features were learned.{mostly}")  # fmt: skip
 
 
 def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evidence]]:

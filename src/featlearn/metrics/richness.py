@@ -32,7 +32,7 @@ def low_rank_richness(features: Tensor, outputs: Tensor) -> Tensor:
     spanned = sizes > len(f) * precision * sizes.max()
     inside = (basis[:, spanned].T @ phi).square().sum()  # tr of U^T K U, K = phi phi^T
     gram = phi.T @ phi if phi.shape[1] < len(phi) else phi @ phi.T
-    return 1 - ratio(inside, gram.norm() * spanned.sum().sqrt())
+    return 1 - ratio(inside, gram.norm() * spanned.sum().double().sqrt())
 
 
 def features_at_convergence(weight: Tensor, gradient: Tensor) -> Tensor:

@@ -55,11 +55,18 @@ def linearization_gap(
     Returns:
         The gap; nan where the outputs have not changed by more than rounding.
     """
+    return prepared_gap(Preparation(model, readout=readout), x, initial, by=by)
+
+
+def prepared_gap(
+    prepared: Preparation, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network"
+) -> float | dict[str, float]:
+    """The gap of a prepared model: see `fl.linearization_gap`."""
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: outputs are centred over the samples")
-    states = TwoStates(Preparation(model, readout=readout), initial)
+    states = TwoStates(prepared, initial)
     if by == "layer":
         return states.parts(x)
     return states.gap(x).value
