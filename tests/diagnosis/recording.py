@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn import metrics
+from featlearn.preparation import Preparation
+from featlearn.quantities.linearization_gap import TwoStates
 from featlearn.record import Run, RunWriter, open_run
 
 
 def log_steps(steps: int, growth: float = 1.2) -> list[int]:
-    """0, 1, 2, ... each a fifth later than the one before, and the last."""
+    """0, 1, 2, ... each later than the one before by a factor, and the last."""
     found, step = [0], 1
     while step < steps:
         found.append(step)
@@ -40,6 +42,8 @@ def record(
     train: tuple[Tensor, Tensor, int] | None = None,
     scale_lr: Callable[[int], float] | None = None,
     full: bool = True,
+    gap: bool = True,
+    growth: float = 1.2,
 ) -> Run:
     """Full-batch training on squared error (or cross-entropy), watched by hand, until a share of the loss is left.
 
@@ -56,10 +60,10 @@ def record(
                   "classification": y.shape[1] > 1},
     })  # fmt: skip
     writer.array("targets", 0, y=y.numpy())
-    recorder = _Recorder(writer, model, x, y, test, layers, loss == "cross-entropy", full)
+    recorder = _Recorder(writer, model, x, y, test, layers, loss == "cross-entropy", full, gap)
     recorder.measure(0, chosen, last=False)
     first = recorder.loss
-    due = set(log_steps(steps))
+    due = set(log_steps(steps, growth))
     generator = torch.Generator().manual_seed(1)
     for step in range(1, steps + 1):
         if scale_lr is not None:
@@ -96,10 +100,12 @@ def _objective(f: Tensor, y: Tensor, loss: str | None) -> Tensor:
 
 
 class _Recorder:
-    def __init__(self, writer, model, x, y, test, layers, entropy, full):
+    def __init__(self, writer, model, x, y, test, layers, entropy, full, gap):
         self.writer, self.model, self.x, self.y, self.test, self.layers = writer, model, x, y, test, layers
-        self.entropy, self.full = entropy, full
+        self.entropy, self.full, self.gap = entropy, full, gap and len(x) > 1
         self.first: Tensor | None = None
+        self.method = None
+        self.initial = {name: value.clone() for name, value in model.state_dict().items()}
         self.start: dict[str, Tensor] = {}
         self.loss = math.inf
 
@@ -112,6 +118,7 @@ class _Recorder:
             values["probe/cross_entropy"] = float(nn.functional.cross_entropy(f, self.y + 1 / self.y.shape[1]))
         if math.isfinite(self.loss):
             values |= self._kernels(step, f, step == 0 or last)
+            values |= self._gap() if step and self.gap else {}
             if self.layers:
                 values |= self._layers()
         self.writer.scalars(step, values)
@@ -132,24 +139,44 @@ class _Recorder:
         else:
             self.writer.array("kernel", step, mean=mean.float().numpy())
         self.writer.array("outputs", step, f=f.numpy())
-        if ends and self.test is not None:
-            x, y = self.test
-            with torch.no_grad():
-                g = self.model(x).reshape(y.shape)
-            cross = fl.ntk(self.model, x, self.x, outputs="full")
-            mixed = {"cross_full": cross.float().numpy()} if self.full else {}
-            means = cross.diagonal(dim1=2, dim2=3).mean(-1).float().numpy()
-            self.writer.array("test", step, cross=means, f=g.numpy(), y=y.numpy(), **mixed)
-        values = {
-            "ntk/alignment": metrics.alignment(mean, self.y), "ntk/norm": mean.norm(), "ntk/trace": mean.trace(),
-            "ntk/centered_alignment": metrics.centered_alignment(mean, self.y),
-            "ntk/distance": metrics.kernel_distance(self.first, mean),
-        }  # fmt: skip
+        if self.test is not None:
+            self._test(step, ends)
+        values = self._values(mean)
         if len(each) > 1:
             ksm = metrics.specialization(each, self.y)
             self.writer.array("specialization", step, ksm=ksm.numpy())
             values["ntk/specialization"] = ksm.diagonal().mean()
         return {name: float(value) for name, value in values.items()}
+
+    def _test(self, step: int, ends: bool) -> None:
+        x, y = self.test
+        with torch.no_grad():
+            g = self.model(x).reshape(y.shape)
+        if ends:
+            cross = fl.ntk(self.model, x, self.x, outputs="full")
+            mixed = {"cross_full": cross.float().numpy()} if self.full else {}
+            means = cross.diagonal(dim1=2, dim2=3).mean(-1).float().numpy()
+            self.writer.array("test", step, cross=means, f=g.numpy(), y=y.numpy(), **mixed)
+        else:
+            self.writer.array("test", step, f=g.numpy())
+
+    def _values(self, mean: Tensor) -> dict[str, Any]:
+        return {
+            "ntk/alignment": metrics.alignment(mean, self.y), "ntk/norm": mean.norm(), "ntk/trace": mean.trace(),
+            "ntk/centered_alignment": metrics.centered_alignment(mean, self.y),
+            "ntk/distance": metrics.kernel_distance(self.first, mean),
+        }  # fmt: skip
+
+    def _gap(self) -> dict[str, float]:
+        states = TwoStates(Preparation(self.model), self.initial)
+        self.method = self.method or states.method(self.x)
+        probe = states.gap(self.x, method=self.method)
+        values = {"gap/probe": probe.value, "gap/probe_error": probe.stderr,
+                  "gap/change": float(probe.change.norm()) / math.sqrt(len(self.x))}  # fmt: skip
+        if self.test is not None:
+            test = states.gap(self.test[0], method=self.method)
+            values |= {"gap/test": test.value, "gap/test_error": test.stderr}
+        return values
 
     def _layers(self) -> dict[str, float]:
         values = {}

@@ -150,7 +150,7 @@ def test_where_nothing_happened_nothing_is_listed(tmp_path: Path):
     kernels = torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
     found = diagnose(written(tmp_path / "run", [0, 10], kernels, 0.1 * y.expand(2, 3, 1), y))
     said = next(item.says for item in found.evidence if item.topic == "silent alignment")
-    assert said == "cannot tell whether alignment was silent: the loss has not halved"
+    assert said == "cannot tell whether alignment was silent: the loss on the probe has not halved"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How much faster than its first kernel a run learned, against theories that say so."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, TimeScale, Unknown
 from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
+from featlearn.record import open_run
 from featlearn.theory import ofe
 from tests.diagnosis.recording import written
 
@@ -45,13 +47,13 @@ def test_optimal_feature_evolution_is_as_much_faster_as_its_solution(tmp_path: P
     long = torch.linspace(0, 400, 400_000, dtype=torch.float64)
     frozen = kernel_descent(K0, y, times=long, f0=torch.full_like(y, 0.1)).loss
     exact = first(long, frozen, level) / first(times, solution.loss, level)
-    assert found.frozen == pytest.approx(exact, rel=0.03)
+    assert float(found.frozen) == pytest.approx(exact, rel=0.03)
     assert not found.bound
     if gamma == 0:
-        assert found.frozen == pytest.approx(1.0, rel=0.01)
-        assert found.rescaled == pytest.approx(1.0, rel=0.01)
+        assert float(found.frozen) == pytest.approx(1.0, rel=0.01)
+        assert float(found.rescaled) == pytest.approx(1.0, rel=0.01)
     else:
-        assert found.rescaled < found.frozen
+        assert float(found.rescaled) < float(found.frozen)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_momentum_is_taken_into_account(tmp_path: Path):
         assert isinstance(loss_speed.time_scale, TimeScale)
         assert loss_speed.time_scale.rate == pytest.approx(10.0, rel=0.1)
         assert isinstance(loss_speed.speed, SpeedRatio)
-        assert loss_speed.speed.frozen == pytest.approx(1.0, rel=0.02)
+        assert float(loss_speed.speed.frozen) == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
@@ -115,6 +117,26 @@ def test_noise_or_another_optimiser_gives_no_clock(tmp_path: Path):
     time_scale = LossSpeed(RunData(run)).time_scale
     assert isinstance(time_scale, Unknown)
     assert "no descent with the first kernel" in time_scale.reason
+
+
+@pytest.mark.parametrize("gamma", [0.5, 5.0])
+def test_the_error_of_a_speed_is_its_change_when_every_other_kernel_is_left_out(tmp_path: Path, gamma: float):
+    """Against the speed of a copy of the run from which these kernels were removed."""
+    run, *_ = ofe_run(tmp_path / "run", gamma, lr=0.02 / gamma)
+    found = LossSpeed(RunData(run)).speed
+    assert isinstance(found, SpeedRatio)
+    reach = int(found.frozen.samples)  # kernels before the loss at which speeds are compared
+    assert 4 < reach < len(STEPS)
+    shutil.copytree(run.path, tmp_path / "sparse")
+    for step in STEPS[1:reach:2]:
+        (tmp_path / "sparse" / "arrays" / "kernel" / f"{step:012d}.npz").unlink()
+    sparse = LossSpeed(RunData(open_run(tmp_path / "sparse"))).speed
+    assert isinstance(sparse, SpeedRatio)
+    change = abs(float(found.frozen) - float(sparse.frozen))
+    assert float(found.frozen.stderr) == pytest.approx(change, rel=1e-6)
+    assert 0 < change < 0.1 * float(found.frozen)
+    growth = float(found.frozen) / float(found.rescaled)
+    assert float(found.rescaled.stderr) == pytest.approx(change / growth, rel=1e-6)
 
 
 def test_a_loss_that_has_not_fallen_says_nothing(tmp_path: Path):

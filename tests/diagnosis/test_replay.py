@@ -2,9 +2,12 @@
 
 import math
 
+import numpy
 import pytest
 import torch
+from torch import Tensor
 
+from featlearn.diagnosis.loss_kind import BINARY, CROSS_ENTROPY, KINDS, SQUARE, LossKind
 from featlearn.diagnosis.replay import Replay, _crossing
 from featlearn.dynamics import evolving_kernel_descent, kernel_descent
 
@@ -28,25 +31,57 @@ def test_moving_kernels_are_followed_as_by_the_integrator():
     assert abs(coarse - float(exact)) > 3 * abs(Replay(kernels, times, f, y).loss(0.7) - float(exact))
 
 
-@pytest.mark.parametrize("entropy", [False, True])
-def test_the_first_kernel_is_followed_as_by_kernel_descent(entropy: bool):
+def targets_of(kind: LossKind, y: Tensor) -> Tensor:
+    return {SQUARE: y, CROSS_ENTROPY: (3 * y).softmax(1), BINARY: (y > 0).double()}[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_first_kernel_is_followed_as_by_kernel_descent(kind: LossKind):
     kernels, times, f, y = problem()
-    if entropy:
-        y = (3 * y).softmax(1)
-    replay = Replay(kernels, times, f, y, entropy)
+    y = targets_of(kind, y)
+    replay = Replay(kernels, times, f, y, kind)
     moments = torch.tensor([0.01, 0.3, 2.0, 5.0], dtype=torch.float64)
-    exact = kernel_descent(kernels[0], y, times=moments, f0=f, loss="cross-entropy" if entropy else "mse").loss / len(y)
-    tolerance = 0.03 if entropy else 1e-9  # steps of half the inverse of the largest eigenvalue
+    outputs = kernel_descent(kernels[0], y, times=moments, f0=f, loss=kind.name).outputs
+    exact = torch.stack([kind.mean(g, y) for g in outputs])
+    tolerance = 0.03 if kind.logistic else 1e-9  # steps of half the inverse of the largest eigenvalue
     torch.testing.assert_close(replay.frozen_losses(moments), exact, rtol=tolerance, atol=0)
     assert replay.frozen_loss(2.0) == pytest.approx(float(exact[2]), rel=tolerance)
 
 
-@pytest.mark.parametrize("entropy", [False, True])
-def test_rates_and_times_to_a_level_are_found(entropy: bool):
+@pytest.mark.parametrize(("kind", "written_out"), [
+    (SQUARE, lambda f, y: sum((f - y) ** 2)),
+    (CROSS_ENTROPY, lambda f, y: -sum(y * numpy.log(numpy.exp(f) / numpy.exp(f).sum()))),
+    (BINARY, lambda f, y: numpy.mean(y * numpy.log1p(numpy.exp(-f)) + (1 - y) * numpy.log1p(numpy.exp(f)))),
+], ids=["mse", "cross-entropy", "binary-cross-entropy"])  # fmt: skip
+def test_each_loss_is_its_definition_and_falls_along_what_its_predictions_miss(kind: LossKind, written_out):
+    """The loss by hand in numpy; its gradient by the outputs is in proportion to predictions - y."""
+    _, _, f, y = problem()
+    y = targets_of(kind, y)
+    by_hand = numpy.mean([written_out(row, wanted) for row, wanted in zip(f.numpy(), y.numpy(), strict=True)])
+    assert float(kind.mean(f, y)) == pytest.approx(by_hand, rel=1e-12)
+    moving = f.clone().requires_grad_()
+    kind.mean(moving, y).backward()
+    assert moving.grad is not None
+    missed = kind.predictions(f) - y
+    torch.testing.assert_close(moving.grad / moving.grad.norm(), missed / missed.norm(), rtol=1e-10, atol=1e-12)
+
+
+def test_binary_cross_entropy_with_moving_kernels_is_that_of_small_euler_steps():
+    kernels, times, f, y = problem(times=30)
+    labels = (y > 0).double()
+    g = f.clone()
+    for i in range(len(times) - 1):
+        middle, length = (kernels[i] + kernels[i + 1]) / 2, float(times[i + 1] - times[i])
+        for _ in range(200):
+            g = g - 0.7 * length / 200 * middle @ (1 / (1 + torch.exp(-g)) - labels)
+    by_hand = -float((labels * torch.log(torch.sigmoid(g)) + (1 - labels) * torch.log(torch.sigmoid(-g))).mean())
+    assert Replay(kernels, times, f, labels, BINARY).loss(0.7) == pytest.approx(by_hand, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_rates_and_times_to_a_level_are_found(kind: LossKind):
     kernels, times, f, y = problem()
-    if entropy:
-        y = (3 * y).softmax(1)
-    replay = Replay(kernels, times, f, y, entropy)
+    replay = Replay(kernels, times, f, targets_of(kind, y), kind)
     rate = replay.rate_to(replay.loss(0.37))
     assert rate == pytest.approx(0.37, rel=5e-3)
     assert replay.frozen_time(replay.frozen_loss(1.3), 100.0) == pytest.approx(1.3, rel=5e-3)
@@ -55,7 +90,7 @@ def test_rates_and_times_to_a_level_are_found(entropy: bool):
 
 def test_cross_entropy_that_is_too_stiff_gives_a_lower_bound():
     kernels, times, f, y = problem()
-    replay = Replay(1e3 * kernels, times, f, torch.nn.functional.one_hot(y.argmax(1)).double(), True)
+    replay = Replay(1e3 * kernels, times, f, torch.nn.functional.one_hot(y.argmax(1)).double(), CROSS_ENTROPY)
     bound = replay.frozen_time(1e-6, 1e9)
     assert 0 < bound < 1e9
     assert replay.frozen_loss(bound) > 1e-6

@@ -15,16 +15,17 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.diagnosis.loss_kind import CROSS_ENTROPY, SQUARE
 from featlearn.diagnosis.run_data import RunData
 from featlearn.record import Run, RunWriter, open_run
 from tests.diagnosis.recording import record, written
 
 
-def digits(samples: int = 48, seed: int = 0):
+def digits(samples: int = 48, seed: int = 0, tested: int = 90):
     data = fl.data.digits("train")
     some = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed))
     x, y = data.x[some], nn.functional.one_hot(data.labels[some], 10).float() - 0.1
-    return (x[:samples], y[:samples]), (x[samples : samples + 40], y[samples : samples + 40])
+    return (x[:samples], y[:samples]), (x[samples : samples + tested], y[samples : samples + tested])
 
 
 def trained(path: Path, scale: float, seed: int = 0, share: float = 0.5, steps: int = 700, **options) -> Run:
@@ -34,7 +35,7 @@ def trained(path: Path, scale: float, seed: int = 0, share: float = 0.5, steps: 
     model = fl.steer.scale_output(model, 1 / scale)
     largest = float(torch.linalg.eigvalsh(fl.ntk(model.network, x))[-1])
     lr = share / largest * len(x) / 2 * model.rate_factor
-    return record(path, model, x, y, lr=lr, steps=steps, test=test, until=0.05, **options)
+    return record(path, model, x, y, lr=lr, steps=steps, test=test, until=0.05, growth=1.5, **options)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,15 @@ def test_the_regime_is_the_one_that_was_made(runs: dict[str, Run], regime: str):
     assert found.times["loss_half"] > 0
     assert (found.kernel_machine.of == "initial") == (regime == "lazy")
     assert (found.times["kernel_settled"] == 0) == (regime == "lazy")
-    votes = [item for item in found.evidence if item.topic == "regime" and item.verdict == regime]
-    assert len(votes) >= 2
-    assert all(item.threshold and item.source for item in votes)
+    said = {item.verdict for item in found.evidence if item.topic == "regime"}
+    assert regime in said
+    assert not {"lazy", "rich"} - {regime} & said
+    assert ("followed" in said) == (regime == "lazy")
+    assert all(item.threshold and item.source for item in found.evidence if item.topic == "regime" and item.verdict)
+    gap = found.numbers["gap"]
+    assert float(gap) == found.gap.test.last
+    assert 0 < float(gap.stderr) < 0.1
+    assert float(found.gap) == float(gap)
 
 
 def test_without_terms_between_outputs_a_failed_regression_proves_nothing(tmp_path: Path):
@@ -74,10 +81,19 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     told = json.loads(found.to_json())
     assert told["regime"] == "rich"
     assert told.keys() == {
-        "schema", "regime", "numbers", "silent", "kernel_machine", "mechanism", "layers", "times", "specialization",
-        "feature_rate", "evidence", "runs", "headline",
+        "schema", "regime", "numbers", "gap", "departure", "growth", "turning", "useful", "opinions", "silent",
+        "kernel_machine", "mechanism", "layers", "times", "specialization", "feature_rate", "evidence", "runs",
+        "headline",
     }  # fmt: skip
-    assert told["schema"] == 1
+    assert told["schema"] == 2
+    assert told["numbers"].keys() == {
+        "gap", "departure", "turning", "turning_raw", "growth", "speedup", "speedup_rescaled", "alignment_rise",
+        "loss_left", "weights_moved",
+    }  # fmt: skip
+    assert told["numbers"]["gap"]["value"] == told["gap"]["value"]["value"] == float(found.gap)
+    assert told["gap"]["steps"] == found.gap.steps
+    assert len(told["gap"]["values"]) == len(told["gap"]["test"]) == len(found.gap.steps)
+    assert len(told["departure"]["on_test"]) == len(told["departure"]["steps"])
     assert found.to_json() == diagnose(runs["rich"]).to_json()
     assert told["times"]["loss_half"] == found.times["loss_half"]
     assert told["evidence"][0].keys() >= {"topic", "says", "value", "threshold", "source", "spread", "runs", "verdict"}
@@ -109,12 +125,12 @@ def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
             watch.step(loss=value)
     found = diagnose(watch.run)
     assert found.regime in ("rich", "mixed", "lazy")
-    assert found.numbers["speedup"] > 1
+    assert float(found.numbers["speedup"]) > 1
     assert set(found.kernel_machine.errors) == {"final", "initial"}
     assert found.kernel_machine.outputs == "all"
     assert set(found.mechanism) == {"0--2"}
     assert set(found.layers) == {"0", "2"}
-    assert RunData(watch.run).entropy == (loss != "mean")
+    assert RunData(watch.run).loss_kind is (SQUARE if loss == "mean" else CROSS_ENTROPY)
 
 
 def test_several_seeds_give_means_and_spreads(runs: dict[str, Run], tmp_path: Path):
@@ -123,11 +139,13 @@ def test_several_seeds_give_means_and_spreads(runs: dict[str, Run], tmp_path: Pa
     both = diagnose([runs["lazy"], other.path])
     assert both.regime == "lazy"
     assert both.runs == ("lazy", "other")
-    moved = next(item for item in both.evidence if "moved by" in item.says)
-    values = [one.numbers["kernel_moved"], two.numbers["kernel_moved"]]
-    assert moved.value == pytest.approx(sum(values) / 2)
-    assert moved.spread == pytest.approx(numpy.std(values, ddof=1))
-    assert moved.runs == 2
+    gap = next(item for item in both.evidence if "of the change of the centred outputs on test points" in item.says)
+    values = [float(found.numbers["gap"]) for found in (one, two)]
+    assert gap.value == pytest.approx(sum(values) / 2)
+    assert gap.spread == pytest.approx(numpy.std(values, ddof=1))
+    assert gap.runs == both.numbers["gap"].samples == 2
+    over, own = gap.spread / math.sqrt(2), sum(float(one.numbers["gap"].stderr) for one in (one, two)) / 2**1.5
+    assert float(both.numbers["gap"].stderr) == pytest.approx(max(over, own))
     # seeds that disagree are no evidence for either
     assert diagnose([runs["lazy"], runs["rich"]]).regime == "mixed"
 
@@ -199,7 +217,8 @@ def test_training_that_breaks_down_late_is_judged_by_what_came_before(runs: dict
     writer.close()
     found, whole = diagnose(tmp_path / "run"), diagnose(runs["rich"])
     assert found.headline == f"training broke down at step {last + 2}. Up to step {last}: {whole.headline}"
-    assert found.numbers == whole.numbers
+    for name, number in whole.numbers.items():
+        assert float(found.numbers[name]) == pytest.approx(float(number), nan_ok=True), name
     assert found.layers == whole.layers
 
 
@@ -227,8 +246,8 @@ def test_the_kernel_is_compared_without_its_constant(tmp_path: Path):
     y = u[:, None]
     run = written(tmp_path / "run", [0, 5], kernels, torch.stack([0 * y, 0.5 * y]), y)
     numbers = diagnose(run).numbers
-    assert numbers["kernel_moved"] == pytest.approx(1 - math.cos(angle) ** 2, rel=1e-6)
-    assert numbers["kernel_moved_raw"] < 1e-5
+    assert float(numbers["turning"]) == pytest.approx(1 - math.cos(angle) ** 2, rel=1e-6)
+    assert float(numbers["turning_raw"]) < 1e-5
 
 
 def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
@@ -236,11 +255,23 @@ def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 1))
     found = diagnose(record(tmp_path / "run", model, x, torch.ones(20, 1), lr=0.02, steps=60, layers=False))
-    assert math.isnan(found.numbers["alignment_rise"])
+    assert math.isnan(float(found.numbers["alignment_rise"]))
     assert found.silent is None
-    said = [item.says for item in found.evidence if "alignment" in item.says and item.verdict == "cannot tell"]
-    assert said[0] == "cannot tell how much centred alignment rose: the target is constant"
-    assert said[1].startswith("cannot tell whether alignment was silent: the target is constant")
+    said = next(item.says for item in found.evidence if item.topic == "silent alignment")
+    assert said.startswith("cannot tell whether alignment was silent: the target is constant")
+
+
+def test_a_kernel_that_vanishes_when_centred_is_not_called_unrecorded(tmp_path: Path):
+    """Kernels that are constant over all samples: norm and growth are known, the angle is not."""
+    y = torch.tensor([[1.0], [-1.0], [0.5], [2.0]], dtype=torch.float64)
+    kernels = torch.ones(3, 4, 4, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]
+    f = torch.stack([share * y for share in (0.0, 0.4, 0.8)])
+    found = diagnose(written(tmp_path / "run", [0, 5, 9], kernels, f, y))
+    said = [item.says for item in found.evidence]
+    assert "cannot tell how far the kernel turned: the centred kernel vanishes" in said
+    assert float(found.growth) == pytest.approx(3.0)
+    assert any(one.startswith("the kernel norm became 3") for one in said)
+    assert "not both recorded" not in str(found)
 
 
 def test_after_three_steps_nothing_is_claimed(tmp_path: Path):
@@ -353,7 +384,9 @@ def test_whatever_is_missing_or_nan_it_is_no_error(small: Run, tmp_path_factory,
         assert damaged
         return
     assert isinstance(found, Diagnosis)
-    assert found.regime in ("lazy", "rich", "mixed", "cannot tell")
+    assert found.regime in ("lazy", "rich", "mixed", "lazy then rich", "cannot tell")
+    said = {item.verdict for item in found.evidence if item.topic == "regime"}
+    assert not (found.regime == "lazy" and said & {"departed", "rich"})
     assert str(found)
     json.loads(found.to_json())
 
@@ -388,15 +421,19 @@ def test_a_damaged_array_is_an_error_not_another_verdict(small: Run, tmp_path: P
 def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: Path, regime: str):
     run, whole = runs[regime], diagnose(runs[regime])
     without = diagnose(copied(run, tmp_path / "run", "kernel", 0, Path.unlink))
-    assert math.isnan(without.numbers["speedup"])
+    unknown = ("speedup", "speedup_rescaled", "turning", "departure")
+    assert all(math.isnan(float(without.numbers[name])) for name in unknown)
     assert math.isnan(without.feature_rate)
     assert without.kernel_machine.of is None
-    # only what was measured against it in training is left: the raw distance, which these runs hold
-    assert math.isnan(without.numbers["kernel_moved"])
-    assert without.numbers["kernel_moved_raw"] == pytest.approx(whole.numbers["kernel_moved_raw"], rel=1e-3)
-    assert without.regime == "cannot tell"
-    assert "how far the kernel moved and how much faster" in without.headline
-    assert any("the first kernel, with outputs and targets, is not there" in item.says for item in without.evidence)
+    # what was measured against it in training is left
+    assert float(without.numbers["turning_raw"]) == pytest.approx(float(whole.numbers["turning_raw"]), rel=1e-3)
+    assert float(without.numbers["growth"]) == pytest.approx(float(whole.numbers["growth"]), rel=1e-5)
+    assert math.isnan(float(without.numbers["growth"].stderr))
+    # the regime rests on the gap, which needs no kernel
+    assert without.regime == regime
+    said = [item.says for item in without.evidence]
+    assert "cannot tell how far the kernel turned: the first kernel and a later one were not both recorded" in said
+    assert any("the first kernel, with outputs and targets, is not there" in one for one in said)
 
 
 def test_numbers_that_were_not_measured_before_training_are_held_against_nothing(runs: dict[str, Run], tmp_path: Path):
@@ -404,7 +441,8 @@ def test_numbers_that_were_not_measured_before_training_are_held_against_nothing
     lines = (tmp_path / "run" / "scalars.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "scalars.jsonl").write_text("".join(lines[1:]))
     found = diagnose(tmp_path / "run")
-    assert all(math.isnan(found.numbers[name]) for name in ("alignment_rise", "loss_left", "kernel_growth", "speedup"))
+    names = ("gap", "alignment_rise", "loss_left", "speedup")
+    assert all(math.isnan(float(found.numbers[name])) for name in names)
     assert math.isnan(found.times["loss_half"])
     assert found.mechanism == {}
     assert found.regime == "cannot tell"

@@ -59,7 +59,7 @@ def departure(run_data: RunData) -> Departure:
     first = speed.loss_of(run_data.outputs(0))
     fallen = [step for step, level in levels.items() if level < first]
     if not fallen:
-        return unknown_departure("the loss has hardly fallen")
+        return unknown_departure("the loss on the probe did not fall")
     path, test0 = _first_path(run_data)
     if path is None:
         return unknown_departure("training with the first kernel could not be computed")

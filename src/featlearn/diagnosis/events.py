@@ -93,7 +93,7 @@ class Events:
         if math.isnan(self.growth):
             return "the kernel norm is not known before and after training"
         if math.isnan(self.loss_half.at):
-            return "the loss has not halved"
+            return "the loss on the probe has not halved"
         return (
             "" if self.against or None not in self._order else "the order of events lies in a gap between measurements"
         )

@@ -40,6 +40,8 @@ SPEED = Threshold(2.5, 10.0, "speed: lazy runs had at most 2.1, rich ones at lea
 """How many times longer the frozen first kernel takes; for information."""
 SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
 """As SPEED, with the kernel rescaled to its later size: above this, growth alone does not explain the speed."""
+OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearisation misses ten times what changed")
+"""With a loss that has hardly fallen, such a gap is that of weights that were thrown far away, not of features."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
 NORM_GREW = Threshold(
     10.0,
@@ -58,10 +60,12 @@ SPECIALIZED = Threshold(
     "specialisation: linear networks, which cannot specialise, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
 )
 LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
-SETTLED = Threshold(0.25, 0.25, "settled: by choice; 34 of the 40 lazy runs are settled from the start, all by step 15")
-POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half against that of the first")
+SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
+POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half divided by that of the first")
 MOVED = Threshold(0.1, 0.1, "weights: by choice, a tenth of the first norm")
-LEARNED = Threshold(0.05, 0.05, "neural feature correlations: by choice")
+LEARNED = Threshold(0.1, 0.1, "layers: by choice, training made a tenth of the agreement of weights and gradients")
+"""Centred share of a layer (Beaglehole et al. 2024). It goes as the fourth power of how far the weight moved: lazy runs
+have less than 0.01, rich ones about 1, whatever the correlation was before training."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +99,24 @@ class Sample(NamedTuple):
     mean: float
     spread: float
     runs: int
-    own: float = 0.0
-    """Standard error of the number of one run, from its probe and its sparse measurements; their mean."""
+    own: float = math.nan
+    """Standard error of the number of one run, from its probe and its sparse measurements: their mean; nan if unknown"""
 
     @property
     def error(self) -> float:
-        """Standard error of the mean: from the spread over runs, and not below what is known of each run's own."""
-        over = self.spread / math.sqrt(self.runs) if self.runs > 1 else 0.0
-        return max(over, self.own / math.sqrt(self.runs))
+        """Standard error of the mean: from the spread over runs, and not below what is known of each run's own.
+
+        nan if neither is known.
+        """
+        known = [error for error in (self.spread, self.own) if math.isfinite(error)]
+        return max(known) / math.sqrt(self.runs) if known else math.nan
 
     @property
     def words(self) -> str:
         """The number with its error, over runs if there are several."""
         if self.runs > 1:
             return f"{self.mean:.3g} ± {self.spread:.2g} over {self.runs} runs"
-        return f"{self.mean:.3g} ± {self.own:.2g}" if self.own else f"{self.mean:.3g}"
+        return f"{self.mean:.3g} ± {self.own:.2g}" if math.isfinite(self.own) else f"{self.mean:.3g}"
 
     @property
     def estimate(self) -> Estimate:
@@ -117,10 +124,11 @@ class Sample(NamedTuple):
         return Estimate(self.mean, self.error, self.runs)
 
     def side(self, threshold: Threshold) -> int:
-        """-1 below, 1 above, 0 between; by a margin of two standard errors of the mean."""
-        if self.mean + 2 * self.error < threshold.low:
+        """-1 below, 1 above, 0 between; by a margin of two standard errors of the mean, where they are known."""
+        margin = 2 * self.error if math.isfinite(self.error) else 0.0
+        if self.mean + margin < threshold.low:
             return -1
-        return 1 if self.mean - 2 * self.error > threshold.high else 0
+        return 1 if self.mean - margin > threshold.high else 0
 
 
 def sample(values: Sequence[float], *, logarithmic: bool = False) -> Sample | None:

@@ -16,7 +16,7 @@ from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_
 from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
 from featlearn.diagnosis.opinions import Opinion, opinions
-from featlearn.diagnosis.run_data import RunData
+from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.diagnosis.usefulness import Usefulness, usefulness
 from featlearn.errors import FeatlearnError
@@ -26,8 +26,9 @@ from featlearn.record import Run
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
-STILL_FALLING = 0.9
-"""A loss that ends below this share of its value at half of the steps is still falling."""
+LATE = 0.25
+"""A loss is still falling, or has hardly begun to, if more than this share of its fall came in the second half of the
+steps; it is one half where the loss falls at a constant pace."""
 LATER = 3.0
 """A run that becomes rich after it fitted its data must go on for this many times the steps that took."""
 
@@ -68,15 +69,24 @@ class Findings:
     @cached_property
     def growth(self) -> Estimate:
         """Norm of the last kernel divided by that of the first."""
-        return self._compared(lambda a, b: float(b.norm() / a.norm()), None)
+        if self.both_kernels:
+            return self._compared(lambda a, b: float(b.norm() / a.norm()))
+        norm = self.run_data.since_start("ntk/norm")
+        return NOT_KNOWN if norm is None or norm.first <= 0 else Estimate(norm.last / norm.first, math.nan, 1)
 
-    def _compared(self, measure: Callable[[Tensor, Tensor], float], scalar: str | None) -> Estimate:
+    @property
+    def both_kernels(self) -> bool:
+        """Whether the first kernel and a later one were recorded."""
+        steps = self.run_data.kernel_steps
+        return len(steps) > 1 and steps[0] == 0
+
+    def _compared(self, measure: Callable[[Tensor, Tensor], float], scalar: str | None = None) -> Estimate:
         """A number of the first and the last kernel, from the recorded kernels if there are two, else from the scalar.
 
         Its error is that of leaving out groups of samples in turn.
         """
         steps = self.run_data.kernel_steps
-        if len(steps) > 1 and steps[0] == 0:
+        if self.both_kernels:
             first, last = (self.run_data.kernel(step).double() for step in (steps[0], steps[-1]))
             return jackknife(measure, first, last)
         recorded = self.run_data.curve(scalar) if scalar is not None else None
@@ -89,12 +99,12 @@ class Findings:
 
     @cached_property
     def settled_loss(self) -> bool:
-        """Whether the loss has stopped falling: hardly lower at the end than at half of the steps."""
+        """Whether the loss fell and has stopped falling: most of its fall came in the first half of the steps."""
         curve = self.run_data.loss or self.run_data.curve("loss")
-        if curve is None or len(curve.steps) < 4:
+        if curve is None or len(curve.steps) < 4 or not curve.last < curve.first:
             return False
         half = float(curve.at(torch.tensor([float(curve.steps[-1]) / 2])))
-        return half > 0 and curve.last > STILL_FALLING * half
+        return half - curve.last <= LATE * (curve.first - curve.last)
 
     @cached_property
     def rich_from(self) -> float:
@@ -108,7 +118,10 @@ class Findings:
         step = float(loss.steps[int(fitted[0])])
         if float(curve.at(torch.tensor([step]))) > GAP.low or float(curve.steps[-1]) < LATER * step:
             return math.nan
-        return crossing(curve, GAP.high).at
+        # An earlier excursion above the threshold was before the data were fitted.
+        below = ((curve.values <= GAP.high) & (curve.steps < curve.steps[-1])).nonzero().flatten()
+        since = int(below[-1]) if len(below) else 0
+        return crossing(Curve(curve.steps[since:], curve.values[since:]), GAP.high).at
 
     @cached_property
     def opinions(self) -> tuple[Opinion, ...]:

@@ -11,6 +11,7 @@ from featlearn.diagnosis.evidence import (
     FITTED,
     GAP,
     GREW,
+    OVERSHOT,
     SAME_SHAPE,
     SHAPE_SPEED,
     SPEED,
@@ -27,6 +28,7 @@ from featlearn.diagnosis.evidence import (
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import SpeedRatio, Unknown
+from featlearn.diagnosis.usefulness import Usefulness
 from featlearn.linalg.estimate import Estimate
 
 Regime = Literal["lazy", "rich", "mixed", "lazy then rich", "cannot tell"]
@@ -84,9 +86,14 @@ def regime_numbers(findings: Sequence[Findings]) -> Numbers:
         sample([one.loss_left for one in findings]),
         2 * sum(known) > len(known) if known else None,
         all(one.settled_loss for one in findings),
-        mean([one.rich_from for one in findings]) if all(math.isfinite(one.rich_from) for one in findings)
-        else math.nan,
-    )  # fmt: skip
+        rich_from(findings),
+    )
+
+
+def rich_from(findings: Sequence[Findings]) -> float:
+    """Mean step from which the gap was rich after the data were fitted; nan if that was not so in every run."""
+    steps = [one.rich_from for one in findings]
+    return mean(steps) if all(map(math.isfinite, steps)) else math.nan
 
 
 def verdict_of(given: Numbers) -> Verdict:
@@ -96,23 +103,36 @@ def verdict_of(given: Numbers) -> Verdict:
         return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the linearisation gap was not "
                        "recorded.")  # fmt: skip
     side = gap.side(GAP)
+    if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) == 1:
+        return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: weights were thrown far away "
+                       f"(gap {gap.words}) while the loss fell only to {given.left.mean:.2g} of the first. Lower the "
+                       "learning rate.")  # fmt: skip
     if side == 1 and math.isfinite(given.rich_from):
         return Verdict("lazy then rich", f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
                        f"tenth while the function moved as its linearisation at the start says; features came later "
                        f"(gap {gap.words}).")  # fmt: skip
     if side == 1:
         return _left_linearisation(given, gap)
-    if side == 0:
-        return Verdict("mixed", f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
-                       "the change of the outputs.")  # fmt: skip
     if given.left is not None and given.left.mean > FALLEN.high and not given.settled:
         return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the loss has fallen only to "
                        f"{given.left.mean:.2g} of the first, and every network begins lazily.")  # fmt: skip
+    if side == 0:
+        return _between(gap)
     if given.departed:
         return Verdict("mixed", f"mixed: the outputs moved along the linearisation at the start (gap {gap.words}), but "
                        "training departed from that of the frozen first kernel.")  # fmt: skip
     return Verdict("lazy", "lazy training. The function moved as its linearisation at the start says (gap "
                    f"{gap.words}): the features are those of the start.")  # fmt: skip
+
+
+def _between(gap: Sample) -> Verdict:
+    if GAP.low <= gap.mean <= GAP.high:
+        return Verdict("mixed", f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
+                       "the change of the outputs.")  # fmt: skip
+    reached = GAP.low if gap.mean < GAP.low else GAP.high
+    return Verdict("mixed", f"mixed: the linearisation at the start misses {gap.words} of the change of the outputs, "
+                   f"and two of these errors reach over the threshold {reached:g}. More test points (or, without any, "
+                   "a larger probe) or more runs would tell.")  # fmt: skip
 
 
 def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
@@ -139,9 +159,9 @@ def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evide
     given = regime_numbers(findings)
     found = verdict_of(given)
     statements = [
-        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given.gap), _about_departure(findings),
-        *_about_kernel(findings, given), *_faster([one.speed for one in findings]), *_about_loss(given),
-        *_about_use(findings),
+        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given.gap),
+        _about_departure(findings, given.departed), *_about_kernel(findings, given),
+        *_faster([one.speed for one in findings]), *_about_loss(given), *_about_use(findings),
     ]  # fmt: skip
     return found.regime, _broken(findings) + found.sentence + _good(findings), statements
 
@@ -158,15 +178,15 @@ def _about_gap(findings: Sequence[Findings], gap: Sample | None) -> list[Evidenc
     if unshrunk is not None and probe is not None:
         says = f"layers have shrunk as a whole: on the probe it misses {probe.words}, without that {unshrunk.words}"
         found.append(evidence("regime", says, unshrunk, "", GAP, ""))
-    rich_from = [one.rich_from for one in findings if math.isfinite(one.rich_from)]
-    if rich_from:
-        says = f"the gap became rich at step {mean(rich_from):.3g}, after the data were fitted"
-        found.append(Evidence("regime", says, mean(rich_from), f"loss at {FITTED.high:g} of the first with a lazy gap",
+    step = rich_from(findings)
+    if math.isfinite(step):
+        says = f"the gap is rich from step {step:.3g} on, after the data were fitted"
+        found.append(Evidence("regime", says, step, f"loss at {FITTED.high:g} of the first with a lazy gap",
                               FITTED.source, verdict="lazy then rich"))  # fmt: skip
     return found
 
 
-def _about_departure(findings: Sequence[Findings]) -> Evidence:
+def _about_departure(findings: Sequence[Findings], departed: bool | None) -> Evidence:
     known = [one.departure for one in findings if math.isfinite(float(one.departure))]
     found = sample_of([one.value for one in known])
     if found is None:
@@ -174,8 +194,8 @@ def _about_departure(findings: Sequence[Findings]) -> Evidence:
         return unknown("regime", f"how far training departed from the frozen first kernel: {reasons}")
     where = "on test points" if all(one.test is not None for one in known) else "on the probe"
     says = f"at the same loss, training with the frozen first kernel is off by {found.words} {where}"
-    told = {departs(one, DEPARTED.high) for one in known}
-    verdict = {True: "departed", False: "followed"}.get(told.pop() if len(told) == 1 else None, "cannot tell")  # type: ignore[arg-type]
+    # The same answer as in the headline: the two cannot contradict each other.
+    verdict = {True: "departed", False: "followed", None: "cannot tell"}[departed]
     error = mean([float(one.value.stderr) for one in known])
     if verdict == "cannot tell" and math.isfinite(error):
         says += f"; it was off by {error:.2g} from the beginning, so that this does not count"
@@ -184,13 +204,17 @@ def _about_departure(findings: Sequence[Findings]) -> Evidence:
 
 def _about_kernel(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
     """Turning and growth of the kernel, told apart."""
-    if given.turning is None:
-        recorded = all(len(one.run_data.kernel_steps) > 1 for one in findings)
-        why = "the centred kernel vanishes" if recorded else "the first kernel and a later one were not both recorded"
-        return [unknown("regime", f"how far the kernel turned: {why}")]
     turned = given.turning
-    says = f"the kernel, centred and of norm one, turned by {turned.words} (1 - cosine with the first)"
-    found = [evidence("regime", says, turned, _words(TURNED), TURNED, _SIDES[turned.side(TURNED)])]
+    if turned is None:
+        recorded = all(one.both_kernels for one in findings)
+        why = "the centred kernel vanishes" if recorded else "the first kernel and a later one were not both recorded"
+        found = [unknown("regime", f"how far the kernel turned: {why}")]
+    else:
+        says = f"the kernel, centred and of norm one, turned by {turned.words} (1 - cosine with the first)"
+        against = f"kept its shape below {TURNED.low:g}, turned above {TURNED.high:g}"
+        # Not lazy or rich: settling BatchNorm averages turn a kernel, too.
+        told = {-1: "kept its shape", 0: "between", 1: "turned"}[turned.side(TURNED)]
+        found = [evidence("regime", says, turned, against, TURNED, told)]
     if given.growth is not None:
         says = f"the kernel norm became {given.growth.words} times the first"
         grew = "grew" if given.growth.side(GREW) == 1 else "kept its size"
@@ -214,12 +238,20 @@ def _about_use(findings: Sequence[Findings]) -> list[Evidence]:
         return []
     first, later, network = (mean([getattr(one, name) for one in known]) for name in ("first", "later", "network"))
     unit = "of the test points misclassified" if known[0].unit == "misclassified" else "of the test variance missed"
+    error = mean([one.error for one in known])
+    sure = f" (the change ± {error:.2g})" if math.isfinite(error) else ""
     says = (
-        f"regression on the probe: with the first kernel {first:.3g} {unit}, with the last {later:.3g} "
-        f"(the change ± {mean([one.error for one in known]):.2g}); the network {network:.3g}"
+        f"regression on the probe: with the first kernel {first:.3g} {unit}, with the last {later:.3g}{sure}; "
+        f"the network {network:.3g}"
     )
-    return [Evidence("usefulness", says, later - first, "", "", runs=len(known),
-                     verdict={True: "better", False: "worse", None: "the same"}[known[0].better])]  # fmt: skip
+    verdict = {True: "better", False: "worse", None: "the same"}[_better(known)]
+    return [Evidence("usefulness", says, later - first, "", "", runs=len(known), verdict=verdict)]
+
+
+def _better(known: Sequence[Usefulness]) -> bool | None:
+    """Whether the last kernel is better than the first in all runs (True), worse (False), or neither."""
+    said = {one.better for one in known}
+    return said.pop() if len(said) == 1 else None
 
 
 def _good(findings: Sequence[Findings]) -> str:
@@ -227,8 +259,7 @@ def _good(findings: Sequence[Findings]) -> str:
     known = [one.useful for one in findings if not one.useful.reason]
     if not known:
         return ""
-    said = {one.better for one in known}
-    word = {True: "better than", False: "worse than"}.get(said.pop() if len(said) == 1 else None, "about as good as")  # type: ignore[arg-type]
+    word = {True: "better than", False: "worse than", None: "about as good as"}[_better(known)]
     return f" For unseen points the last kernel is {word} the first."
 
 

@@ -9,6 +9,8 @@ from featlearn.diagnosis.run_data import RunData
 
 _PAIR = re.compile(r"layers/(?P<first>.+)--(?P<second>.+)/alignment")
 _LAYER = re.compile(r"weights/(?P<layer>.+)/distance")
+ROLES = ("q", "k", "v")
+"""Projections that one weight of attention may hold: neural features are measured for each."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,15 @@ class LayerLearning:
     distance: float
     """|W - W0| / |W0|"""
     correlation: float
-    """change of the uncentred neural feature correlation"""
+    """centred neural feature correlation at the end"""
+    centered_share: float
+    """how much of the agreement of weights and gradients training has made; of fused projections, the largest"""
     kernel_share: float
     """its share of the last kernel"""
     alignment: float
     """rise of the alignment of its kernel with the task"""
+    readout: bool = False
+    """whether its gradients are those of the start, as of a readout: its correlation is then 1 whatever was learned"""
 
 
 def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
@@ -100,13 +106,34 @@ def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
         if match is None or distance is None:
             continue
         layer = match["layer"]
-        correlation = run_data.since_start(f"features/{layer}/uncentered")
         share = run_data.curve(f"ntk/layers/{layer}/share")
         alignment = run_data.since_start(f"ntk/layers/{layer}/alignment")
+        correlation, centered_share, readout = _features(run_data, layer)
         found[layer] = LayerLearning(
-            distance.last,
-            math.nan if correlation is None else correlation.rise,
+            distance.last, correlation, centered_share,
             math.nan if share is None else share.last,
             math.nan if alignment is None else alignment.rise,
-        )
+            readout,
+        )  # fmt: skip
     return dict(sorted(found.items(), key=lambda item: -item[1].distance))
+
+
+def _features(run_data: RunData, layer: str) -> tuple[float, float, bool]:
+    """Centred correlation and share at the end, and whether it is a readout.
+
+    Of fused projections, those of the one that learned most.
+    """
+    parts = []
+    for name in (layer, *(f"{layer}.{role}" for role in ROLES)):
+        correlation = run_data.curve(f"features/{name}/centered", least=1)
+        share = run_data.curve(f"features/{name}/centered_share", least=1)
+        if correlation is None or share is None:
+            continue
+        # The gradient of the output by the output of a readout never changes, so that this is undefined there.
+        changed = run_data.curve(f"features/{name}/double_centered", least=1)
+        recorded = f"features/{name}/double_centered" in run_data.scalar_names
+        parts.append((share.last, correlation.last, recorded and changed is None))
+    if not parts:
+        return math.nan, math.nan, False
+    most, of_most, _ = max(parts)
+    return of_most, most, all(readout for *_, readout in parts)

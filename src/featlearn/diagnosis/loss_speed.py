@@ -110,10 +110,14 @@ class LossSpeed:
         level = max(float(loss.values.min()), LEVEL * loss.first)
         if not level <= FALLEN.high * loss.first:
             left = level / loss.first
-            return Unknown(f"the loss fell only to {left:.2g} of the first" if left < 1 else "the loss did not fall")
+            return Unknown(
+                f"the loss on the probe fell only to {left:.2g} of the first"
+                if left < 1
+                else "the loss on the probe did not fall"
+            )
         at = reached(loss, level)
         if not at > 0:
-            return Unknown("the loss was lowest before training")
+            return Unknown("the loss on the probe was lowest before training")
         earlier = [s for s in steps if s < at]
         replay = self._replay(earlier, at)
         found = replay.rate_to(level)

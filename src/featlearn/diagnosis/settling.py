@@ -84,7 +84,7 @@ def settling(loss_speed: LossSpeed) -> Settling | Unknown:
             found = float(step)
             break
     if math.isinf(best):
-        return Unknown("the loss hardly fell while kernels were recorded")
+        return Unknown("the loss on the probe hardly fell while kernels were recorded")
     before, after = _exponents(loss, elapsed, 0.0, found), _exponents(loss, elapsed, found, math.inf)
     return Settling(found, best, not exact, before, after)
 

@@ -120,7 +120,7 @@ def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
         way = against_power_law(exponents)
         if exponents is not None and way:
             says = f"{word}, the loss fell {way}: local exponents {exponents[0]:.2g}, then {exponents[1]:.2g}"
-            within = f"a power law within {POWER_LAW.low:g} to {POWER_LAW.high:g}"
+            within = f"a power law: ratio of exponents within {POWER_LAW.low:g} to {POWER_LAW.high:g}"
             change = exponents[1] / exponents[0] if exponents[0] else math.nan
             statements.append(Evidence(topic, says, change, within, POWER_LAW.source, verdict=way))
     return step, statements
@@ -184,7 +184,7 @@ def assess_layers(
 
 
 def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
-    """Which weights moved, and in which layers the neural feature correlation rose or is unknown."""
+    """Which weights moved, and in which layers training made the weights agree with the gradients."""
     topic, told = "where features are learned", []
     if layers:
         moved = [name for name, one in layers.items() if one.distance > MOVED.high]
@@ -193,23 +193,23 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
             topic, f"weights moved, relative to their first norm, {far}", next(iter(layers.values())).distance,
             f"above {MOVED.high:g} features can be learned there", MOVED.source, verdict=", ".join(moved) or "nowhere",
         ))  # fmt: skip
-    changed = {name: one.correlation for name, one in layers.items() if math.isfinite(one.correlation)}
-    if changed:
-        order = sorted(changed, key=lambda name: -changed[name])
-        says = "; ".join(f"{name}: {changed[name]:+.2f}" for name in order[:LISTED])
-        left = _unmeasured([name for name in layers if name not in changed])
+    known = {name: one for name, one in layers.items() if math.isfinite(one.centered_share) and not one.readout}
+    if known:
+        order = sorted(known, key=lambda name: -known[name].centered_share)
+        says = "; ".join(f"{name}: {known[name].centered_share:.2g}" for name in order[:LISTED])
+        left = _unmeasured([name for name, one in layers.items() if math.isnan(one.centered_share)])
         told.append(Evidence(
-            topic, f"neural feature correlations changed, {says}{left}", changed[order[0]],
-            f"above {LEARNED.high:g} features are learned there", LEARNED.source,
+            topic, f"of the agreement of weights and gradients, training made {says}{left}",
+            known[order[0]].centered_share, f"above {LEARNED.high:g} features are learned there", LEARNED.source,
             verdict=", ".join(learned_in(layers)) or "nowhere",
         ))  # fmt: skip
     return told
 
 
 def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
-    """Layers that moved and whose neural feature correlation rose, sorted by its rise."""
-    found = [name for name, one in layers.items() if one.correlation > LEARNED.high and one.distance > MOVED.high]
-    return sorted(found, key=lambda name: -layers[name].correlation)
+    """Layers in which training made the weights agree with the gradients, most first; readouts always agree."""
+    found = [name for name, one in layers.items() if one.centered_share > LEARNED.high and not one.readout]
+    return sorted(found, key=lambda name: -layers[name].centered_share)
 
 
 def _unmeasured(layers: Sequence[str]) -> str:
@@ -254,10 +254,9 @@ def _mean_layers(findings: Sequence[Findings]) -> dict[str, LayerLearning]:
     means = {}
     for layer in findings[0].layers:
         found = [one.layers[layer] for one in findings if layer in one.layers]
-        means[layer] = LayerLearning(*(
-            mean([getattr(one, name) for one in found])
-            for name in ("distance", "correlation", "kernel_share", "alignment")
-        ))  # fmt: skip
+        numbers = ("distance", "correlation", "centered_share", "kernel_share", "alignment")
+        values = {name: mean([getattr(one, name) for one in found]) for name in numbers}
+        means[layer] = LayerLearning(**values, readout=all(one.readout for one in found))
     return means
 
 

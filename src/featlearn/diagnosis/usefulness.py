@@ -51,6 +51,8 @@ def usefulness(run_data: RunData) -> Usefulness:
     wanted = y.double().reshape(len(y), -1)
     probe = run_data.run.config.get("probe")
     labels = isinstance(probe, dict) and probe.get("classification") is True
+    if not labels and not bool((wanted != wanted[0]).any()):
+        return _unknown("the targets of the test points are constant")
     try:
         first, later = (_errors(_predicted(run_data, *pair), wanted, labels) for pair in pairs if pair is not None)
     except (FeatlearnError, RuntimeError):

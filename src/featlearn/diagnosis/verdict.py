@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from featlearn.diagnosis.departure import Departure
-from featlearn.diagnosis.evidence import Evidence, mean
+from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.findings import findings_of
 from featlearn.diagnosis.gap_curve import GapCurve
-from featlearn.diagnosis.judgement import Regime, assess_regime, numbers
+from featlearn.diagnosis.judgement import Regime, assess_regime, numbers, rich_from
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.opinions import Opinion
@@ -123,7 +123,7 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
         evidence = [*about_regime, *assess_opinions(findings), *about_silence, *about_settling, *about_machine,
                     *about_layers, *about_features]  # fmt: skip
     found, first = numbers(findings), findings[0]
-    times |= {"kernel_settled": settled, "rich_from": mean([one.rich_from for one in findings])}
+    times |= {"kernel_settled": settled, "rich_from": rich_from(findings)}
     return Diagnosis(
         regime, found, first.gap, first.departure, found["growth"], found["turning"], first.useful,
         {one.name: one for one in first.opinions}, silent, machine, mechanism, layers, times, specialization, rate,
