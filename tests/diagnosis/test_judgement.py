@@ -50,7 +50,7 @@ TABLE = {
     "large, its error reaches over": (one(HIGH, HIGH), {}, "mixed", f"reach over the threshold {GAP.high:g}"),
     "just above, without an error": (one(1.01 * GAP.high), {}, "rich", "features were learned"),
     "just above, with one": (one(1.01 * GAP.high, 0.02), {}, "mixed", "reach over"),
-    "small, but hardly trained": (one(LOW), {"left": HARDLY}, "cannot tell", f"the loss has fallen only to {HARDLY:.2g}"),
+    "small, but hardly trained": (one(LOW), {"left": HARDLY}, "cannot tell", f"has fallen only to {HARDLY:.2g}"),
     "small, a loss that can fall no further": (one(LOW), {"left": HARDLY, "settled": True}, "lazy", "features are"),
     "small, of an unknown loss": (one(LOW), {"left": None}, "lazy", "features are those of the start"),
     "small, but departed": (one(LOW), {"departed": True}, "mixed", "departed from that of the frozen first kernel"),

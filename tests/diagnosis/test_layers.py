@@ -3,13 +3,18 @@
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
+import featlearn as fl
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.layers import mechanisms
+from featlearn.diagnosis.evidence import LEARNED
+from featlearn.diagnosis.layers import layer_learning, mechanisms
 from featlearn.diagnosis.run_data import RunData
+from featlearn.diagnosis.statements import learned_in
+from featlearn.record import Run, RunWriter, open_run
 from featlearn.theory import latent
 from tests.diagnosis.recording import record
 
@@ -59,3 +64,102 @@ def test_nothing_happens_in_a_lazy_network_and_layers_are_ranked(tmp_path: Path)
     assert set(found.layers) == {"0", "2", "4"}
     distances = [one.distance for one in found.layers.values()]
     assert distances == sorted(distances, reverse=True)
+
+
+def written(path: Path, layers: dict[str, tuple[float, float, float, float]], **more: float) -> Run:
+    """Layer -> distance of its weight, centred correlation, centred share, double-centred correlation; of its parts."""
+    writer = RunWriter(path, {"name": path.name})
+    for step in (0, 1, 9):
+        values = {"probe/loss": 1.0 - 0.1 * step, **({"gap/probe": 0.9} if step else {})}
+        for layer, (distance, centered, share, double) in layers.items():
+            part = {"centered": centered, "centered_share": share, "double_centered": double}
+            values |= {f"features/{layer}/{name}": value if step else math.nan for name, value in part.items()}
+            values[f"features/{layer}/uncentered"] = 0.95
+            values[f"weights/{layer.removesuffix('.q').removesuffix('.k')}/distance"] = distance * step / 9
+        writer.scalars(step, values | more)
+    writer.close()
+    return open_run(path)
+
+
+def where(run: Run) -> list:
+    return [item for item in diagnose(run).evidence if item.topic == "where features are learned"]
+
+
+def test_layers_learn_where_training_made_the_agreement_whatever_the_correlation_was_before(tmp_path: Path):
+    """All of them begin at a correlation of 0.95, and readouts, whose gradients never change, always agree."""
+    run = written(tmp_path / "run", {
+        "a": (0.9, 0.8, 0.6, 0.5), "b": (1.5, 0.7, 0.9, 0.5), "still": (0.05, 0.97, 1e-4, 0.6),
+        "head": (8.0, 1.0, 1.0, math.nan),
+    })  # fmt: skip
+    found = diagnose(run)
+    assert [*found.layers] == ["head", "b", "a", "still"]
+    assert [name for name, one in found.layers.items() if one.readout] == ["head"]
+    assert learned_in(found.layers) == ["b", "a"]
+    moved, learned = where(run)
+    assert moved.verdict == "head, b, a"
+    assert learned.says == "of the agreement of weights and gradients, training made b: 0.9; a: 0.6; still: 0.0001"
+    assert (learned.verdict, learned.value) == ("b, a", 0.9)
+    assert learned.threshold == f"above {LEARNED.high:g} features are learned there"
+
+
+def test_fused_projections_count_as_measured_for_their_layer(tmp_path: Path):
+    run = written(tmp_path / "run", {
+        "blocks.0.qkv.q": (0.3, 0.4, 0.02, 0.5), "blocks.0.qkv.k": (0.3, 0.8, 0.4, 0.5), "mlp": (0.3, 0.8, 0.2, 0.5),
+    }, **{"weights/lstm/distance": 0.2})  # fmt: skip
+    found = layer_learning(RunData(run))
+    assert (found["blocks.0.qkv"].centered_share, found["blocks.0.qkv"].correlation) == (0.4, 0.8)
+    _, learned = where(run)
+    assert "blocks.0.qkv: 0.4; mlp: 0.2 (not measured: lstm)" in learned.says
+    assert learned.verdict == "blocks.0.qkv, mlp"
+
+
+def test_what_was_not_recorded_of_layers_is_named_and_fits_are_better_or_worse(tmp_path: Path):
+    writer = RunWriter(tmp_path / "run", {"name": "run"})
+    writer.array("targets", 0, y=numpy.eye(3)[[0, 1, 2, 0, 1]])
+    for step in (0, 10):
+        writer.scalars(step, {
+            "probe/loss": 1.0 - 0.09 * step, "ntk/specialization": 1.02 - 0.05 * step,
+            "features/body/centered": 0.3, "features/body/centered_share": 0.01 * step,
+            "layers/v--out/alignment": 0.2 + 0.01 * step, "layers/a--b/alignment": 0.2, "weights/out/norm": 1.0,
+            **{f"weights/{layer}/distance": 0.1 * step for layer in ("body", "v", "lstm")},
+        })  # fmt: skip
+    writer.close()
+    found = diagnose(tmp_path / "run")
+    text = " ".join(str(found).split())
+    assert "body: 0.1 (not measured: v, lstm)" in text or "body: 0.1 (not measured: lstm, v)" in text
+    assert "v--out: alignment; ln |U W| changed by +0.41 (alignment, 0.2 to 0.3) and by norms that were not" in text
+    assert found.mechanism["a--b"].name == "cannot tell"
+    assert "fits its own target worse by 0.72, at the start better by 0.03" in text
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize("outputs", [2, 30])
+def test_in_a_watched_run_the_readout_is_known_and_qkv_is_measured(tmp_path: Path, outputs: int):
+    """Many outputs are measured along random directions, which must not make a readout look as if it learned."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out, self.head = nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, outputs)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head(torch.tanh(self.out(mixed)).mean(1))
+
+    torch.manual_seed(0)
+    model, x, y = Attention(), torch.randn(12, 4, 6), torch.randn(12, outputs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with fl.watch(model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, every=10,
+                  quantities=["weights", "features"]) as watch:  # fmt: skip
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().sum(1).mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+    found = layer_learning(RunData(watch.run))
+    assert {name for name, one in found.items() if one.readout} == {"head"}
+    assert math.isfinite(found["qkv"].centered_share)
+    assert "(not measured" not in str(diagnose(watch.run))
+    assert "head" not in where(watch.run)[1].says

@@ -1,17 +1,25 @@
 """Advice that is followed changes the regime."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 import featlearn as fl
 from featlearn.diagnosis import diagnose
+from featlearn.diagnosis.evidence import GAP
+from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, RunWriter
 from featlearn.steer import advise, scale_init, scale_output
+from featlearn.steer.advice import LARGEST, SMALLEST, _gamma
 from tests.diagnosis.recording import record
+
+FIRST = 0.005
+"""Divisor of the output at which the network is lazy."""
 
 
 def task():
@@ -32,7 +40,7 @@ def trained(path: Path, model: nn.Module, lr: float, steps: int = 500) -> Run:
     start = {name: value.clone() for name, value in model.state_dict().items()}
     for attempt in range(8):
         model.load_state_dict(start)
-        run = record(path / str(attempt), model, x, y, lr=lr / 4**attempt, steps=steps, until=0.05)
+        run = record(path / str(attempt), model, x, y, lr=lr / 4**attempt, steps=steps, until=0.05, growth=1.8)
         losses = run.scalar("probe/loss")[1]
         if all(math.isfinite(loss) and loss <= 1.1 * losses[0] for loss in losses) and losses[-1] < 0.5 * losses[0]:
             return run
@@ -47,9 +55,9 @@ def stable_rate(model: nn.Module) -> float:
 @pytest.fixture(scope="module")
 def lazy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, float]:
     lr = stable_rate(network())
-    run = trained(tmp_path_factory.mktemp("lazy"), scale_output(network(), 0.05), lr * 0.05**2)
+    run = trained(tmp_path_factory.mktemp("lazy"), scale_output(network(), FIRST), lr * FIRST**2)
     assert diagnose(run).regime == "lazy"
-    return run, lr * 0.05**2
+    return run, lr * FIRST**2
 
 
 def test_the_advice_makes_a_lazy_run_rich_and_a_rich_one_lazy(lazy: tuple[Run, float], tmp_path: Path):
@@ -58,7 +66,7 @@ def test_the_advice_makes_a_lazy_run_rich_and_a_rich_one_lazy(lazy: tuple[Run, f
     assert advice.regime == "lazy"
     assert advice.gamma > 1
     assert advice.rate_factor == pytest.approx(advice.gamma**2)
-    gamma = 0.05 * advice.gamma  # its output was divided by 0.05 already
+    gamma = FIRST * advice.gamma  # its output was divided by that already
     rich = trained(tmp_path / "rich", scale_output(network(), gamma), lr * advice.rate_factor)
     assert diagnose(rich).regime == "rich"
     back = advise(diagnose(rich), toward="lazy")
@@ -66,6 +74,39 @@ def test_the_advice_makes_a_lazy_run_rich_and_a_rich_one_lazy(lazy: tuple[Run, f
     gamma *= back.gamma
     again = trained(tmp_path / "lazy", scale_output(network(), gamma), stable_rate(network()) * gamma**2)
     assert diagnose(again).regime == "lazy"
+
+
+@dataclass
+class Known:
+    """A diagnosis as far as the factor needs it."""
+
+    gap: float
+
+    @property
+    def numbers(self) -> dict[str, Estimate]:
+        return {"gap": Estimate(self.gap, 0.0, 1)}
+
+
+@pytest.mark.parametrize("toward", ["rich", "lazy"])
+def test_the_factor_leads_from_gap_to_gap_along_measured_runs(toward: str):
+    """Gaps of one network at divisors of its output from 0.01 to 30, measured once: advice reaches the other end."""
+    measured = {0.01: 0.1135, 0.05: 0.287, 0.2: 0.503, 1.0: 0.776, 3.0: 0.899, 10.0: 0.941, 30.0: 0.980}
+    places, gaps = (numpy.array(list(part)) for part in (measured.keys(), measured.values()))
+    for gamma, gap in measured.items():
+        if (gap > GAP.high) == (toward == "rich"):
+            continue
+        after = gamma * _gamma(Known(gap), toward)  # type: ignore[arg-type]
+        if toward == "rich":
+            assert numpy.interp(math.log(after), numpy.log(places), gaps) > 0.5
+            assert after < 3.0  # not further than needed
+        else:
+            assert 1e-4 < after < 0.01  # where it is lazy
+
+
+def test_factors_are_bounded_and_go_the_right_way():
+    for gap in (0.0, 1e-9, 0.3, 0.99, 1.0, 7.0):
+        assert SMALLEST <= _gamma(Known(gap), "rich") <= LARGEST  # type: ignore[arg-type]
+        assert 0.1 / LARGEST <= _gamma(Known(gap), "lazy") <= 0.34  # type: ignore[arg-type]
 
 
 def test_scaled_weights_do_the_same_as_a_divided_output(lazy: tuple[Run, float]):

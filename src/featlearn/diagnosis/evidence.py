@@ -100,7 +100,7 @@ class Sample(NamedTuple):
     spread: float
     runs: int
     own: float = math.nan
-    """Standard error of the number of one run, from its probe and its sparse measurements: their mean; nan if unknown"""
+    """Standard error of the number of one run, from its probe and its sparse measurements: a mean, nan if unknown"""
 
     @property
     def error(self) -> float:
