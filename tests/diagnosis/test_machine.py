@@ -90,6 +90,7 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
     assert whole.of == "initial"
     assert whole.outputs == "all"
     assert whole.errors["initial"] < 0.01
+    run_data = RunData(watch.run)
     for step in (0, 400):
         run_data._arrays["kernel", step, "full"] = None
     mean = kernel_machine(run_data)

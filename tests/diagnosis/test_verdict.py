@@ -108,7 +108,7 @@ def test_paths_and_packed_runs_are_taken(runs: dict[str, Run], tmp_path: Path):
 @pytest.mark.parametrize("loss", ["mean", "cross-entropy", None])
 def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
     """Squared error and cross-entropy, told or found out by which of the two fell."""
-    (x, y), test = digits(32)
+    (x, y), test = digits(20, tested=24)
     labels = y.argmax(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10))
@@ -370,7 +370,7 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featlearn.diagnosis.loss_speed import LossSpeed
-from featlearn.diagnosis.machine import FrozenPath, frozen_path, kernels_at
+from featlearn.diagnosis.machine import FrozenPath, frozen_path, kernels_at, recorded_path
 from featlearn.diagnosis.run_data import RunData
 from featlearn.linalg.estimate import Estimate
 
@@ -83,9 +83,8 @@ def departure(run_data: RunData) -> Departure:
 
 def _first_path(run_data: RunData) -> tuple[FrozenPath | None, Tensor | None]:
     test0 = run_data.array("test", 0, "f")
-    pair = kernels_at(run_data, "kernel", 0) if test0 is not None else None
-    if pair is not None:
-        return frozen_path(run_data, *pair, test0), test0
+    if test0 is not None and kernels_at(run_data, "kernel", 0) is not None:
+        return recorded_path(run_data, "kernel", 0, test0), test0
     whole = run_data.array("kernel", 0, "full")
     kernel = whole if whole is not None and whole.dim() == 4 else run_data.kernel(0)
     return frozen_path(run_data, kernel, None, None), None

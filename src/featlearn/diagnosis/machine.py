@@ -67,7 +67,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
         pair = kernels_at(run_data, place, step)
         if pair is None:
             continue
-        found = _agreement(run_data, *pair, f0, f1)
+        found = _agreement(run_data, recorded_path(run_data, place, step, f0), f0, f1)
         if found is not None:
             errors[name], correlations[name] = float(found.relative_error), float(found.correlation)
             whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
@@ -138,8 +138,16 @@ def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test
     return FrozenPath(losses, path.outputs, path.test_outputs)
 
 
-def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
-    path = frozen_path(run_data, kernel, cross, f0)
+def recorded_path(run_data: RunData, place: str, step: int, f0_test: Tensor) -> FrozenPath | None:
+    """Descent with the kernels of a step, probe and test points, computed once; None if there are none."""
+    if (place, step) not in run_data.paths:
+        pair = kernels_at(run_data, place, step)
+        run_data.paths[place, step] = None if pair is None else frozen_path(run_data, *pair, f0_test)
+    found: FrozenPath | None = run_data.paths[place, step]
+    return found
+
+
+def _agreement(run_data: RunData, path: FrozenPath | None, f0: Tensor, f1: Tensor) -> Agreement | None:
     if path is None:
         return None
     end = run_data.outputs(max(run_data.array_steps("test")))

@@ -76,6 +76,8 @@ class RunData:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._arrays: dict[tuple[str, int, str], Tensor | None] = {}
+        self.paths: dict[tuple[str, int], Any] = {}
+        """Training with frozen kernels, by array and step: several statements need the same path."""
 
     @cached_property
     def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
