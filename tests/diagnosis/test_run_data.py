@@ -99,12 +99,12 @@ def test_the_loss_that_was_passed_is_never_contradicted(tmp_path: Path):
     run_data, found = RunData(run), diagnose(run)
     assert run_data.loss is not None
     assert run_data.loss.values.min() == run_data.loss.first
-    left = math.exp(-54 / 12) / math.exp(-6 / 12)
+    left = math.exp(-(48 + 54 - 6 - 12) / 2 / 12)  # geometric means of the last and the first two of nine
     assert run_data.loss_left == pytest.approx(left)
     assert float(found.numbers["loss_left"]) == pytest.approx(left)
     assert found.regime == "lazy"
     text = " ".join(str(found).split())
-    assert "at its lowest the loss was 0.018 of the first" in text
+    assert "at its lowest the loss was 0.03 of the first" in text
     for words in (
         "the loss did not fall",
         "the loss has hardly fallen",
@@ -119,5 +119,21 @@ def test_the_loss_that_fell_furthest_counts(tmp_path: Path):
     lines = {step: {"probe/loss": 1.0 - 0.08 * step, "loss": 5.0 - 0.1 * step} for step in range(10)}
     assert RunData(scalars(tmp_path / "run", lines)).loss_left == pytest.approx(0.28)
     late = {step: values for step, values in lines.items() if step}
-    assert RunData(scalars(tmp_path / "late", late)).loss_left == pytest.approx(4.1 / 4.9)  # no probe before training
+    # no probe before training: the last two of nine losses of steps by the first two, geometric means
+    assert RunData(scalars(tmp_path / "late", late)).loss_left == pytest.approx(math.sqrt(4.2 * 4.1 / (4.9 * 4.8)))
     assert math.isnan(RunData(scalars(tmp_path / "none", {0: {"lr": 1.0}})).loss_left)
+
+
+def test_noise_of_small_batches_is_no_fall(tmp_path: Path):
+    """Losses of single samples, a factor of a hundred apart, of a network that does not learn; and of one that does."""
+    noise = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64).square().tolist()
+    steps = list(range(1, 25))
+    still = {0: {"probe/loss": 1.0}} | {
+        step: {"probe/loss": 1.0 - 1e-4 * step, "loss": noise[step - 1], "gap/probe": 0.01} for step in steps
+    }
+    assert min(noise) < 0.1 * noise[0]
+    run = scalars(tmp_path / "still", still)
+    assert RunData(run).loss_left == pytest.approx(1.0, abs=3e-3)
+    assert diagnose(run).regime == "cannot tell"
+    learns = {step: values | {"loss": values.get("loss", 1.0) * 1e-4 ** (step / 24)} for step, values in still.items()}
+    assert RunData(scalars(tmp_path / "learns", learns)).loss_left < 0.05

@@ -259,12 +259,14 @@ class RunData:
 
     @cached_property
     def loss_left(self) -> float:
-        """Lowest loss divided by the first, on the probe or of the steps, whichever fell further; nan if unknown."""
-        left = [
-            float(curve.values.min()) / curve.first
-            for curve in (self.loss if self.loss is not None and self.loss.from_start else None, self.curve("loss"))
-            if curve is not None and curve.first > 0
-        ]
+        """Lowest loss on the probe divided by the first, or what is left of the loss of the steps; the smaller one.
+
+        nan if neither is known.
+        """
+        probe, passed = self.loss, self.curve("loss")
+        left = [] if passed is None or passed.first <= 0 else [_left_of_noisy(passed)]
+        if probe is not None and probe.from_start and probe.first > 0:
+            left.append(float(probe.values.min()) / probe.first)
         return min(left, default=math.nan)
 
     @property
@@ -293,6 +295,21 @@ def _spread_of_ratio(recorded: Curve, passed: Curve) -> float:
         return math.inf
     values = Curve(recorded.steps, recorded.values.clamp_min(1e-300))
     return float((values.logarithmic_at(common) - passed.logarithmic_at(common)).std())
+
+
+def _left_of_noisy(curve: Curve) -> float:
+    """The last quarter of a loss divided by the first quarter, geometric means; 1 if noise explains the difference.
+
+    The loss of a single small batch may be a tenth of the next one's.
+    """
+    count = len(curve.values) // 4
+    if count < 2 or not bool((curve.values > 0).all()):
+        return curve.last / curve.first
+    logs = curve.values.log()
+    begin, end = logs[:count], logs[-count:]
+    change = float(end.mean() - begin.mean())
+    error = math.sqrt(float(begin.var() + end.var()) / count)
+    return math.exp(change) if change < -2 * error else 1.0
 
 
 def _number(value: Any) -> float:
