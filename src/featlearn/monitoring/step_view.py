@@ -24,7 +24,7 @@ from featlearn.quantities.linearization_gap import Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.representation import last_layer_inputs
+from featlearn.quantities.representation import outputs_with_features
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
@@ -80,7 +80,12 @@ class StepView:
     @cached_property
     def outputs(self) -> Tensor:
         """(P, C) outputs on the probe."""
-        return self._now.outputs(self._now.probes[0]).cpu()
+        return self._forward[0]
+
+    @cached_property
+    def _forward(self) -> tuple[Tensor, Tensor | None]:
+        outputs, features = outputs_with_features(self._now.probes[0])
+        return outputs.cpu(), None if features is None else features.cpu()
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -124,7 +129,7 @@ class StepView:
     @cached_property
     def last_features(self) -> Tensor | None:
         """(P, N) what enters the last layer; None where its rows are not the samples."""
-        return last_layer_inputs(self._now.probes[0])
+        return self._forward[1]
 
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:

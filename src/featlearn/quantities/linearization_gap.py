@@ -15,7 +15,7 @@ from featlearn.network.inputs import Inputs, Probe, Readout, batch_size
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.preparation import Preparation
-from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method
+from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
@@ -133,8 +133,8 @@ class TwoStates:
         if not self._moved:
             return _gap(f, f, torch.zeros_like(f))
         with self._earlier.measuring([x], builtin=False) as measurement:
-            (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
-            return _gap(f, measurement.outputs(measurement.probes[0]), linear)
+            first, (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
+            return _gap(f, first, linear)
 
     def method(self, x: Inputs) -> JvpMethod | None:
         """How Jacobian-vector products are made for this model; None where nothing has moved."""
@@ -152,8 +152,8 @@ class TwoStates:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x], builtin=False) as measurement:
             groups = [{name for name in self._moved if _layer(name) == layer} for layer in changed]
-            linear = dict(zip(changed, self._pushed(measurement, jvp_method(measurement), groups), strict=True))
-            first = measurement.outputs(measurement.probes[0])
+            first, pushed = self._pushed(measurement, jvp_method(measurement), groups)
+            linear = dict(zip(changed, pushed, strict=True))
         whole = _gap(f, first, sum(linear.values(), torch.zeros_like(f)))
         if math.isnan(whole.value):
             return dict.fromkeys(layers, math.nan)
@@ -191,17 +191,19 @@ class TwoStates:
         with self._prepared.measuring([x], builtin=False) as measurement:
             return measurement.outputs(measurement.probes[0])
 
-    def _pushed(self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]) -> list[Tensor]:
-        """(P, C) J0 (theta - theta0) for the parameters of each group."""
+    def _pushed(
+        self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(P, C) outputs of the earlier state, and J0 (theta - theta0) for the parameters of each group."""
         (probe,) = measurement.probes
         size = samples_within(measurement, 0.25 * byte_budget(self._prepared.memory, measurement.device))
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
         found = []
         for group in groups:
             tangents: Tangents = {name: u if name in group else torch.zeros_like(u) for name, u in way.items()}
-            pieces = [method(measurement, part, tangents)[0].detach() for part in _parts(probe, size)]
-            found.append(torch.cat(pieces))
-        return found
+            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(probe, size)]
+            found.append([torch.cat(column) for column in zip(*pieces, strict=True)])
+        return found[0][0], [linear for _, linear in found]
 
 
 def centred(outputs: Tensor) -> Tensor:
