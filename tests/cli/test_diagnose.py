@@ -14,8 +14,8 @@ import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.settings import Settings
-from featlearn.cli.step_size import curvature, step_size
-from featlearn.cli.training_task import TrainingTask, scaled, squared_error
+from featlearn.cli.step_size import step_size
+from featlearn.cli.training_task import TrainingTask, scaled
 from featlearn.cli.user_task import checked, user_task
 from tests.cli.conftest import SMALL
 
@@ -280,7 +280,8 @@ def test_the_default_rate_is_stable_at_every_output_scale(loss: str, scale: floa
     task = scaled(built_in_task(settings), settings)
     full = fl.ntk(task.model, task.x, outputs="full", dtype=torch.float64)
     largest = float(torch.linalg.eigvalsh(full.transpose(1, 2).flatten(0, 1).flatten(1))[-1])
-    product = step_size(task, settings) * largest * curvature(task, task.x, task.y)
+    second_derivative = {"mse": 2.0, "cross-entropy": 1.0}[loss] / task.samples
+    product = step_size(task, settings) * largest * second_derivative
     product *= 10 if optimizer == "momentum" else 1  # its steps add up to ten times as much
     assert product == pytest.approx(min(0.5, 2 * scale ** (4 / 3)), rel=1e-4)
 
@@ -311,16 +312,14 @@ def test_adam_moves_no_output_further_than_the_targets_are_large():
         assert 0 < moved < float(task.y.square().mean().sqrt())
 
 
-def test_the_curvature_of_a_loss_is_that_of_its_definition():
-    y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    net = nn.Linear(3, 3).double()
-    named = TrainingTask(model=net, x=y, y=y, loss=squared_error, convention="mean")
-    other = TrainingTask(model=net, x=y, y=y, loss=lambda f, t: 5 * (f - t).square().sum(), convention=None)
-    mean = TrainingTask(model=net, x=y, y=y, loss=nn.MSELoss(), convention="mean-over-outputs")
-    hessian = torch.autograd.functional.hessian(lambda f: squared_error(f, y), y)
-    assert curvature(named, y, y) == pytest.approx(float(hessian.reshape(18, 18)[0, 0]))
-    assert curvature(other, y, y) == pytest.approx(10.0)
-    assert curvature(mean, y, y) == pytest.approx(2 / 18)
+def test_the_default_rate_is_the_safe_rate_of_the_library():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, net = x.square(), nn.Linear(3, 3).double()
+    for returned in ("mse", nn.MSELoss(), lambda f, t: 5 * (f - t).square().sum()):
+        task = checked((net, (x, y), returned), "here")
+        expected = fl.steer.safe_lr(net, x, returned, None if returned == "mse" else y)
+        assert step_size(task, Settings()) == pytest.approx(expected, rel=1e-6)
+        assert step_size(task, Settings(batch=4)) != pytest.approx(expected, rel=1e-3)
 
 
 def test_arrays_from_a_file(tmp_path: Path):
