@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from featlearn.monitoring.schedule import Schedule
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
+from featlearn.record.replacement import replaced
 
 PATIENCE = 100
 """Steps without a second measurement after which the probe is thinned."""
@@ -38,7 +40,7 @@ class Watch:
 
     def __init__(
         self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: Budget, chosen: list[ScheduledQuantity],
-        settings: Mapping[str, Any], sinks: Any, resume: bool,
+        settings: Mapping[str, Any], sinks: Any, resume: bool, overwrite: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         """The directory of the run."""
@@ -47,7 +49,7 @@ class Watch:
         self._observer = Observer(watched, Names())
         self._schedule, self._budget, self._quantities = schedule, budget, chosen
         self._allocation = BudgetAllocation(budget, chosen)
-        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._settings, self._sinks, self._resume, self._overwrite = settings, sinks, resume, overwrite
         self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
@@ -177,7 +179,8 @@ class Watch:
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
-        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
+        with replaced(self.path) if self._overwrite else nullcontext():
+            self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
         self._run_log.event("started", 0)
