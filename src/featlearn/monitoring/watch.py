@@ -5,7 +5,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -55,16 +54,13 @@ class Watch:
         self._run_log: RunLog | None = None
         self._means = Means()
         self._frequent: dict[str, int] = {}
-        self._ask_at = self._look_at = 0
-        self._skipped = 0
+        self._ask_at = self._look_at = self._skipped = self._cost_known_from = 0
         self._waited = 0.0  # seconds of training that the device was still busy with
         self._trained_before = 0.0  # seconds, by the processes that this one resumes
         self._trained = 0.0  # total seconds when the current action began
-        self._cost_known_from = 0
-        self._diverged = False
         self._measured: set[int] = set()
         self._recorded = -1
-        self._writes = self._over = False
+        self._diverged = self._writes = self._over = False
 
     @property
     def run(self) -> Run:
@@ -75,6 +71,10 @@ class Watch:
     def measurements(self) -> int:
         """Number of measurements in the run, including those before a resume."""
         return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
+
+    def assume_start(self, initial: Mapping[str, Any]) -> None:
+        """Before entering: the state dict of step 0, in case that a resumed run was too large to store it."""
+        self._observer.watched = replace(self._observer.watched, initial=initial)
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -151,6 +151,11 @@ class Watch:
             self._refuse_taken(given)
             self._spend(lambda: self._write(numbers_of(given)))
 
+    def describe(self, /, **entries: Any) -> None:
+        """Add entries to run.json."""
+        if self._entered().first:
+            self._written().describe(**entries)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
@@ -179,7 +184,7 @@ class Watch:
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
-        with replaced(self.path) if self._overwrite else nullcontext():
+        with replaced(self.path, self._overwrite):
             self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
@@ -307,8 +312,7 @@ class Watch:
             self._budget.spent(time.perf_counter() - begun, counted=counted)
 
     def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
-        log = self._written()
-        numbers = self._line()
+        log, numbers = self._written(), self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
         except Exception as error:

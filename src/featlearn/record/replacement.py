@@ -57,11 +57,12 @@ def _belongs(place: str, *, is_folder: bool) -> bool:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[None]:
+def replaced(path: Path, overwrite: bool = True) -> Iterator[None]:
     """Begin a new run at `path` inside: the old one is put aside, and removed at the end or put back if that fails."""
-    refuse_unless_run(path)
+    if overwrite:
+        refuse_unless_run(path)
     place = path.resolve()
-    if not place.exists():
+    if not overwrite or not place.exists():
         yield
         return
     aside = place.with_name(f".{place.name}.replaced-{os.getpid()}")
