@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,6 +220,74 @@ def test_what_a_function_returns_is_checked(returned: object, said: str):
 def test_options_of_the_built_in_network_are_refused_beside_ones_own():
     with pytest.raises(fl.FeatlearnError, match="--samples is given beside own:setup"):
         user_task("own:setup", Settings(samples=3))
+
+
+def save_checkpoints(folder: Path, steps: Sequence[int]) -> None:
+    """Weights of the network of OWN, trained a little."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    folder.mkdir(exist_ok=True)
+    for step in range(max(steps) + 1):
+        if step in steps:
+            torch.save(model.state_dict(), folder / f"step{step}.pt")
+        (model(x) - x[:, :1] * x[:, 1:2]).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+
+
+def test_checkpoints_are_measured_and_nothing_is_trained(capsys: pytest.CaptureFixture[str]):
+    Path("own.py").write_text(OWN)
+    save_checkpoints(Path("saved"), (0, 2, 9))
+    options = ["diagnose", "own.py:mapping", "--checkpoints", "saved", "--out", "a", "--quiet"]
+    assert main([*options, "--no-report"]) == 0
+    out, err = capsys.readouterr()
+    run = fl.open_run("a")
+    assert [line["step"] for line in run.lines] == [0, 2, 9]
+    assert run.config["settings"] == {"subject": "own.py:mapping", "probe": 256, "checkpoints": "saved"}
+    assert run.config["loss_convention"] == "mean-over-outputs"
+    assert run.config["test"]["samples"] == 20
+    assert run.config["optimizer"] is None
+    initial = torch.load("saved/step0.pt")
+    assert all((run.array("initial", 0)[f"t{n}"] == value.numpy()).all() for n, value in enumerate(initial.values()))
+    assert out.startswith("Sequential, 26 parameters: 9 steps\n")
+    assert "--steps" not in out
+    assert err == ""
+    save_checkpoints(Path("more"), (0, 2, 9, 30))
+    Path("more/step30.pt").rename("saved/step30.pt")
+    assert main([*options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["complete"] is True
+    assert found["regime"] == fl.diagnose("a").regime
+    assert [line["step"] for line in fl.open_run("a").lines] == [0, 2, 9, 30]
+    assert Path("a/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--checkpoints", "saved"], 2, "--checkpoints without FILE.py:function"),
+        (["own.py:setup", "--checkpoints", "saved", "--steps", "5"], 2, "--steps is given beside --checkpoints"),
+        (["own.py:setup", "--checkpoints", "saved", "--lr", "5"], 2, "--lr is given beside --checkpoints"),
+        (["own.py:setup", "--checkpoints", "saved", "--seeds", "2"], 2, "--seeds is given beside --checkpoints"),
+        (["own.py:setup", "--checkpoints", "none"], 1, "none is not a folder"),
+        (["own.py:setup", "--checkpoints", "late"], 1, "the first checkpoint is of step 5, expected one of step 0"),
+        (["own.py:setup", "--checkpoints", "broken"], 1, "broken/step0.pt) is damaged"),
+    ],
+)
+def test_checkpoints_that_cannot_be_measured_are_told(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+):  # fmt: skip
+    Path("own.py").write_text(OWN)
+    save_checkpoints(Path("saved"), (0,))
+    save_checkpoints(Path("late"), (5,))
+    Path("broken").mkdir()
+    Path("broken/step0.pt").write_bytes(Path("saved/step0.pt").read_bytes()[:99])
+    assert main(["diagnose", *words]) == code
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
