@@ -512,8 +512,39 @@ def test_a_folder_that_goes_away_does_not_stop_training(
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path):
     watched(tmp_path / "run")
-    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*out=.* or remove it"):
+    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*overwrite=True .*out="):
         watched(tmp_path / "run")
+
+
+def test_a_run_is_overwritten_when_asked_for(tmp_path: Path):
+    watched(tmp_path / "run", steps=5)
+    watched(tmp_path / "run", steps=3, overwrite=True, name="new")
+    run = open_run(tmp_path / "run")
+    assert run.name == "new"
+    assert [line["step"] for line in run.lines] == run.arrays["kernel"] == [0, 1, 2, 3]
+    unfinished = watch(network(), probe=data(), out=tmp_path / "run", overwrite=True).__enter__()
+    assert [line["step"] for line in unfinished.run.lines] == [0]
+    watched(tmp_path / "run", steps=1, overwrite=True)
+    assert open_run(tmp_path / "run").config["finished"] is True
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_is_kept_where_the_new_one_cannot_begin(tmp_path: Path):
+    watched(tmp_path / "run", steps=2)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    x, y = data()
+    with pytest.raises(FeatlearnError):
+        watch(nn.Linear(4, 3), probe=(x, y), out=tmp_path / "run", overwrite=True).__enter__()
+    with pytest.raises(InputValueError, match="resume=True and overwrite=True, expected one"):
+        watch(network(), probe=(x, y), out=tmp_path / "run", overwrite=True, resume=True)
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+def test_only_a_run_is_overwritten(tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RunError, match="expected a run there"):
+        watch(network(), probe=data(), out=tmp_path, overwrite=True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
 def broken_off(path: Path, **options: Any) -> Watch:

@@ -20,6 +20,7 @@ from featlearn.monitoring.stopwatch import checked_budget
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.record.replacement import refuse_unless_run
 
 LOSSES = (*NEEDS, "cross-entropy", "binary-cross-entropy")
 
@@ -28,7 +29,7 @@ def watch(
     model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
     budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
     quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
-    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None,
+    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None, overwrite: bool = False,
 ) -> Watch:  # fmt: skip
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -70,7 +71,13 @@ def watch(
         settings: any JSON-serialisable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
             `run.config["settings"]` from the start. `fl.report` treats runs whose settings differ only in `"seed"` as
             seeds of one experiment.
+        overwrite: replace the run in `out`, finished or not, if there is one. It is removed when the first measurement
+            is made and the new run begins, not before; a directory with anything else in it is refused.
     """
+    if resume and overwrite:
+        raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
+    if overwrite:
+        refuse_unless_run(Path(out))
     entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
                "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
     if loss is not None and loss not in LOSSES:
@@ -88,7 +95,7 @@ def watch(
     watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout)
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     entries["quantities"] = [one.name for one in chosen]
-    return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume)
+    return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume, overwrite)
 
 
 def _plain_settings(settings: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
+from featlearn.record.replacement import replaced
 
 
 class Watch:
@@ -42,6 +43,7 @@ class Watch:
     def __init__(
         self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: float | None,
         chosen: list[ScheduledQuantity], settings: Mapping[str, Any], sinks: Any, resume: bool,
+        overwrite: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         """The directory of the run."""
@@ -50,24 +52,21 @@ class Watch:
         self._observer = Observer(watched, Names())
         self._schedule, self._quantities = schedule, chosen
         self._allocation, self._stopwatch = Allocation(budget, logarithmic=schedule.logarithmic), Stopwatch()
-        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._settings, self._sinks, self._resume, self._overwrite = settings, sinks, resume, overwrite
         self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
         self._means = Means()
         self._frequent: dict[str, int] = {}
-        self._look_at = 0
+        self._look_at = self._skipped = self._cost_known_from = 0
         self._timed: tuple[int, float] | None = None  # step and clock after the first step, measuring left out
         self._clocked = 0.0  # seconds of measuring on the clock of costs
-        self._skipped = 0
         self._waited = 0.0  # seconds of training that the device was still busy with
         self._trained_before = 0.0  # seconds, by the processes that this one resumes
         self._trained = 0.0  # total seconds when the current action began
-        self._cost_known_from = 0
-        self._diverged = False
         self._measured: set[int] = set()
         self._recorded = -1
-        self._writes = self._over = False
+        self._diverged = self._writes = self._over = False
 
     @property
     def run(self) -> Run:
@@ -78,6 +77,10 @@ class Watch:
     def measurements(self) -> int:
         """Number of measurements in the run, including those before a resume."""
         return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
+
+    def assume_start(self, initial: Mapping[str, Any]) -> None:
+        """Before entering: the state dict of step 0, in case that a resumed run was too large to store it."""
+        self._observer.watched = replace(self._observer.watched, initial=initial)
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -147,6 +150,11 @@ class Watch:
             self._refuse_taken(given)
             self._spend(lambda: self._write(numbers_of(given)))
 
+    def describe(self, /, **entries: Any) -> None:
+        """Add entries to run.json."""
+        if self._entered().first:
+            self._written().describe(**entries)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
@@ -175,7 +183,8 @@ class Watch:
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
-        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
+        with replaced(self.path, self._overwrite):
+            self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
         self._run_log.event("started", 0)
@@ -295,8 +304,7 @@ class Watch:
             self._clocked += self._observer.clock() - clock
 
     def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
-        log = self._written()
-        numbers = self._line()
+        log, numbers = self._written(), self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
         except Exception as error:
