@@ -263,7 +263,7 @@ class Watch:
         return [one for one in wanted if one.name in names]
 
     def _decision(self, wanted: list[ScheduledQuantity]) -> list[str]:
-        if self._allocation.step_seconds is None and self._steps_timed():
+        if self._allocation.untimed and self._steps_timed():
             stride = self._allocation.stride(self._observer.watched.probe.samples)
             self._allocation.thin(stride)
             if stride > 1 and self._observer.watched.initial:
