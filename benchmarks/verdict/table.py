@@ -1,0 +1,78 @@
+"""What a table of runs shows: what was said of each construction, and how its numbers are spread."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+VERDICTS = ("lazy", "mixed", "rich", "lazy then rich", "cannot tell")
+NUMBERS = {
+    "gap, probe": "reference_gap_probe", "gap, test": "reference_gap_test", "gap, unshrunk": "reference_gap_unshrunk",
+    "turning": "reference_turning", "growth": "reference_growth", "loss left": "loss_left_centered",
+}  # fmt: skip
+NAME = 44
+
+
+def rows(table: Path) -> list[Line]:
+    """The lines of a table; none where there is no such file."""
+    return [json.loads(line) for line in table.read_text().splitlines()] if table.exists() else []
+
+
+def show(lines: list[Line]) -> None:
+    """Print the confusion table by construction and by regime, and the spread of the references."""
+    for line in lines:
+        if "failed" in line:
+            print("failed:", line["construction"], line["variant"], line["seed"], line["failed"])
+    done = [line for line in lines if "failed" not in line]
+    print(f"{len(done)} runs, {sum(line['seconds'] for line in done):.0f} s; the longest {_longest(done)}")
+    if done:
+        _show_confusion(done)
+        _show_spread(done)
+
+
+def _longest(lines: list[Line]) -> str:
+    line = max(lines, key=lambda one: one["seconds"], default=None)
+    return f"{line['seconds']} s, {line['construction']}" if line else "none"
+
+
+def _groups(lines: list[Line]) -> dict[str, list[Line]]:
+    """By construction, those of one regime together."""
+    found: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda one: one["regime_by_theory"]):
+        found.setdefault(line["construction"], []).append(line)
+    return found
+
+
+def _show_confusion(lines: list[Line]) -> None:
+    verdicts = "".join(f"{verdict:<16}" for verdict in VERDICTS).rstrip()
+    print(f"\n{'construction':{NAME}}{'by theory':16}{verdicts}")
+    for name, some in _groups(lines).items():
+        print(f"{name:{NAME}}{some[0]['regime_by_theory']:16}{_counted(some)}")
+    for regime in sorted({line["regime_by_theory"] for line in lines}):
+        some = [line for line in lines if line["regime_by_theory"] == regime]
+        print(f"{'all':{NAME}}{regime:16}{_counted(some)}")
+
+
+def _counted(lines: list[Line]) -> str:
+    counted = Counter(line["regime"] for line in lines)
+    others = {v: n for v, n in counted.items() if v not in VERDICTS}
+    return "".join(f"{counted[v] or '-'!s:<16}" for v in VERDICTS).rstrip() + (f" {others}" if others else "")
+
+
+def _show_spread(lines: list[Line]) -> None:
+    print("\n" + f"{'lowest to highest':{NAME}}{'by theory':16}" + "".join(f"{name:<18}" for name in NUMBERS).rstrip())
+    for name, some in _groups(lines).items():
+        print(f"{name:{NAME}}{some[0]['regime_by_theory']:16}{_ranges(some)}")
+    for regime in sorted({line["regime_by_theory"] for line in lines}):
+        print(f"{'all':{NAME}}{regime:16}{_ranges([one for one in lines if one['regime_by_theory'] == regime])}")
+
+
+def _ranges(lines: list[Line]) -> str:
+    cells = []
+    for key in NUMBERS.values():
+        values = sorted(line[key] for line in lines if line[key] is not None and math.isfinite(line[key]))
+        cells.append(f"{values[0]:.2g} to {values[-1]:.2g}" if values else "-")
+    return "".join(f"{cell:<18}" for cell in cells).rstrip()
