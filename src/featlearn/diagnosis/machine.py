@@ -119,6 +119,17 @@ class FrozenPath(NamedTuple):
         return found[0], found[1]
 
 
+def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Outputs of the probe and of the test points where the path comes closest to the outputs (P, C) of the probe.
+
+    Centred over samples: a constant that is learned first does not decide.
+    """
+    away = path.outputs - outputs
+    distances = (away - away.mean(1, keepdim=True)).square().sum((1, 2))
+    i = int(distances.argmin())
+    return path.outputs[i], None if path.test_outputs is None else path.test_outputs[i]
+
+
 def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test: Tensor | None) -> FrozenPath | None:
     """Descent with a kernel from the first outputs; None if it cannot be computed."""
     start, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind

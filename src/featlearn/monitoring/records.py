@@ -140,7 +140,7 @@ def gap(view: StepView, context: RecordContext) -> Record:
     if view.test_gap is not None:
         found |= {"gap/test": view.test_gap.value, "gap/test_error": view.test_gap.stderr}
     if view.unshrunk_gap is not None:
-        found["gap/unshrunk"] = view.unshrunk_gap.value
+        found |= {"gap/unshrunk": view.unshrunk_gap.value, "gap/unshrunk_error": view.unshrunk_gap.stderr}
     return Record(found)
 
 

@@ -212,6 +212,7 @@ def centred(outputs: Tensor) -> Tensor:
 
 
 def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
+    now, linear = now.to(first.device), linear.to(first.device)
     change = now.double() - first.double()
     rounding = ROUNDING * torch.finfo(now.dtype).eps * float(torch.maximum(now.abs(), first.abs()).double().norm())
     return Gap(centred(change), centred(change - linear.double()), rounding)
