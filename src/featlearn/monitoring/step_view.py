@@ -85,7 +85,7 @@ class StepView:
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
         outputs, features = outputs_with_features(self._now.probes[0])
-        return outputs.cpu(), None if features is None else features.cpu()
+        return outputs.cpu(), features
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -128,7 +128,7 @@ class StepView:
 
     @cached_property
     def last_features(self) -> Tensor | None:
-        """(P, N) what enters the last layer; None where its rows are not the samples."""
+        """(P, N) what enters the last layer, on its device; None where its rows are not the samples."""
         return self._forward[1]
 
     @cached_property
@@ -328,5 +328,6 @@ def step_view(
     """
     with ExitStack() as stack:
         now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
-        refuse_no_layers(now)
+        if baseline is None:
+            refuse_no_layers(now)
         yield StepView(watched, step, baseline, prepared, now, stack, jvp, end=end)

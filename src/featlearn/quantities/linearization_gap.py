@@ -12,13 +12,13 @@ from featlearn.errors import InputValueError
 from featlearn.measurement import Measurement
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Probe, Readout, batch_size
-from featlearn.planning.chunks import samples_within
-from featlearn.planning.memory import byte_budget
 from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
+TOGETHER = 128
+"""Samples of one Jacobian-vector product: as many as a training batch may have."""
 ROUNDING = 4.0
 """A change of the outputs below this many units of rounding is none."""
 
@@ -124,8 +124,7 @@ class TwoStates:
                     parameter.mul_(self.shrinking[_layer(name)])
                 parameter.requires_grad_(not torch.equal(parameter, self._now[name]))
         self._moved = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._earlier = Preparation(earlier, readout=prepared.readout, dtype=prepared.dtype, memory=prepared.memory)
-        self._earlier.audits = prepared.audits
+        self._earlier = prepared.of_copy(earlier)
 
     def gap(self, x: Inputs, *, method: JvpMethod | None = None, outputs: Tensor | None = None) -> Gap:
         """The gap on these samples; `method` and `outputs` of now where they are known."""
@@ -196,12 +195,11 @@ class TwoStates:
     ) -> tuple[Tensor, list[Tensor]]:
         """(P, C) outputs of the earlier state, and J0 (theta - theta0) for the parameters of each group."""
         (probe,) = measurement.probes
-        size = samples_within(measurement, 0.25 * byte_budget(self._prepared.memory, measurement.device))
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
         found = []
         for group in groups:
             tangents: Tangents = {name: u if name in group else torch.zeros_like(u) for name, u in way.items()}
-            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(probe, size)]
+            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(probe)]
             found.append([torch.cat(column) for column in zip(*pieces, strict=True)])
         return found[0][0], [linear for _, linear in found]
 
@@ -218,8 +216,8 @@ def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
     return Gap(centred(change), centred(change - linear.double()), rounding)
 
 
-def _parts(probe: Probe, size: int) -> Iterator[Probe]:
-    for indices in torch.arange(probe.samples, device="cpu").split(size):
+def _parts(probe: Probe) -> Iterator[Probe]:
+    for indices in torch.arange(probe.samples, device="cpu").split(TOGETHER):
         yield replace(probe, x=probe.take(indices), samples=len(indices))
 
 
