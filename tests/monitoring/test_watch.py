@@ -759,7 +759,7 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
-    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights"), False)
+    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights", "convergence"), False)
     silent = {"mine": lambda view: {}, **switched_off}
     with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
         for step in range(1, 5):
@@ -819,3 +819,28 @@ def test_the_run_is_plain_json(tmp_path: Path):
     watched(tmp_path / "run")
     for line in (tmp_path / "run" / "scalars.jsonl").read_text().splitlines():
         assert json.loads(line)["values"]
+
+
+@pytest.mark.parametrize("loss", [None, "cross-entropy", "mean"])
+def test_features_at_convergence_are_recorded_where_weights_decay(tmp_path: Path, loss: str | None):
+    """Against the gradient of the loss that was told, by autograd; labels alone mean cross-entropy."""
+    model, (x, labels) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.01)
+    with watch(model, probe=(x, labels), out=tmp_path / "run", optimizer=optimizer, loss=loss, budget=None) as seen:
+        seen.step()
+    hot = torch.nn.functional.one_hot(labels, 3) - 1 / 3
+    f = model(x)
+    value = (f - hot).square().sum() if loss == "mean" else nn.functional.cross_entropy(f, labels, reduction="sum")
+    value.backward()
+    for name in ("0", "2", "4"):
+        weight = model[int(name)].weight
+        W, G = weight.detach().flatten(1).double(), weight.grad.flatten(1).double()
+        A, B = W.T @ W, -W.T @ G
+        expected = float((A * B).sum() / (A.norm() * B.norm()))
+        assert seen.run.scalar(f"convergence/{name}")[1][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_decay_nothing_is_said_of_convergence(tmp_path: Path):
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+        seen.step()
+    assert not [name for name in seen.run.names if name.startswith("convergence")]

@@ -56,8 +56,8 @@ def watch(
             limit.
         test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
-        quantities: names out of gap, richness, weights, kernel, features, layers, test, optimizer; by default all but
-            the last. A
+        quantities: names out of gap, richness, weights, kernel, features, layers, convergence (where weights decay),
+            test, optimizer; by default all but the last. A
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
             a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
@@ -92,7 +92,7 @@ def watch(
             "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
         )
     tested = None if test is None else probe_data(test, "test", network)
-    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout)
+    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout, loss=loss)
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     entries["quantities"] = [one.name for one in chosen]
     return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume, overwrite)

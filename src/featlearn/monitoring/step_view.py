@@ -13,7 +13,7 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
-from featlearn.monitoring.probe_data import WatchedNetwork, as_targets
+from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.inputs import Inputs
 from featlearn.preparation import Preparation
@@ -177,6 +177,16 @@ class StepView:
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
         start = None if self.baseline is None or not self.watched.initial else self._start
         return measured_features(self._now, start, None, outputs)
+
+    @cached_property
+    def loss_gradients(self) -> dict[str, Tensor] | None:
+        """Parameter -> derivative of the training loss on the probe, up to a factor; None if the loss is not known."""
+        y = self.watched.probe.y
+        pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
+        if pull is None:
+            return None
+        probe = self._now.probes[0]
+        return self._now.pulled_back(probe, pull.to(self._now.device))
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
