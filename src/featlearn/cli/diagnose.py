@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
+from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import COLUMNS, Panel, plot
 from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
 DEFAULT = Settings()
 PLOTTED = {
-    "loss": (("probe/cross_entropy", "probe/loss"), 0.0),
+    "loss": ((), 0.0),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
-"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
+"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
+the one that was trained on."""
 DECISIVE = {"kernel_moved": "kernel moved", "speedup": "speed", "alignment_rise": "alignment rose"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
@@ -177,7 +179,8 @@ def curves(runs: "Sequence[Run]") -> list[Panel]:
     """The panels of the terminal plot."""
     found = []
     for title, (names, least) in PLOTTED.items():
-        name = next((name for name in names if all(name in run.names for run in runs)), None)
+        known = names or (NUMBERS[loss_label(runs[0])],)
+        name = next((name for name in known if all(name in run.names for run in runs)), None)
         if name is not None:
             pairs = [run.scalar(name) for run in runs]
             found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
