@@ -14,6 +14,7 @@ from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, 
 from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import COLUMNS, Panel, plot
 from featlearn.cli.progress import ProgressDisplay
+from featlearn.cli.recorded_runs import FOLDER, recorded_runs
 from featlearn.cli.settings import Settings
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
@@ -51,14 +52,16 @@ def diagnose(
         featlearn diagnose --data mnist --model cnn --width 16 --samples 200
         featlearn diagnose --config mine.toml --lr 0.1
         featlearn diagnose train.py:setup --steps 500
+        featlearn diagnose runs/a
 
     The function setup takes nothing and returns (model, (x, y), loss), or a
     mapping with model, data, loss and perhaps test=(x, y) and optimizer. The loss
     is "mse", "cross-entropy", or a function of (output, y). It is called once for
-    each seed.
+    each seed. A recorded run, or a folder of seeds, is diagnosed as it is:
+    nothing is trained or written.
 
     Args:
-        subject: module:function or path.py:function that returns a network of your own.
+        subject: module:function or path.py:function that returns a network of your own, or a recorded run.
         seeds: Train so many times, from the seed of --seed on, and judge all of them together.
         config: TOML file with options, named as here; the command line wins.
         out: Folder for the run; by default a new one below runs.
@@ -69,6 +72,11 @@ def diagnose(
     """
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}, expected at least 1")
+    recorded = [] if subject is None else recorded_runs(Path(subject))
+    if recorded:
+        if settings != DEFAULT or seeds != 1 or out is not None:
+            raise UsageError(f"{subject} is a recorded run, expected no options of training beside it")
+        return _answer(recorded, Path(str(subject)), False, True)
     folder = _new_folder(subject, settings) if out is None else out
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"--out {folder} exists already and is not empty, expected a new folder")
@@ -197,7 +205,7 @@ def _new_folder(subject: str | None, settings: Settings) -> Path:
     """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
-    paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
+    paths = (FOLDER / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
     return next(path for path in paths if not path.exists())
 
 
