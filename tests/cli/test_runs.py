@@ -182,28 +182,3 @@ def test_cite_gives_each_entry_once(capsys: pytest.CaptureFixture[str]):
     assert fl.citation("002", style="text") in lines
     assert main(["cite"]) == 0
     assert capsys.readouterr().out.strip() == fl.citation().strip()
-
-
-def test_doctor_finds_versions_and_data(capsys: pytest.CaptureFixture[str]):
-    import torch
-
-    Path("data/mnist").mkdir(parents=True)
-    Path("data/mnist/train-images-idx3-ubyte.gz").touch()
-    found = answer(["doctor", "--data-root", "data"], capsys)
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["missing"] == []
-    assert found["data"]["mnist"] is True
-    assert found["data"]["cifar10"] is False
-    assert any(device.startswith("cpu") for device in found["devices"])
-
-
-def test_doctor_says_what_is_missing_and_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("featlearn.cli.doctor._version", lambda name: None)
-    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
-    assert main(["doctor"]) == 1
-    said = capsys.readouterr().out
-    assert "missing: pip install torch" in said
-    assert "pip install 'featlearn[xarray]'" in said
-    assert "FEATLEARN_DATA" in said
