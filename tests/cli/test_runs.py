@@ -158,6 +158,15 @@ def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixtur
     assert "tr:" not in lines
 
 
+def test_show_says_on_how_many_samples_of_a_thinned_probe_a_run_rests(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("thin", {"probe": {"samples": 130}, "thinned": 4})
+    writer.scalars(7, {"probe/loss": 1.0})
+    writer.close()
+    assert main(["runs", "show", "thin"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "a network: 7 steps, measured on 33 of 130 probe samples"
+
+
 def test_pack_writes_one_file_that_reads_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]):
     found = answer(["runs", "pack", str(recorded / "seed-0"), "--out", "a.zip"], capsys)
     assert found["packed"] == "a.zip"

@@ -207,6 +207,7 @@ def test_the_probe_is_thinned_where_a_second_measurement_never_fits(clock: Clock
     assert run.scalar("ntk/distance")[1][-1] == pytest.approx(distance, rel=1e-4)
     assert run.config["thinned"] == 4
     assert run.config["probe"]["samples"] == 128
+    assert run.probe_samples == (128, 32)
 
 
 def steps_of(every: Any, steps: range) -> list[int]:

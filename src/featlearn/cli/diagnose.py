@@ -158,7 +158,9 @@ def summary(run: "Run", runs: int = 1) -> str:
     told = number(rate) if isinstance(rate, int | float) else "-"
     optimizer = f" of {by.get('class')}, learning rate {told}" if by else ""
     seeds = f", {runs} seeds" if runs > 1 else ""
-    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}"
+    given, measured = run.probe_samples or (0, 0)
+    thinned = f", measured on {measured} of {given} probe samples" if measured < given else ""
+    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}{thinned}"
 
 
 def of_command(run: "Run") -> bool:
