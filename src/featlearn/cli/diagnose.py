@@ -41,7 +41,7 @@ def diagnose(
 ) -> Answer:  # fmt: skip
     """Train a network, watch it, and say whether it learned features or was lazy.
 
-    Without options: two hidden layers on 200 handwritten digits, in under a
+    Without options: two hidden layers on 200 handwritten digits, in about a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
     early: what was measured is kept and diagnosed, and the exit status is 130.
 
