@@ -10,6 +10,7 @@ import torch
 
 import featlearn as fl
 from featlearn.cli.app import main
+from featlearn.record import RunWriter
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -27,7 +28,7 @@ def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixtur
     assert main(["runs", "ls", "."]) == 0
     said = capsys.readouterr().out.splitlines()
     lines, unread = said[:5], said[5:]  # the head and four runs; why one cannot be read
-    assert lines[0].split() == ["run", "date", "steps", "verdict", "loss", "distance"]
+    assert re.split(r" {2,}", lines[0]) == ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
     assert {line.split()[0] for line in lines[1:]} == {"two/seed-0", "two/seed-1", "packed.zip", "damaged"}
     assert any(re.search(r"two/seed-0 +\d{4}-\d\d-\d\d \d\d:\d\d +12 ", line) for line in lines)
     assert any("damaged" in line and "cannot be read" in line for line in lines)
@@ -39,8 +40,8 @@ def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixtur
 def test_ls_in_json_has_the_numbers_of_the_runs(recorded: Path, capsys: pytest.CaptureFixture[str]):
     found = {entry["name"]: entry for entry in answer(["runs", "ls", str(recorded)], capsys)["runs"]}
     run = fl.open_run(recorded / "seed-1")
-    assert found["seed-1"]["numbers"]["loss"] == run.scalar("probe/loss")[1][-1]
-    assert found["seed-1"]["numbers"]["distance"] == run.scalar("ntk/centered_distance")[1][-1]
+    assert found["seed-1"]["numbers"]["probe squared error"] == run.scalar("probe/loss")[1][-1]
+    assert found["seed-1"]["numbers"]["kernel moved"] == run.scalar("ntk/centered_distance")[1][-1]
     assert found["seed-1"]["regime"] == fl.diagnose(run).regime
 
 
@@ -71,10 +72,10 @@ def test_compare_puts_numbers_and_differing_settings_side_by_side(recorded: Path
     config["settings"]["whiten"] = "\033[31m"
     Path("other/run.json").write_text(json.dumps(config | {"name": "other"}))
     assert main(["runs", "compare", str(recorded / "seed-0"), "other"]) == 0
-    rows = {line[:20].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    rows = {re.split(r" {2,}", line)[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert rows[""] == ["seed-0", "other"]
     assert rows["steps"] == ["steps", "12", "12"]
-    assert rows["loss"][1] == rows["loss"][2]
+    assert rows["probe squared error"][3] == rows["probe squared error"][4]
     assert rows["--whiten"] == ["--whiten", "False", "?[31m"]  # nothing that a terminal would obey
     assert "--width" not in rows
 
@@ -110,10 +111,60 @@ def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixt
     names = [line[: line.index("  ")] for line in said.splitlines()[1:]]
     assert len(names) == len(set(names))
     assert {"kernel moved", "weights moved", "setting a", "step of 90 % of the rise of alignment"} <= {*names}
-    assert "distance" not in names
     assert "--a" not in said
     assert "nan" not in said
     assert said.splitlines()[names.index("kernel moved") + 1].split()[-1] == "-"
+
+
+def fitted(name: str, loss: str | None, numbers: dict[str, float]) -> str:
+    """A run that recorded these numbers at two steps."""
+    writer = RunWriter(name, {"name": name, "loss_convention": loss})
+    for step in (0, 5):
+        writer.scalars(step, numbers)
+    writer.close()
+    return name
+
+
+def test_compare_has_one_quantity_to_a_row_and_says_which(capsys: pytest.CaptureFixture[str]):
+    squares = {"probe/loss": 0.25, "probe/accuracy": 0.75, "test/accuracy": 0.5, "loss": 0.3}
+    runs = [
+        fitted("squares", "mean", squares | {"probe/cross_entropy": 0.7}),  # labels are known, and not trained on
+        fitted("entropy", "cross-entropy", {"probe/loss": 4.5, "probe/cross_entropy": 0.125, "probe/accuracy": 1.0}),
+        fitted("alone", None, {"loss": 0.2}),
+    ]
+    assert main(["runs", "compare", *runs]) == 0
+    cells = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+    rows = {row[0]: row[1:] for row in cells}
+    assert rows["probe squared error"] == ["0.25", "4.5", "-"]
+    assert rows["probe cross-entropy"] == ["0.7", "0.125", "-"]
+    assert rows["probe accuracy"] == ["0.75", "1", "-"]
+    assert rows["test accuracy"] == ["0.5", "-", "-"]
+    assert rows["training loss"] == ["0.3", "-", "0.2"]
+    assert main(["runs", "compare", *runs[:1], *runs[:1]]) == 0
+    said = capsys.readouterr().out
+    assert "probe squared error" in said
+    assert "cross-entropy" not in said, "nobody was trained on it"
+    assert "training loss" not in said
+
+
+def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixture[str]):
+    fitted("squares", "mean", {"probe/loss": 0.25, "probe/cross_entropy": 0.7})
+    fitted("entropy", "cross-entropy", {"probe/loss": 4.5, "probe/cross_entropy": 0.125})
+    assert main(["runs", "ls", "."]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert " 0.25 " in lines["squares"]
+    assert " 0.125 ce " in lines["entropy"]
+    assert lines["ce:"] == "ce: cross-entropy, others are squared errors"
+    assert "tr:" not in lines
+
+
+def test_show_says_on_how_many_samples_of_a_thinned_probe_a_run_rests(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("thin", {"probe": {"samples": 130}, "thinned": 4})
+    writer.scalars(7, {"probe/loss": 1.0})
+    writer.close()
+    assert main(["runs", "show", "thin"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "a network: 7 steps, measured on 33 of 130 probe samples"
 
 
 def test_pack_writes_one_file_that_reads_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -140,28 +191,3 @@ def test_cite_gives_each_entry_once(capsys: pytest.CaptureFixture[str]):
     assert fl.citation("002", style="text") in lines
     assert main(["cite"]) == 0
     assert capsys.readouterr().out.strip() == fl.citation().strip()
-
-
-def test_doctor_finds_versions_and_data(capsys: pytest.CaptureFixture[str]):
-    import torch
-
-    Path("data/mnist").mkdir(parents=True)
-    Path("data/mnist/train-images-idx3-ubyte.gz").touch()
-    found = answer(["doctor", "--data-root", "data"], capsys)
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["missing"] == []
-    assert found["data"]["mnist"] is True
-    assert found["data"]["cifar10"] is False
-    assert any(device.startswith("cpu") for device in found["devices"])
-
-
-def test_doctor_says_what_is_missing_and_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("featlearn.cli.doctor._version", lambda name: None)
-    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
-    assert main(["doctor"]) == 1
-    said = capsys.readouterr().out
-    assert "missing: pip install torch" in said
-    assert "pip install 'featlearn[xarray]'" in said
-    assert "FEATLEARN_DATA" in said

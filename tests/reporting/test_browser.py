@@ -10,6 +10,7 @@ from featlearn.record import RunWriter
 from featlearn.reporting.page import report
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 from tests.reporting.runs import HOSTILE, by_hand, watched
+from tests.reporting.test_diverged import diverged, sound
 
 pytestmark = [
     pytest.mark.browser,
@@ -35,6 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "many": report(runs, folder / "many.html"),
         "hostile": report(folder / "hostile", folder / "hostile.html", title=HOSTILE),
         "silent": report(silent, folder / "silent.html"),
+        "diverged": report([sound(folder / "sound"), diverged(folder / "diverged")], folder / "diverged.html"),
     }
 
 
@@ -59,7 +61,7 @@ def drawn(browser: Browser, selector: str) -> str:
     return browser.script("return document.querySelector(arguments[0]).toDataURL()", selector)
 
 
-@pytest.mark.parametrize("name", ["one", "many", "hostile", "silent"])
+@pytest.mark.parametrize("name", ["one", "many", "hostile", "silent", "diverged"])
 def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, pages: dict[str, Path], name: str):
     browser.open(pages[name])
     assert browser.evaluate("document.documentElement.classList.contains('drawn')")
@@ -121,6 +123,20 @@ def test_the_window_of_silent_alignment_is_drawn(browser: Browser, pages: dict[s
         for (let i = 0; i < pixels.length; i += 4) count += pixels[i + 3] > 20 && pixels[i + 3] < 90;
         return count;"""
     assert browser.script(shaded) > 2000
+
+
+def test_a_diverged_run_leaves_room_for_the_others(browser: Browser, pages: dict[str, Path]):
+    """The line of the sound run spans much of the axis, from its lowest to its highest pixel."""
+    browser.open(pages["diverged"])
+    share = browser.script("""
+        const canvas = document.querySelector('#chart-ntk-norm canvas');
+        const context = canvas.getContext('2d');
+        const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+        const rows = [];
+        for (let i = 0; i < pixels.length; i += 4)
+            if (pixels[i + 3] > 200 && pixels[i + 2] - pixels[i] > 90) rows.push(Math.floor(i / 4 / canvas.width));
+        return (Math.max(...rows) - Math.min(...rows)) / canvas.height;""")
+    assert share > 0.3
 
 
 def test_the_slider_moves_by_keyboard(browser: Browser, pages: dict[str, Path]):

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
+from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import COLUMNS, Panel, plot
 from featlearn.cli.progress import ProgressDisplay
+from featlearn.cli.recorded_runs import FOLDER, recorded_runs
 from featlearn.cli.settings import Settings, option
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
 
 DEFAULT = Settings()
 PLOTTED = {
-    "loss": (("probe/cross_entropy", "probe/loss"), 0.0),
+    "loss": ((), 0.0),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
     "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
-"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
+"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
+the one that was trained on."""
 MEASURING_ONLY = ("seed", "device", "probe")
 """Settings that mean something where nothing is trained."""
 DECISIVE = {"gap": "gap", "turning": "kernel turned", "growth": "kernel grew", "loss_left": "loss left"}
@@ -41,7 +44,7 @@ def diagnose(
 ) -> Answer:  # fmt: skip
     """Train a network, watch it, and say whether it learned features or was lazy.
 
-    Without options: two hidden layers on 200 handwritten digits, in under a
+    Without options: two hidden layers on 200 handwritten digits, in about a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
     early: what was measured is kept and diagnosed, and the exit status is 130.
 
@@ -53,15 +56,18 @@ def diagnose(
         featlearn diagnose --config mine.toml --lr 0.1
         featlearn diagnose train.py:setup --steps 500
         featlearn diagnose train.py:setup --checkpoints saved
+        featlearn diagnose runs/a
 
     The function setup takes nothing and returns (model, (x, y), loss), or a
     mapping with model, data, loss and perhaps test=(x, y) and optimizer. The loss
     is "mse", "cross-entropy", or a function of (output, y). It is called once for
     each seed. With --checkpoints nothing is trained: its network is measured with
     the weights in that folder (step0.pt, step100.pt ... or checkpoint-100/).
+    A recorded run, or a folder of seeds, is diagnosed as it is:
+    nothing is trained or written.
 
     Args:
-        subject: module:function or path.py:function that returns a network of your own.
+        subject: module:function or path.py:function that returns a network of your own, or a recorded run.
         seeds: Train so many times, from the seed of --seed on, and judge all of them together.
         config: TOML file with options, named as here; the command line wins.
         checkpoints: Folder of checkpoints to measure instead of training; with --out again, go on with the new ones.
@@ -75,6 +81,11 @@ def diagnose(
         raise UsageError(f"--seeds {seeds}, expected at least 1")
     if checkpoints is not None:
         _refuse_training_options(subject, settings, seeds)
+    recorded = [] if subject is None else recorded_runs(Path(subject))
+    if recorded:
+        if settings != DEFAULT or seeds != 1 or out is not None:
+            raise UsageError(f"{subject} is a recorded run, expected no options of training beside it")
+        return _answer(recorded, Path(str(subject)), False, True)
     folder = _new_folder(subject, settings) if out is None else out
     resumed = checkpoints is not None and (folder / "run.json").exists()
     if folder.exists() and not resumed and (not folder.is_dir() or any(folder.iterdir())):
@@ -178,7 +189,9 @@ def summary(run: "Run", runs: int = 1) -> str:
     told = number(rate) if isinstance(rate, int | float) else "-"
     optimizer = f" of {by.get('class')}, learning rate {told}" if by else ""
     seeds = f", {runs} seeds" if runs > 1 else ""
-    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}"
+    given, measured = run.probe_samples or (0, 0)
+    thinned = f", measured on {measured} of {given} probe samples" if measured < given else ""
+    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}{thinned}"
 
 
 def of_command(run: "Run") -> bool:
@@ -207,7 +220,8 @@ def curves(runs: "Sequence[Run]") -> list[Panel]:
     """The panels of the terminal plot."""
     found = []
     for title, (names, least) in PLOTTED.items():
-        name = next((name for name in names if all(name in run.names for run in runs)), None)
+        known = names or (NUMBERS[loss_label(runs[0])],)
+        name = next((name for name in known if all(name in run.names for run in runs)), None)
         if name is not None:
             pairs = [run.scalar(name) for run in runs]
             found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
@@ -224,7 +238,7 @@ def _new_folder(subject: str | None, settings: Settings) -> Path:
     """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
-    paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
+    paths = (FOLDER / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
     return next(path for path in paths if not path.exists())
 
 

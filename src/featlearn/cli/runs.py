@@ -3,29 +3,25 @@
 import datetime
 import json as jsons
 import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
+from featlearn.cli.key_numbers import ENTROPY, NUMBERS, SQUARED, key_numbers, loss_label, trained_on
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.settings import option
 from featlearn.errors import FeatlearnError, RunError
 
-if TYPE_CHECKING:
-    from featlearn.record import Run
-
-NUMBERS: dict[str, tuple[str, ...]] = {
-    "loss": ("probe/cross_entropy", "probe/loss", "loss"),
-    "accuracy": ("test/accuracy", "probe/accuracy"),
-    "alignment": ("ntk/centered_alignment",),
-    "distance": ("ntk/centered_distance", "ntk/distance"),
-    "kernel norm": ("ntk/norm",),
-    "weights moved": ("weights/distance",),
+EQUIVALENT = {"kernel moved": "kernel_moved", "weights moved": "weights_moved"}
+"""Label -> the equivalent number of a diagnosis."""
+MARKS = {f"probe {ENTROPY}": " ce", "training loss": " tr"}
+LEGENDS = {
+    " ce": "ce: cross-entropy, others are squared errors",
+    " tr": "tr: training loss, as none on the probe is known",
 }
-"""Column -> scalars, of which the last value of the first available one is shown."""
-EQUIVALENT = {"distance": "kernel_moved", "weights moved": "weights_moved"}
-"""Column -> the equivalent number of a diagnosis."""
+"""How `runs ls`, which has one column for all losses, marks them, and what the marks mean."""
 TIMES = {
     "step of loss_half": "step of half of the loss",
     "step of alignment_90": "step of 90 % of the rise of alignment",
@@ -54,13 +50,15 @@ def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = Fals
     rows = [
         [entry["path"], "-", "-", "cannot be read", "-", "-"] if "error" in entry else
         [entry["path"], _date(entry), str(entry["steps"]), _verdict(entry),
-         number(entry["numbers"]["loss"]), number(entry["numbers"]["distance"])]
+         _loss(entry), number(entry["numbers"]["kernel moved"])]
         for entry in entries
     ]  # fmt: skip
-    text = table(["run", "date", "steps", "verdict", "loss", "distance"], rows) if rows else f"no runs in {folder}"
+    head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
+    text = table(head, rows) if rows else f"no runs in {folder}"
+    legends = [legend for mark, legend in LEGENDS.items() if any(row[4].endswith(mark) for row in rows)]
     unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
     reasons = [fill(_word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
-    return Answer(data={"runs": entries}, text="\n".join([text, *reasons]))
+    return Answer(data={"runs": entries}, text="\n".join([text, *legends, *reasons]))
 
 
 def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
@@ -85,7 +83,7 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
     text = "\n".join([summary(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened])
-    data = {"path": run, "config": opened.config, "numbers": _numbers(opened), "events": opened.events,
+    data = {"path": run, "config": opened.config, "numbers": key_numbers(opened), "events": opened.events,
             "diagnosis": jsons.loads(verdict.to_json())}  # fmt: skip
     return Answer(data=data, text=text)
 
@@ -109,8 +107,7 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
     said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
     rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
     rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    last = [name for name in NUMBERS if EQUIVALENT.get(name) not in said]  # the same number once
-    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in last]
+    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in _compared(entries, said)]
     rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
              for key in said]  # fmt: skip
     different = sorted({key for entry in entries for key, value in entry["settings"].items()
@@ -171,19 +168,33 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     return {
         "path": str(path), "name": run.name, "created": created if isinstance(created, int | float) else None,
         "steps": steps, "regime": verdict.regime, "diverged": diverged,
-        "numbers": _numbers(run), "seed": run.config.get("seed"),
+        "seed": run.config.get("seed"),
+        "numbers": key_numbers(run), "loss": loss_label(run), "trained_on": trained_on(run),
         "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "settings": settings if isinstance(settings, dict) else {}, "options": of_command(run),
     }  # fmt: skip
 
 
-def _numbers(run: "Run") -> dict[str, float]:
-    """The last value of each of `NUMBERS`; nan if there is none."""
-    found = {}
-    for column, names in NUMBERS.items():
-        name = next((name for name in names if name in run.names), None)
-        found[column] = float(run.scalar(name)[1][-1]) if name else math.nan
-    return found
+def _compared(entries: Sequence[dict[str, Any]], said: Collection[str]) -> list[str]:
+    """Labels of the numbers to compare: of losses those that a run was trained on; what the verdict says is left out.
+
+    Each row holds one quantity: a run that was trained on another loss has its value of this one, or a dash.
+    """
+    kinds = {kind for entry in entries for kind in entry["trained_on"]}
+    unknown = any(entry["loss"] == "training loss" for entry in entries)
+
+    def shown(label: str) -> bool:
+        kind = next((kind for kind in (SQUARED, ENTROPY) if label.endswith(kind)), None)
+        wanted = unknown if label == "training loss" else kind is None or kind in kinds
+        known = any(not math.isnan(entry["numbers"][label]) for entry in entries)
+        return wanted and known and EQUIVALENT.get(label) not in said
+
+    return [label for label in NUMBERS if shown(label)]
+
+
+def _loss(entry: dict[str, Any]) -> str:
+    value = number(entry["numbers"][entry["loss"]])
+    return value if value == "-" else value + MARKS.get(entry["loss"], "")
 
 
 def _date(entry: dict[str, Any]) -> str:

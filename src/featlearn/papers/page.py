@@ -10,17 +10,29 @@ from featlearn.papers.registry import Declaration
 from featlearn.papers.results import Result
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-img { max-width: 100%; height: auto; background: #fff }
-table { border-collapse: collapse; width: 100%; font-size: 13px }
-th, td { text-align: left; vertical-align: top; padding: .3rem .5rem; border-bottom: 1px solid #ddd }
-.wide { overflow-x: auto }
-.holds { color: #00664b } .fails { color: #b34700; font-weight: 600 } .known { color: #666 }
-.how { color: #555; font-size: 13px } section { margin-bottom: 3.5rem }
-@media (prefers-color-scheme: dark) { body { background: #161616; color: #ddd } th, td { border-color: #444 }
-.holds { color: #4fc9a4 } .fails { color: #ff9d57 } .known, .how { color: #aaa } a { color: #7ab8e8 } }
+:root { color-scheme: light dark; --ink: #222; --soft: #555; --rule: #ddd; --paper: #fff; --link: #0a5a94;
+--holds: #00664b; --fails: #a63f00 }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --soft: #aaa; --rule: #444; --paper: #161616;
+--link: #7ab8e8; --holds: #4fc9a4; --fails: #ff9d57 } }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem 1rem 4rem;
+color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: clamp(1.5rem, 6vw, 2rem); line-height: 1.2 }
+h2 { font-size: clamp(1.2rem, 5vw, 1.5rem); line-height: 1.25 }
+ul { padding-left: 1.2rem } li { margin-bottom: .3rem } a { color: var(--link) }
+.box { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; margin: 1rem 0 }
+.box:focus-visible { outline: 3px solid var(--link) }
+.picture { background: #fff; padding: .6rem } /* figures are drawn for white paper */
+img { display: block; max-width: 100%; height: auto; margin: 0 auto }
+table { border-collapse: collapse; width: 100%; min-width: 56rem; font-size: 13px; overflow-wrap: normal }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-top: 1px solid var(--rule) }
+tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-child { min-width: 18rem }
+.holds { color: var(--holds) } .fails { color: var(--fails); font-weight: 600 } .known, .how { color: var(--soft) }
+.how { font-size: 13px } section { margin-bottom: 3.5rem }
+@media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
+@media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
 """
-COLUMNS = ("claim", "paper", "ours", "spread", "difference", "holds within", "", "why")
+COLUMNS = ("claim", "", "paper", "ours", "spread", "difference", "holds within", "why")
 
 
 def figure_page(result: Result) -> str:
@@ -60,18 +72,25 @@ def _section(result: Result) -> str:
     how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
     how += f" on {meta['versions'].get('gpu', meta['device'])}"
     setup = _words(meta["setup"])
-    left_out = meta["not_judged"]
+    left_out, name = meta["not_judged"], meta["id"]
+    heads = "".join(f'<th scope="col">{head}</th>' for head in COLUMNS)
     return (
-        f'<section id="{_anchor(result)}"><h2>{escape(meta["id"])}: {escape(meta["title"])}</h2>'
+        f'<section id="{_anchor(result)}"><h2>{escape(name)}: {escape(meta["title"])}</h2>'
         f"<p>{escape(meta['about'])}</p>"
-        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}">'
-        f'<div class="wide"><table><tr>{"".join(f"<th>{name}</th>" for name in COLUMNS)}</tr>'
+        f"{_box('picture', f'Figure {name}')}"
+        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}"></div>'
+        f"{_box('claims', f'Claims of {name}')}<table><tr>{heads}</tr>"
         f"{''.join(_row(claim, meta['claims'][claim['id']]) for claim in result.claims)}</table></div>"
         f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}.'
         + (f" Not judged at this scale: {escape(', '.join(left_out))}." if left_out else "")
         + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
         + "</p></section>"
     )
+
+
+def _box(kind: str, label: str) -> str:
+    """The opening tag of a box that scrolls by itself, also by keyboard, so that the page does not."""
+    return f'<div class="box {kind}" tabindex="0" role="region" aria-label="{escape(label)}">'
 
 
 def _words(value: Any) -> str:
@@ -96,8 +115,9 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
     )  # fmt: skip
     if (yes := share(claim, details["values"])) is not None:
         cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds")
-    text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr>{text}<td class="{kind}">{verdict(claim)}</td><td>{escape(reason)}</td></tr>'
+    first, *others = (f"<td>{escape(cell)}</td>" for cell in cells)
+    # the verdict stands beside the claim, where a narrow window shows it
+    return f'<tr>{first}<td class="{kind}">{verdict(claim)}</td>{"".join(others)}<td>{escape(reason)}</td></tr>'
 
 
 def _spread(details: dict[str, Any]) -> str:

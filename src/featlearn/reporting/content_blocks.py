@@ -26,6 +26,8 @@ class ChartLine:
     high: Sequence[float] | None = None
     group: int | None = None
     """index of its run; None for lines of all runs or of a theory"""
+    until: float = math.inf
+    """the last place before its run diverged; axes need not show what comes after"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Window:
     end: float
     label: str
 
+
+MARGIN = 0.05
+"""Share of a limited axis that is left empty at both ends."""
 
 Axis = Literal["steps", "log", "linear"]
 """steps are drawn as log(1 + step), so that step 0 is visible"""
@@ -75,9 +80,29 @@ class Chart:
             yield place, [line.get(place, nothing) for line in known]
 
     @property
+    def limits(self) -> tuple[float, float] | None:
+        """Limits of the vertical axis, if values after a divergence would stretch it; None to show all values."""
+        places = [(x, line.until, values) for line in self.lines for x, *values in _points(line)]
+        found = [(x <= until, v) for x, until, values in places for v in values if math.isfinite(v)]
+        if self.logarithmic:
+            found = [(sound, v) for sound, v in found if v > 0]
+        sound, all_values = [v for kept, v in found if kept], [v for _, v in found]
+        if not sound or (min(sound), max(sound)) == (min(all_values), max(all_values)):
+            return None
+        return _widened(min(sound), max(sound), self.logarithmic)
+
+    @property
+    def remark(self) -> str:
+        """The note, and what the limits of the axis leave out."""
+        return " ".join(filter(None, (self.note, "" if self.limits is None else CUT)))
+
+    @property
     def logarithmic(self) -> bool:
         """Whether the vertical axis is logarithmic: requested, and possible."""
         return self.y_axis == "log" and any(y > 0 for line in self.lines for y in line.y)
+
+
+CUT = "The axis ends at the values before a run diverged; those after it are in the numbers."
 
 
 @dataclass(frozen=True)
@@ -154,6 +179,21 @@ def thinned(places: Sequence[float], values: Sequence[float], points: int = POIN
         if len(kept) <= points:
             break
     return [places[i] for i in kept], [values[i] for i in kept]
+
+
+def _points(line: ChartLine) -> Iterator[tuple[float, ...]]:
+    """(x, y), or (x, y, low, high) of a band."""
+    bands = () if line.low is None or line.high is None else (line.low, line.high)
+    yield from zip(line.x, line.y, *bands, strict=True)
+
+
+def _widened(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
+    """The limits with a margin, so that lines do not lie on the frame."""
+    if logarithmic:
+        factor = max((high / low) ** MARGIN, 1 + MARGIN)
+        return low / factor, high * factor
+    margin = MARGIN * ((high - low) or abs(high) or 1.0)
+    return low - margin, high + margin
 
 
 def _by_place(line: ChartLine) -> dict[float, tuple[float, float, float]]:

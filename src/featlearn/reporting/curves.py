@@ -31,7 +31,8 @@ def points(curve: Curve | None) -> Points | None:
 
 def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     """The loss on the probe and the losses that kernels predict."""
-    lines, missing, sources = [], [], set()
+    lines, sources = [], set()
+    missing = [reason for group in groups for reason in group.left_out]
     for group in groups:
         found = {id(one): predicted_loss(one) for one in group.findings}
         lines += present([group.line(lambda one: points(one.run_data.loss), "measured")])

@@ -204,6 +204,8 @@ def _chart(one: Chart, ax: Any) -> Any:
         ax.set_xscale("log")
     if one.logarithmic:
         ax.set_yscale("log")
+    if one.limits is not None:
+        ax.set_ylim(one.limits)
     ax.set_xlabel(one.x)
     ax.set_ylabel(one.y)
     ax.set_title(one.title)

@@ -50,6 +50,19 @@ class RunGroup:
         return self.findings[0]
 
     @cached_property
+    def sound(self) -> list[Findings]:
+        """The runs that did not diverge."""
+        return [one for one in self.findings if one.run_data.diverged is None]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Runs that are left out of means, with the reason; none if all runs diverged."""
+        return [] if not self.sound else [
+            f"{one.run.name} in the means of {self.label}, as it diverged at step {one.run_data.diverged}"
+            for one in self.findings if one not in self.sound
+        ]  # fmt: skip
+
+    @cached_property
     def diagnosis(self) -> Diagnosis:
         """The diagnosis of these runs."""
         return diagnose(self.runs)
@@ -60,16 +73,18 @@ class RunGroup:
         return {name for run in self.runs for name in run.names}
 
     def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
-        """A curve of the group, the mean over its runs; None if no run has it."""
-        found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
+        """A curve of the group, the mean over its runs that did not diverge; None if no run has it."""
+        used = self.sound or self.findings
+        found = [curve for curve in map(read, used) if curve is not None and len(curve[0])]
         if not found:
             return None
+        until = math.inf if self.sound else min(float(one.run_data.steps) for one in used)
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, until=until)
         x, mean, low, high = _band(found, self.points)
-        return ChartLine(name, x, mean, shade, dash, low, high, self.color)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color, until)
 
     def named(self, label: str) -> str:
         """The label of a line."""

@@ -101,8 +101,13 @@ def _real(layer: str, real: Mapping[str, str]) -> str:
 
 
 def _change(groups: Sequence[RunGroup], name: str) -> float:
-    curves = [curve for group in groups if (curve := finite(group.first.run, name)) is not None]
-    return max((max(values) - min(values) for _, values in curves), default=-math.inf)
+    """The range of the values before a divergence."""
+    shown = [(group.first.run_data, finite(group.first.run, name)) for group in groups]
+    curves = [
+        [value for step, value in zip(*curve, strict=True) if run_data.diverged is None or step <= run_data.steps]
+        for run_data, curve in shown if curve is not None
+    ]  # fmt: skip
+    return max((max(values) - min(values) for values in curves if values), default=-math.inf)
 
 
 def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:

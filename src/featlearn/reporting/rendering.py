@@ -58,7 +58,8 @@ def _numbers_below(head: Sequence[str], body: Sequence[Sequence[str]], caption: 
 
 
 def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
-    note = [tag("p", text(one.note), class_="note")] if one.note else []
+    remark = one.remark if isinstance(one, Chart) else one.note
+    note = [tag("p", text(remark), class_="note")] if remark else []
     return tag("figure", tag("figcaption", tag("h3", text(one.title))), *content, *note, id=f"figure-{one.key}")
 
 
@@ -135,6 +136,7 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         "x": [number(x) for x, _ in rows],
         "xAxis": one.x_axis,
         "yAxis": "log" if one.logarithmic else "linear",
+        **({} if one.limits is None else {"yLimits": [*map(number, one.limits)]}),
         "xLabel": one.x,
         "yLabel": one.y,
         "lines": lines,

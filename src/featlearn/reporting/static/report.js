@@ -32,6 +32,9 @@
     return found;
   };
 
+  // whole steps of a logarithmic axis, so that its ticks are round numbers
+  const limits = ({ yAxis, yLimits: [low, high] }) => yAxis === "log" ? uPlot.rangeLog(low, high, 10, false) : [low, high];
+
   function build(box, block) {
     const scale = axis[block.xAxis];
     const xs = block.x.map(scale.to);
@@ -65,7 +68,10 @@
       width: width(box), height: height(box), padding: [block.marks.length ? 28 : 10, 14, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
-      scales: { x: { time: false }, y: { distr: block.yAxis === "log" ? 3 : 1 } },
+      scales: {
+        x: { time: false },
+        y: { distr: block.yAxis === "log" ? 3 : 1, ...(block.yLimits ? { range: () => limits(block) } : {}) },
+      },
       axes: [
         {
           stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", label: block.xLabel, labelSize: 20,

@@ -1,0 +1,20 @@
+"""Recorded runs by their path."""
+
+from pathlib import Path
+
+FOLDER = Path("runs")
+"""Where `featlearn diagnose` puts runs."""
+
+
+def recorded_runs(path: Path) -> list[Path]:
+    """The run at a path, or the seeds of one experiment that lie in this folder; empty if there are none."""
+    if (path / "run.json").is_file() or (path.suffix == ".zip" and path.is_file()):
+        return [path]
+    seeds = [found.parent for found in path.glob("seed-*/run.json")] if path.is_dir() else []
+    return sorted(seeds, key=lambda seed: (len(seed.name), seed.name))
+
+
+def advice(name: str) -> str:
+    """What to call, for a word that is no recorded run."""
+    close = FOLDER / name
+    return f"; did you mean {close}?" if recorded_runs(close) else "; featlearn runs ls FOLDER lists runs"
