@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT = Settings()
 PLOTTED = {
     "loss": ((), 0.0),
+    "linearisation gap": (("gap/probe",), 0.1),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
-    "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
 the one that was trained on."""
