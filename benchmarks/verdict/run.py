@@ -88,6 +88,8 @@ def _measured(made: Construction, job: Job, path: Path) -> dict[str, Any]:
     steps = {name: found for name, found in run.run.arrays.items() if name.startswith("ntk")}
     return {
         "regime": diagnosis["regime"], "headline": diagnosis["headline"], "numbers": diagnosis["numbers"],
+        "opinions": {name: [one["value"], one["says"]] for name, one in diagnosis["opinions"].items()},
+        "useful": {key: diagnosis["useful"][key] for key in ("first", "later", "network", "error", "unit")},
         "times": diagnosis["times"], "steps": run.run.lines[-1]["step"],
         "measured_steps": [line["step"] for line in run.run.lines],
         "kernel_steps": max(steps.values(), key=len, default=[]), "loss_first": run.losses[0],

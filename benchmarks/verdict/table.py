@@ -31,6 +31,7 @@ def show(lines: list[Line]) -> None:
     if done:
         _show_confusion(done)
         _show_spread(done)
+        _show_opinions(done)
 
 
 def _longest(lines: list[Line]) -> str:
@@ -60,6 +61,20 @@ def _counted(lines: list[Line]) -> str:
     counted = Counter(line["regime"] for line in lines)
     others = {v: n for v, n in counted.items() if v not in VERDICTS}
     return "".join(f"{counted[v] or '-'!s:<16}" for v in VERDICTS).rstrip() + (f" {others}" if others else "")
+
+
+def _show_opinions(lines: list[Line]) -> None:
+    """What other metrics say of the same runs."""
+    names = list(dict.fromkeys(name for line in lines for name in line.get("opinions", {})))
+    if not names:
+        return
+    print(f"\n{'second opinion':{NAME}}{'by theory':16}{'lazy':<16}{'between':<16}rich")
+    for name in names:
+        for regime in sorted({line["regime_by_theory"] for line in lines}):
+            said = Counter(line["opinions"][name][1] for line in lines
+                           if line["regime_by_theory"] == regime and name in line.get("opinions", {}))  # fmt: skip
+            cells = "".join(f"{said[word] or '-'!s:<16}" for word in ("lazy", "between", "rich")).rstrip()
+            print(f"{name:{NAME}}{regime:16}{cells}")
 
 
 def _show_spread(lines: list[Line]) -> None:

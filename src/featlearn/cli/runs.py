@@ -14,7 +14,7 @@ from featlearn.cli.plot import COLUMNS
 from featlearn.cli.settings import option
 from featlearn.errors import FeatlearnError, RunError
 
-EQUIVALENT = {"kernel moved": "kernel_moved", "weights moved": "weights_moved"}
+EQUIVALENT = {"kernel moved": "turning", "weights moved": "weights_moved", "linearisation gap": "gap"}
 """Label -> the equivalent number of a diagnosis."""
 MARKS = {f"probe {ENTROPY}": " ce", "training loss": " tr"}
 LEGENDS = {
