@@ -56,6 +56,17 @@ def swept_cnn(scale: float, seed: int, _: Any) -> Trial:
     return Trial(model, *tasks.few_digits(seed, 70), MSE, descent(scale, momentum=0.8), 700, stop=0.15)
 
 
+def kinked_mlp(scale: float, seed: int, _: Any) -> Trial:
+    """ReLU: units that switch are beyond any linearisation, so that the gap falls more slowly with the scale."""
+    model = fl.steer.scale_output(net.mlp([64, 50, 50, 5]), 1 / scale)
+    return Trial(model, *tasks.few_digits(seed, 110), MSE, descent(scale), 900)
+
+
+def kinked_cnn(scale: float, seed: int, _: Any) -> Trial:
+    model = fl.steer.scale_output(net.cnn((10, 10), 5, size=5), 1 / scale)
+    return Trial(model, *tasks.few_digits(seed, 70), SQUARED, descent(scale, momentum=0.8), 700, stop=0.15)
+
+
 def transformer(scale: float, seed: int, variant: str) -> Trial:
     model = fl.steer.scale_output(net.Transformer(5, 16, 1, 2), 1 / scale)
     rate = 2e-5 if scale > 1 else 1e-2
@@ -66,7 +77,8 @@ def transformer(scale: float, seed: int, variant: str) -> Trial:
 def cross_entropy(scale: float, seed: int, _: Any) -> Trial:
     model = fl.steer.scale_output(net.cnn((10, 12), 5, activation=nn.GELU), 1 / scale)
     task = tasks.few_digits(seed, 70, targets="labels")
-    return Trial(model, *task, CROSS_ENTROPY, descent(scale, momentum=0.5), 500, stop=0.2)
+    how = Descent(0.9, share=0.5) if scale > 1 else descent(scale, momentum=0.5)
+    return Trial(model, *task, CROSS_ENTROPY, how, 500, stop=0.2)
 
 
 def labels(scale: float, seed: int, variant: str) -> Trial:
@@ -104,6 +116,11 @@ def dropout(seed: int, _: Any) -> Trial:
 
 def ntk(width: int, seed: int, _: Any) -> Trial:
     model = net.scaled_mlp([40, width, 4], width**-0.5, nn.Softplus)
+    return Trial(model, *tasks.mixture(seed, 100), SQUARED, Descent(share=0.1), 300, stop=0.15)
+
+
+def kinked_ntk(width: int, seed: int, _: Any) -> Trial:
+    model = net.scaled_mlp([40, width, 4], width**-0.5, nn.ReLU, gain=2**0.5)
     return Trial(model, *tasks.mixture(seed, 100), SQUARED, Descent(share=0.1), 300, stop=0.15)
 
 
@@ -211,12 +228,15 @@ def sweep(
 
 
 SWEPT = {scale: regime_of(scale) for scale in SCALES}
+KINKED = {scale: regime_of(scale) for scale in (0.01, 0.1, 1.0, 10.0, 100.0, 300.0)}
 RICH_WIDTHS: dict[float, Regime] = {192: "rich", 384: "rich", 768: "rich"}
 LAZY_WIDTHS: dict[float, Regime] = {48: "neither", 96: "neither", 192: "lazy", 384: "lazy", 768: "lazy"}
 
 CONSTRUCTIONS = (
     *sweep("MLP, output x", swept_mlp, SWEPT, SCALED),
     *sweep("CNN, output x", swept_cnn, SWEPT, SCALED),
+    *sweep("ReLU MLP, output x", kinked_mlp, KINKED, SCALED),
+    *sweep("ReLU CNN, output x", kinked_cnn, KINKED, SCALED),
     *both("transformer", transformer, ("SGD", "AdamW")),
     *both("CNN, cross-entropy", cross_entropy),
     *both("multi-label BCE", labels, ("SGD", "AdamW")),
@@ -225,6 +245,7 @@ CONSTRUCTIONS = (
     *both("BatchNorm in the body", batch_norm),
     Construction("output x 0.0333, dropout", "rich", SCALED, dropout, seeds=2),
     *sweep("NTK, width", ntk, LAZY_WIDTHS, NTK),
+    *sweep("ReLU NTK, width", kinked_ntk, LAZY_WIDTHS, NTK),
     *sweep("mean field, width", mean_field, RICH_WIDTHS, MEAN_FIELD, (1.0, 3.0)),
     Construction("mean field, small targets", "neither", "units move by the size of the targets: little",
                  partial(mean_field, 384), (0.1, 0.3), 2),

@@ -114,9 +114,9 @@ def scaled_layer_norm(seed: int, _: Any) -> Trial:
 
 def scaled_batch_norm(seed: int, _: Any) -> Trial:
     """The readout starts at zero: a copy in eval mode would differ from the network by its batch statistics."""
-    model = net.Multiplied(net.zero_readout(net.mlp([64, 80, 80, 10], norm=nn.BatchNorm1d)), 100.0)
-    return Trial(model, *tasks.digits(seed, 400), SQUARED, Fixed(SGD, 2e-6, (("momentum", 0.9),)), 500, probe=100,
-                 batch=100, stop=0.2)  # fmt: skip
+    model = net.Multiplied(net.zero_readout(net.mlp([64, 80, 120, 10], norm=nn.BatchNorm1d)), 100.0)
+    return Trial(model, *tasks.digits(seed, 150), SQUARED, Fixed(SGD, 2e-6, (("momentum", 0.9),)), 500, probe=100,
+                 batch=75, stop=0.2)  # fmt: skip
 
 
 def scaled_bce(seed: int, variant: str) -> Trial:

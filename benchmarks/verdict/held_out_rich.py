@@ -63,7 +63,9 @@ def mean_field_decay(seed: int, _: Any) -> Trial:
 
 def small_large_targets(seed: int, _: Any) -> Trial:
     model = fl.steer.scale_init(net.mlp([64, 100, 100, 10]), 0.1)
-    return Trial(model, *tasks.changed(tasks.digits(seed, 100), times=30.0), SQUARED, Descent(stride=0.02), 900)
+    return Trial(
+        model, *tasks.changed(tasks.digits(seed, 100), times=30.0), SQUARED, Descent(stride=0.02), 1800, stop=0.15
+    )
 
 
 def small_constant(seed: int, variant: float) -> Trial:

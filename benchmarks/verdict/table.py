@@ -13,7 +13,7 @@ NUMBERS = {
     "gap, probe": "reference_gap_probe", "gap, test": "reference_gap_test", "gap, unshrunk": "reference_gap_unshrunk",
     "turning": "reference_turning", "growth": "reference_growth", "loss left": "loss_left_centered",
 }  # fmt: skip
-NAME = 44
+NAME = 50
 
 
 def rows(table: Path) -> list[Line]:
@@ -78,7 +78,7 @@ def _show_opinions(lines: list[Line]) -> None:
 
 
 def _show_spread(lines: list[Line]) -> None:
-    print("\n" + f"{'lowest to highest':{NAME}}{'by theory':16}" + "".join(f"{name:<18}" for name in NUMBERS).rstrip())
+    print("\n" + f"{'lowest to highest':{NAME}}{'by theory':16}" + "".join(f"{name:<20}" for name in NUMBERS).rstrip())
     for name, some in _groups(lines).items():
         print(f"{name:{NAME}}{some[0]['regime_by_theory']:16}{_ranges(some)}")
     for regime in sorted({line["regime_by_theory"] for line in lines}):
@@ -89,5 +89,10 @@ def _ranges(lines: list[Line]) -> str:
     cells = []
     for key in NUMBERS.values():
         values = sorted(line[key] for line in lines if line[key] is not None and math.isfinite(line[key]))
-        cells.append(f"{values[0]:.2g} to {values[-1]:.2g}" if values else "-")
-    return "".join(f"{cell:<18}" for cell in cells).rstrip()
+        cells.append(f"{_short(values[0])} to {_short(values[-1])}" if values else "-")
+    return "".join(f"{cell:<20}" for cell in cells).rstrip()
+
+
+def _short(value: float) -> str:
+    """Two digits; what is rounding is zero."""
+    return f"{value:.2g}" if abs(value) > 1e-9 else "0"
