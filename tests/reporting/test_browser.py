@@ -53,6 +53,9 @@ def browser(window: Browser):
     return window
 
 
+OPEN = "for (const one of document.querySelectorAll('details')) one.open = true"
+
+
 def drawn(browser: Browser, selector: str) -> str:
     """The pixels of a canvas, as a string that differs where they do."""
     browser.painted()
@@ -125,6 +128,7 @@ def test_the_window_of_silent_alignment_is_drawn(browser: Browser, pages: dict[s
 
 def test_the_slider_moves_by_keyboard(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
+    browser.script(OPEN)
     last = drawn(browser, "#figure-kernels canvas")
     browser.script("document.querySelector('#slider-kernels').focus()")
     browser.keys("Home")
@@ -204,7 +208,7 @@ def test_lines_have_colours_of_the_scheme(browser: Browser, pages: dict[str, Pat
 def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, pages: dict[str, Path], name: str):
     browser.resize(375)
     browser.open(pages[name])
-    browser.script("for (const one of document.querySelectorAll('details')) one.open = true")
+    browser.script(OPEN)
     assert browser.evaluate("document.documentElement.scrollWidth") == 375
     widths = "[...document.querySelectorAll('canvas')].map(c => c.getBoundingClientRect().right)"
     assert max(browser.evaluate(widths)) <= 375
@@ -227,6 +231,7 @@ def test_print_opens_tables_in_light_colours(browser: Browser, pages: dict[str, 
 
 def test_every_control_has_a_name(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
+    browser.script(OPEN)
     nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
     named = {"button", "slider", "image", "region", "table", "figure", "navigation", "link", "heading"}
     found = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]

@@ -127,8 +127,8 @@ def test_every_section_is_there_and_linked(page: Page):
     assert len(ids) == len(set(ids))
     linked = [a["href"].removeprefix("#") for a in page.having("a") if a["href"].startswith("#")]
     assert set(linked) <= set(ids)
-    assert {"verdict", "loss", "timeline", "spectra", "specialization", "features", "layers", "kernels", "overhead",
-            "provenance", "citations"} <= set(linked)  # fmt: skip
+    assert {"verdict", "steer", "curves", "frozen", "timeline", "spectra", "specialization", "features", "layers",
+            "kernels", "overhead", "provenance", "citations"} <= set(linked)  # fmt: skip
     assert "Not there" not in page.text()
 
 

@@ -66,9 +66,9 @@ class RunGroup:
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
-        x, mean, low, high = _band(found, self.points)
-        return ChartLine(name, x, mean, shade, dash, low, high, self.color)
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label)
+        x, mean, low, high = band(found, self.points)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color, label)
 
     def named(self, label: str) -> str:
         """The label of a line."""
@@ -147,7 +147,7 @@ def _labels(names: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _band(
+def band(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Mean, smallest and largest value over the common range of steps, interpolated in log(1 + step).
