@@ -26,7 +26,11 @@ def comparison(groups: Sequence[RunGroup]) -> Html:
     columns = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
     head = ["run", *settings, "regime", *columns]
     rows = [
-        _row(group, [values[i] for values in settings.values()], [cells[i] for cells in columns.values()])
+        _row(
+            group,
+            {name: values[i] for name, values in settings.items()},
+            {name: cells[i] for name, cells in columns.items()},
+        )
         for i, group in enumerate(groups)
     ]
     names = tag("tr", *(tag("th", text(cell), scope="col") for cell in head))
@@ -48,21 +52,22 @@ def counted_regimes(groups: Sequence[RunGroup]) -> str:
     return f"{told}." + (f" Training broke down in {', '.join(broken)}." if broken else "")
 
 
-def _row(group: RunGroup, settings: Sequence[str], numbers: Sequence[str]) -> Html:
+def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, str]) -> Html:
+    """A row; cells carry their column's name, which a narrow screen shows in place of the head."""
     name = group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} seeds)"
     return tag(
         "tr",
         tag("th", swatch(group.color), text(name), scope="row"),
-        *(tag("td", text(value)) for value in settings),
-        tag("td", chip(group.diagnosis.regime)),
-        *(tag("td", *_two_lines(value)) for value in numbers),
+        *(tag("td", text(value), data_name=name) for name, value in settings.items()),
+        tag("td", chip(group.diagnosis.regime), data_name="regime"),
+        *(tag("td", *_two_lines(value), data_name=name) for name, value in numbers.items()),
     )
 
 
 def _two_lines(value: str) -> list[Html]:
     """A number, and its error below it."""
     number, sign, error = value.partition(" ± ")
-    return [text(number), tag("small", text(f"± {error}"))] if sign else [text(number)]
+    return [text(f"{number} "), tag("small", text(f"± {error}"))] if sign else [text(number)]
 
 
 def _kernels(_: RunGroup, found: Diagnosis) -> str:

@@ -36,7 +36,9 @@ def report(
     runs: Runs, path: str | os.PathLike[str], *, title: str | None = None, kernels: bool = True, bands: bool = True,
     theory: Mapping[str, Any] | None = None, time_scale: float = 1.0,
 ) -> Path:  # fmt: skip
-    """Write a report on runs as one self-contained HTML file: the verdict with its evidence, and charts.
+    """Write a report on runs as one self-contained HTML file: verdict, numbers with their errors, advice, and curves.
+
+    Several runs begin with a table of what differs between them.
 
     Args:
         runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts.

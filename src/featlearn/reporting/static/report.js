@@ -76,8 +76,8 @@
           }),
         },
         {
-          stroke: ink, grid: { ...grid, filter: coarse(block) }, ticks: grid, font: "12px system-ui, sans-serif", size: 58,
-          label: block.yLabel,
+          stroke: ink, grid: { ...grid, filter: coarse(block) }, ticks: { ...grid, filter: coarse(block) },
+          font: "12px system-ui, sans-serif", size: 58, label: block.yLabel,
           labelSize: 20, labelFont: "12px system-ui, sans-serif",
           values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))),
         },
