@@ -354,3 +354,9 @@ def test_runs_that_differ_in_their_cost_and_seed_alone_are_one_group(tmp_path: P
     assert runs[0].config["wall_share"] != runs[1].config["wall_share"]
     (group,) = groups(runs, points=100)
     assert len(group.findings) == 2
+
+
+def test_a_cost_that_was_measured_under_another_load_does_not_part_seeds(tmp_path: Path):
+    runs = [by_hand(tmp_path / f"run{seed}", {"probe/loss": [1.0, 0.5]}, [0, 1], seed=seed, costs={"step": 2.0**-seed})
+            for seed in (8, 10)]  # fmt: skip
+    assert len(groups(runs, points=100)) == 1
