@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
-    "reporting": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
+    "reporting": {"errors", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},

@@ -127,8 +127,8 @@ def test_every_section_is_there_and_linked(page: Page):
     assert len(ids) == len(set(ids))
     linked = [a["href"].removeprefix("#") for a in page.having("a") if a["href"].startswith("#")]
     assert set(linked) <= set(ids)
-    assert {"verdict", "loss", "timeline", "spectra", "specialization", "features", "layers", "kernels", "overhead",
-            "provenance", "citations"} <= set(linked)  # fmt: skip
+    assert {"verdict", "steer", "curves", "frozen", "timeline", "spectra", "specialization", "features", "layers",
+            "kernels", "overhead", "provenance", "citations"} <= set(linked)  # fmt: skip
     assert "Not there" not in page.text()
 
 
@@ -362,3 +362,9 @@ def test_runs_that_differ_in_their_cost_and_seed_alone_are_one_group(tmp_path: P
     assert runs[0].config["wall_share"] != runs[1].config["wall_share"]
     (group,) = groups(runs, points=100)
     assert len(group.findings) == 2
+
+
+def test_a_cost_that_was_measured_under_another_load_does_not_part_seeds(tmp_path: Path):
+    runs = [by_hand(tmp_path / f"run{seed}", {"probe/loss": [1.0, 0.5]}, [0, 1], seed=seed, costs={"step": 2.0**-seed})
+            for seed in (8, 10)]  # fmt: skip
+    assert len(groups(runs, points=100)) == 1

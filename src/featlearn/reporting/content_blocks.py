@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy
 
+NEUTRAL = -1
+"""Index of the colour that belongs to no run."""
 POINTS = 200
 """Largest number of points of a line; longer ones are thinned evenly in the logarithm of the index."""
 
@@ -26,6 +28,8 @@ class ChartLine:
     high: Sequence[float] | None = None
     group: int | None = None
     """index of its run; None for lines of all runs or of a theory"""
+    kind: str = ""
+    """what is drawn of its run, if that is said in the label: "frozen first kernel", a layer"""
     until: float = math.inf
     """the last place before its run diverged; axes need not show what comes after"""
 
@@ -37,6 +41,14 @@ class Mark:
     at: float
     label: str
     color: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """A threshold: a horizontal line."""
+
+    at: float
+    label: str
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,9 @@ class Chart:
     windows: Sequence[Window] = ()
     note: str = ""
     """remark below the chart"""
+    levels: Sequence[Level] = ()
+    least: tuple[float, float] | None = None
+    """what the vertical axis shows at least"""
 
     def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
         """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
@@ -132,6 +147,8 @@ class MatrixSequence:
     """the centre of a diverging colour scale; None for a sequential one"""
     slider: bool = True
     note: str = ""
+    colors: Sequence[int] = ()
+    """colour of each run; none for a single one"""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
         """Limits of the colour scale: those of this picture, or symmetric about the middle over all pictures."""
@@ -144,13 +161,17 @@ class MatrixSequence:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table."""
+    """A table; `parts` are tables with the same head, folded below it."""
 
     key: str
     title: str
     head: Sequence[str]
     body: Sequence[Sequence[str]]
     note: str = ""
+    colors: Sequence[int] = ()
+    """colour of the run of each row; none if rows are not runs"""
+    parts: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()
+    """(title, rows)"""
 
 
 ContentBlock = Chart | MatrixSequence | Grid
@@ -167,6 +188,13 @@ class Section:
     blocks: Sequence[ContentBlock] = ()
     missing: Sequence[str] = field(default=())
     """what is missing, and why"""
+    folded: bool = True
+    """whether it is closed until it is asked for"""
+
+
+def shade(color: int) -> int:
+    """The colour of the palette that is drawn for an index: the eight of runs and lines repeat."""
+    return 8 if color == NEUTRAL else color % 8
 
 
 def thinned(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:

@@ -18,8 +18,8 @@ from featlearn.reporting.content_blocks import ChartLine, thinned
 
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
-    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "steps", "device",
-    "checkpoints",
+    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "costs", "steps",
+    "device", "checkpoints",
 }  # fmt: skip
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 
@@ -82,9 +82,10 @@ class RunGroup:
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, until=until)
-        x, mean, low, high = _band(found, self.points)
-        return ChartLine(name, x, mean, shade, dash, low, high, self.color, until)
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label,
+                             until=until)  # fmt: skip
+        x, mean, low, high = band(found, self.points)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color, label, until)
 
     def named(self, label: str) -> str:
         """The label of a line."""
@@ -163,7 +164,7 @@ def _labels(names: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _band(
+def band(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Mean, smallest and largest value over the common range of steps, interpolated in log(1 + step).

@@ -10,7 +10,7 @@ from featlearn.record import Run
 from featlearn.reporting.content_blocks import Grid, Section
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
-from featlearn.reporting.rendering import table
+from featlearn.reporting.rendering import table, titled
 
 MOST_EVENTS = 50
 LONGEST_CONFIG = 20_000
@@ -73,14 +73,10 @@ def provenance(groups: Sequence[RunGroup]) -> Html:
                 tabindex=0))
         for run in runs
     ]  # fmt: skip
-    return tag(
-        "section",
-        tag("h2", "Provenance", id="provenance-title"),
-        table(["", *(run.name for run in runs)], rows, "What was run, and with what"),
-        *configs,
-        id="provenance",
-        aria_labelledby="provenance-title",
-    )
+    return titled("provenance", "Provenance", table(["", *(run.name for run in runs)], rows, _CAPTION), *configs)
+
+
+_CAPTION = "What was run, and with what"
 
 
 def _entry(*path: str) -> Callable[[Run], str]:
@@ -136,11 +132,8 @@ def citations() -> Html:
              for line in citation(name, style="text").splitlines()]  # fmt: skip
     entries = [entry for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
                for entry in citation(name).split("\n\n")]  # fmt: skip
-    return tag(
-        "section",
-        tag("h2", "To cite", id="citations-title"),
-        tag("ul", *(tag("li", text(line)) for line in dict.fromkeys(lines)), class_="citations"),
+    listed = [tag("li", text(line)) for line in dict.fromkeys(lines)]
+    return titled(
+        "citations", "To cite", tag("ul", *listed, class_="citations"),
         tag("details", tag("summary", "BibTeX"), tag("pre", text("\n\n".join(dict.fromkeys(entries))), tabindex=0)),
-        id="citations",
-        aria_labelledby="citations-title",
-    )
+    )  # fmt: skip
