@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import featlearn as fl
+from featlearn.diagnosis.evidence import GAP
 from featlearn.record import Run
 from featlearn.reporting.comparison import counted_regimes, settings_that_differ
 from featlearn.reporting.gauges import estimate_words
@@ -94,7 +95,7 @@ def test_lines_of_several_runs_have_a_button_for_each_run_and_each_style(page: P
 def test_the_gap_is_drawn_with_its_thresholds(runs: list[Run], tmp_path: Path):
     page = Page(report(runs[1], tmp_path / "page.html"))
     gap = page.blocks["gap"]
-    assert [level["at"] for level in gap["levels"]] == [0.2, 0.4]
+    assert [level["at"] for level in gap["levels"]] == [GAP.low, GAP.high]
     assert gap["least"] == [0.0, 1.0]
     assert gap["lines"][0]["y"] == pytest.approx(fl.diagnose(runs[1]).gap.values, rel=1e-4)
 

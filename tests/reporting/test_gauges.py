@@ -47,8 +47,8 @@ def test_scales_are_linear_or_logarithmic_and_end():
 
 @pytest.mark.parametrize(
     ("value", "error", "zone"),
-    [(0.1, 0.01, "lazy"), (0.1, 0.06, "between"), (0.5, 0.04, "rich"), (0.5, 0.06, "between"), (0.5, math.nan, "rich"),
-     (0.3, 0.001, "between")],
+    [(0.1, 0.01, "lazy"), (0.1, 0.06, "between"), (0.5, 0.04, "rich"), (0.5, 0.13, "between"), (0.5, math.nan, "rich"),
+     (0.2, 0.001, "between")],
 )  # fmt: skip
 def test_a_zone_is_told_only_where_the_whole_bar_lies_in_it(value: float, error: float, zone: str):
     assert made(value, error).verdict == zone
@@ -64,11 +64,11 @@ def test_the_drawing_has_thresholds_ticks_and_two_standard_errors():
     assert places(html, "limit") == pytest.approx([GAP.low, GAP.low, GAP.high, GAP.high], abs=1e-3)
     assert places(html, "error") == pytest.approx([0.6, 0.8, 0.6, 0.6, 0.8, 0.8], abs=1e-3)
     labels = re.findall(r'<text [^>]*class="(\w+)">([^<]+)', html)
-    assert {text for kind, text in labels if kind == "limit"} == {"0.2", "0.4"}
-    assert {text for kind, text in labels if kind == "tick"} == {"0", "0.6", "0.8", "1"}
+    assert {text for kind, text in labels if kind == "limit"} == {"0.15", "0.25"}
+    assert {text for kind, text in labels if kind == "tick"} == {"0", "0.4", "0.6", "0.8", "1"}
     assert "0.70 ± 0.05" in html
     assert "(rich)" not in html  # brackets are of the style
-    assert "lazy below 0.2, rich above 0.4" in html
+    assert "lazy below 0.15, rich above 0.25" in html
 
 
 def test_a_value_without_error_has_no_bar_and_one_outside_an_arrow():
