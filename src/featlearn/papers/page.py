@@ -20,7 +20,11 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .5rem; border-bot
 @media (prefers-color-scheme: dark) { body { background: #161616; color: #ddd } th, td { border-color: #444 }
 .holds { color: #4fc9a4 } .fails { color: #ff9d57 } .known, .how { color: #aaa } a { color: #7ab8e8 } }
 """
-COLUMNS = ("claim", "paper", "ours", "spread", "difference", "holds within", "", "why")
+COLUMNS = ("claim", "paper", "ours", "spread", "difference", "holds within", "band from", "", "why")
+CHECKS = (
+    "Checks: sentences that cannot fail, because they are true by construction, compare a formula with itself, or list "
+    "what was put in. They are not counted."
+)
 
 
 def figure_page(result: Result) -> str:
@@ -61,17 +65,37 @@ def _section(result: Result) -> str:
     how += f" on {meta['versions'].get('gpu', meta['device'])}"
     setup = _words(meta["setup"])
     left_out = meta["not_judged"]
+    counted_ones = [claim for claim in result.claims if not claim["check"]]
+    checks = [claim for claim in result.claims if claim["check"]]
     return (
         f'<section id="{_anchor(result)}"><h2>{escape(meta["id"])}: {escape(meta["title"])}</h2>'
         f"<p>{escape(meta['about'])}</p>"
         f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}">'
-        f'<div class="wide"><table><tr>{"".join(f"<th>{name}</th>" for name in COLUMNS)}</tr>'
-        f"{''.join(_row(claim, meta['claims'][claim['id']]) for claim in result.claims)}</table></div>"
-        f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}.'
+        f"<p>{escape(result.summary)}.</p>{_table(counted_ones, meta)}"
+        + (f"<p>{escape(CHECKS)}</p>{_table(checks, meta)}" if checks else "")
+        + f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}. {escape(_sources(meta))}'
         + (f" Not judged at this scale: {escape(', '.join(left_out))}." if left_out else "")
         + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
         + "</p></section>"
     )
+
+
+def _table(claims: Iterable[dict[str, Any]], meta: dict[str, Any]) -> str:
+    rows = "".join(_row(claim, meta["claims"][claim["id"]]) for claim in claims)
+    heads = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    return f'<div class="wide"><table><tr>{heads}</tr>{rows}</table></div>'
+
+
+def _sources(meta: dict[str, Any]) -> str:
+    """Which experiments the figure shows, and where their seeds are kept."""
+    each = [f"{one['id']} ({one['key']}, seeds {_seeds(one['seeds'])})" for one in meta["experiments"]]
+    return f"Experiment{'s' * (len(each) != 1)}: {', '.join(each)}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    low, high = min(seeds), max(seeds)
+    whole = len(seeds) > 1 and list(seeds) == list(range(low, high + 1))
+    return f"{low} to {high}" if whole else ", ".join(map(str, seeds))
 
 
 def _words(value: Any) -> str:
@@ -86,18 +110,31 @@ def _inner(value: Any) -> str:
 
 
 def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
-    kind = "holds" if claim["holds"] else "fails" if claim["known"] is None else "known"
+    kind = "known" if claim["known"] is not None and not claim["holds"] else claim["verdict"]
     # what is known against a claim is the reason of a failure, and elsewhere a remark
     known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
-    reason = " ".join(filter(None, (known, details["why"])))
+    reason = " ".join(filter(None, (known, details["why"], *map(_choice, details["choices"]))))
     cells: Iterable[str] = (
         claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
-        _number(details["difference"]), _band(claim["band"]),
+        _number(details["difference"]), _band(claim["band"]), claim["band_from"],
     )  # fmt: skip
     if (yes := share(claim, details["values"])) is not None:
-        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds")
+        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds", claim["band_from"])
     text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr>{text}<td class="{kind}">{verdict(claim)}</td><td>{escape(reason)}</td></tr>'
+
+
+def _choice(choice: dict[str, Any]) -> str:
+    """What was chosen, and the verdict under the other choice."""
+    if choice["verdict"] is None:
+        return f"Chosen: {choice['made']}; not tried: {choice['other']}."
+    band = {"band": choice["band"]}
+    found = share(band, choice["values"]) or f"{_number(choice['measured'])} (within {_band(choice['band'])})"
+    return f"Chosen: {choice['made']}. With {choice['other']} it {_verb(choice['verdict'])}: {found}."
+
+
+def _verb(verdict: str) -> str:
+    return "is undecided" if verdict == "undecided" else verdict
 
 
 def _spread(details: dict[str, Any]) -> str:
