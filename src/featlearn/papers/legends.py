@@ -87,11 +87,15 @@ def _move(ax: Any) -> None:
 
 def _put_below(ax: Any) -> None:
     """Under the panel and its label, in two columns if there are many entries."""
+    from matplotlib.transforms import ScaledTranslation
+
     entries = [(handle, text.get_text()) for handle, text in zip(*_entries(ax), strict=True)]
-    bottom = (ax.xaxis.get_tightbbox().y0 - ax.bbox.y0) / ax.bbox.height
+    # in inches: the panel becomes smaller for the legend, and its label does not
+    drop = (ax.xaxis.get_tightbbox().y0 - ax.bbox.y0) / ax.figure.dpi
+    place = ax.transAxes + ScaledTranslation(0, drop, ax.figure.dpi_scale_trans)
     ax.legend(
-        *zip(*entries, strict=True), loc="upper center", bbox_to_anchor=(0.5, bottom), ncols=1 + (len(entries) > 3),
-        columnspacing=1, handlelength=1.5,
+        *zip(*entries, strict=True), loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place,
+        ncols=1 + (len(entries) > 3), columnspacing=1, handlelength=1.5,
     )  # fmt: skip
 
 

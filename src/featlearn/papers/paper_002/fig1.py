@@ -159,27 +159,31 @@ def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
     figure, axes = panels(
         2, 3, height=2.3, titles=("a  MNIST", "b  MNIST", "c  CIFAR-10", "d  Wide ResNet", "e  Wide ResNet", "")
     )  # fmt: skip
-    for ax, name in ((axes[0], "mnist"), (axes[3], "residual")):
-        dynamics(ax, runs, name)
-    axes[0].axhline(runs["mnist/best"].mean(), color=GREEN, linestyle="--", label="largest, linear")
-    axes[3].axhline(setups["chosen"].residual.samples ** -0.5, color=GREEN, linestyle=":", label=r"$1/\sqrt{P}$")
+    bound = ("largest, linear", float(runs["mnist/best"].mean()))
+    dynamics(axes[0], runs, "mnist", bound)
     axes[3].axvline(grown(runs).mean(), color=ORANGE, linestyle="--", label="kernel grows")
+    dynamics(axes[3], runs, "residual", (r"$1/\sqrt{P}$", setups["chosen"].residual.samples ** -0.5))
     for ax, name in ((axes[1], "mnist"), (axes[2], "cifar"), (axes[4], "residual")):
         predictions(ax, runs, name)
     errors(axes[5], runs)
-    for ax in axes:
+    for ax in (axes[1], axes[2], *axes[4:6]):
         ax.legend()
     return figure
 
 
-def dynamics(ax: Any, runs: Runs, name: str) -> None:
-    """Loss and norm as shares, alignments as they are."""
-    steps = runs[f"{name}/steps"][0]
+def dynamics(ax: Any, runs: Runs, name: str, bound: tuple[str, float]) -> None:
+    """Loss and norm as shares to the left; alignments as they are, with a line to compare them with, to the right."""
+    steps, over = runs[f"{name}/steps"][0], ax.twinx()
     curve(ax, steps, runs[f"{name}/loss"] / runs[f"{name}/loss"][:, :1], "loss / start", colour=BLUE)
     curve(ax, steps, runs[f"{name}/norm"] / runs[f"{name}/norm"][:, -1:], "|K| / end", colour=ORANGE)
-    curve(ax, steps, runs[f"{name}/alignment"], "alignment", colour=GREEN)
-    curve(ax, steps, runs[f"{name}/centered_alignment"], "centred", colour=SKY)
+    curve(over, steps, runs[f"{name}/alignment"], "alignment", colour=GREEN)
+    curve(over, steps, runs[f"{name}/centered_alignment"], "centred", colour=SKY)
+    over.axhline(bound[1], color=GREEN, linestyle=":", label=bound[0])
+    over.set(ylim=(0, None), label=f"{name}, alignment")
+    over.tick_params(labelcolor=GREEN)
     ax.set(xlabel="step")
+    (lines, words), (more, others) = ax.get_legend_handles_labels(), over.get_legend_handles_labels()
+    ax.legend(lines + more, words + others)
 
 
 def predictions(ax: Any, runs: Runs, name: str) -> None:
