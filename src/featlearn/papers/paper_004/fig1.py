@@ -314,7 +314,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
         else:
             ax.tick_params(labelleft=False)
     axes[0].legend(loc="center right")
-    axes[len(ACTIVATIONS) + 1].legend(loc="lower center")
+    axes[len(ACTIVATIONS) + 1].legend(loc="lower center", handlelength=1)
     return figure
 
 
