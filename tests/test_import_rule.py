@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
     "reporting": {"errors", "record", "diagnosis", "metrics", "dynamics", "citations"},
-    "steer": MEASURING | {"metrics", "theory", "record", "diagnosis"},
+    "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "papers": LIBRARY | {"featlearn"},

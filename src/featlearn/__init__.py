@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Probes as Probes
     from featlearn.linalg.estimate import Estimate as Estimate
+    from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.planning.plan import Plan as Plan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from featlearn.quantities.gradient_products import egop as egop
     from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
     from featlearn.quantities.layer_balance import layer_balance as layer_balance
+    from featlearn.quantities.linearization_gap import linearization_gap as linearization_gap
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
     from featlearn.quantities.ntk import plan as plan
@@ -66,6 +68,7 @@ _HOME = {
     "feature_speed": "featlearn.quantities.velocity",
     "layer_alignment": "featlearn.quantities.layer_alignment",
     "layer_balance": "featlearn.quantities.layer_balance",
+    "linearization_gap": "featlearn.quantities.linearization_gap",
     "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",
     "ntk_diagonal": "featlearn.quantities.ntk_diagonal",
@@ -77,6 +80,7 @@ _HOME = {
     "report": "featlearn.reporting.page",
     "representation_kernels": "featlearn.quantities.representation",
     "watch": "featlearn.monitoring.entry",
+    "watch_checkpoints": "featlearn.monitoring.checkpoints",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",

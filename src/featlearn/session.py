@@ -1,7 +1,7 @@
 """One model, measured again and again: audited once, and checked on every batch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from featlearn.preparation import Preparation
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, prepared_alignment
 from featlearn.quantities.layer_balance import LayerBalance, prepared_balance
 from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.linearization_gap import prepared_gap
 from featlearn.quantities.neural_features import prepared_features
 from featlearn.quantities.ntk import kernel_plan, tangent_kernel
 from featlearn.quantities.ntk_diagonal import prepared_diagonal
@@ -94,6 +95,20 @@ class Session:
     ) -> NeuralFeatures:  # fmt: skip
         """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
         return prepared_features(self._prepared, self._given(x), initial=initial, layers=layers, outputs=outputs)
+
+    @overload
+    def linearization_gap(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["network"] = "network"
+    ) -> float: ...
+    @overload
+    def linearization_gap(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
+    ) -> dict[str, float]: ...
+    def linearization_gap(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
+    ) -> float | dict[str, float]:
+        """What the linearisation at an earlier state misses: see `fl.linearization_gap`."""
+        return prepared_gap(self._prepared, self._given(x), initial, by=by)
 
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
         """Alignment of weights that follow each other: see `fl.layer_alignment`."""

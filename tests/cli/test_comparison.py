@@ -57,6 +57,18 @@ def test_compare_has_one_quantity_to_a_row_and_says_which(capsys: pytest.Capture
     assert "training loss" not in said
 
 
+def test_binary_cross_entropy_has_a_row_of_its_own(capsys: pytest.CaptureFixture[str]):
+    numbers = {"probe/loss": 0.25, "probe/binary_cross_entropy": 0.5}
+    runs = [fitted("a", "binary-cross-entropy", numbers), fitted("b", "cross-entropy", {"probe/cross_entropy": 0.75})]
+    assert main(["runs", "compare", *runs]) == 0
+    rows = table(capsys.readouterr().out)
+    assert rows["probe binary cross-entropy"] == ["0.5", "-"]
+    assert rows["probe cross-entropy"] == ["-", "0.75"]
+    assert "probe squared error" not in rows
+    assert main(["runs", "compare", "a", "a"]) == 0
+    assert "probe cross-entropy" not in table(capsys.readouterr().out)
+
+
 def test_settings_that_differ_come_first(recorded: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "compare", str(recorded)]) == 0
     said = capsys.readouterr().out

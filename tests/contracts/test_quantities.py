@@ -77,6 +77,14 @@ def network() -> nn.Sequential:
     return model
 
 
+ARGUMENTS["initial"] = {
+    key: value + 0.3 * torch.sin(torch.arange(value.numel())).reshape(value.shape)
+    if value.is_floating_point()
+    else value
+    for key, value in network().state_dict().items()
+}
+
+
 def trace(model: nn.Module) -> dict[str, Any]:
     """All that a measurement could change, copied."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

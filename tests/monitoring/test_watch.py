@@ -60,6 +60,22 @@ def at(step: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     return model, start, optimizer
 
 
+def gaps(model: nn.Module, start: nn.Module, x: Tensor, test: Tensor) -> dict[str, float]:
+    """The numbers under gap/, with standard errors by leaving out one sample after the other."""
+    found = {}
+    for name, inputs in (("probe", x), ("test", test)):
+        every = torch.arange(len(inputs))
+        found[f"gap/{name}"] = fl.linearization_gap(model, inputs, start.state_dict())
+        parts = [
+            fl.linearization_gap(model, inputs[every % 16 != i], start.state_dict()) for i in range(min(16, len(x)))
+        ]
+        left = torch.tensor(parts[: len(inputs)], dtype=torch.float64)
+        found[f"gap/{name}_error"] = math.sqrt(float((left - left.mean()).square().sum()) * (len(left) - 1) / len(left))
+    change = (model(x) - start(x)).detach()
+    found["gap/change"] = float((change - change.mean(0)).norm()) / math.sqrt(len(x))
+    return found
+
+
 def test_numbers_are_those_of_the_functions(tmp_path: Path):
     """Every scalar against the public function that defines it, at a step in the middle."""
     test = data(7, seed=5)
@@ -94,6 +110,9 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
         "ntk/optimizer/alignment": float(fl.metrics.alignment(kernel, y)),
         "weights/norm": math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters())),
     }
+    expected |= gaps(model, start, x, test[0])
+    last_features = model[:4](x).detach()
+    expected["richness/low_rank"] = float(fl.metrics.low_rank_richness(last_features, f))
     own = torch.nn.functional.one_hot(test[1], 3).double() - 1 / 3
     expected["test/loss"] = float((model(test[0]).detach() - own).square().sum(1).mean())
     expected["ntk/test/alignment"] = float(fl.metrics.alignment(fl.ntk(model, test[0]), own))
@@ -142,7 +161,7 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     every = list(range(6))
     assert run.arrays == {
         "initial": [0], "kernel": every, "optimizer_kernel": [5], "outputs": every, "specialization": every,
-        "spectrum": every, "targets": [0], "test": [0, 5],
+        "spectrum": every, "targets": [0], "test": every,
     }  # fmt: skip
     close = {"rtol": 1e-5, "atol": 1e-5}
     last = run.array("kernel", 5)
@@ -493,8 +512,39 @@ def test_a_folder_that_goes_away_does_not_stop_training(
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path):
     watched(tmp_path / "run")
-    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*out=.* or remove it"):
+    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*overwrite=True .*out="):
         watched(tmp_path / "run")
+
+
+def test_a_run_is_overwritten_when_asked_for(tmp_path: Path):
+    watched(tmp_path / "run", steps=5)
+    watched(tmp_path / "run", steps=3, overwrite=True, name="new")
+    run = open_run(tmp_path / "run")
+    assert run.name == "new"
+    assert [line["step"] for line in run.lines] == run.arrays["kernel"] == [0, 1, 2, 3]
+    unfinished = watch(network(), probe=data(), out=tmp_path / "run", overwrite=True).__enter__()
+    assert [line["step"] for line in unfinished.run.lines] == [0]
+    watched(tmp_path / "run", steps=1, overwrite=True)
+    assert open_run(tmp_path / "run").config["finished"] is True
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_is_kept_where_the_new_one_cannot_begin(tmp_path: Path):
+    watched(tmp_path / "run", steps=2)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    x, y = data()
+    with pytest.raises(FeatlearnError):
+        watch(nn.Linear(4, 3), probe=(x, y), out=tmp_path / "run", overwrite=True).__enter__()
+    with pytest.raises(InputValueError, match="resume=True and overwrite=True, expected one"):
+        watch(network(), probe=(x, y), out=tmp_path / "run", overwrite=True, resume=True)
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+def test_only_a_run_is_overwritten(tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RunError, match="expected a run there"):
+        watch(network(), probe=data(), out=tmp_path, overwrite=True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
 def broken_off(path: Path, **options: Any) -> Watch:
@@ -519,8 +569,8 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
     assert run.config["finished"] is False
     (line,) = capfd.readouterr().err.splitlines()
     words = (
-        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s, [\d.]+ % of the wall time "
-        r"\(first and last [\d.]+ s; between them .*, no budget\): .*run"
+        r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s for measuring, first and last included: "
+        r".* training, no budget: .*run"
     )
     assert re.fullmatch(words, line)
 
@@ -709,7 +759,8 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
-    silent = {"mine": lambda view: {}, "kernel": False, "features": False, "layers": False, "weights": False}
+    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights", "convergence"), False)
+    silent = {"mine": lambda view: {}, **switched_off}
     with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
         for step in range(1, 5):
             seen.step(**({"loss": 1.0} if step == 2 else {}))
@@ -768,3 +819,28 @@ def test_the_run_is_plain_json(tmp_path: Path):
     watched(tmp_path / "run")
     for line in (tmp_path / "run" / "scalars.jsonl").read_text().splitlines():
         assert json.loads(line)["values"]
+
+
+@pytest.mark.parametrize("loss", [None, "cross-entropy", "mean"])
+def test_features_at_convergence_are_recorded_where_weights_decay(tmp_path: Path, loss: str | None):
+    """Against the gradient of the loss that was told, by autograd; labels alone mean cross-entropy."""
+    model, (x, labels) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.01)
+    with watch(model, probe=(x, labels), out=tmp_path / "run", optimizer=optimizer, loss=loss, budget=None) as seen:
+        seen.step()
+    hot = torch.nn.functional.one_hot(labels, 3) - 1 / 3
+    f = model(x)
+    value = (f - hot).square().sum() if loss == "mean" else nn.functional.cross_entropy(f, labels, reduction="sum")
+    value.backward()
+    for name in ("0", "2", "4"):
+        weight = model[int(name)].weight
+        W, G = weight.detach().flatten(1).double(), weight.grad.flatten(1).double()
+        A, B = W.T @ W, -W.T @ G
+        expected = float((A * B).sum() / (A.norm() * B.norm()))
+        assert seen.run.scalar(f"convergence/{name}")[1][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_decay_nothing_is_said_of_convergence(tmp_path: Path):
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+        seen.step()
+    assert not [name for name in seen.run.names if name.startswith("convergence")]

@@ -5,25 +5,28 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from featlearn.cli.answer import number, table
-from featlearn.cli.key_numbers import ENTROPY, NUMBERS, SQUARED
+from featlearn.cli.key_numbers import BINARY, ENTROPY, NUMBERS, SQUARED
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.settings import option
 
-EQUIVALENT = {"kernel moved": "kernel_moved", "weights moved": "weights_moved"}
+EQUIVALENT = {"kernel moved": "turning", "weights moved": "weights_moved", "linearisation gap": "gap"}
 """Label -> the equivalent number of a diagnosis."""
 LABELS = {
-    "kernel_moved": "kernel moved",
-    "kernel_moved_raw": "kernel moved, not centred",
+    "gap": "linearisation gap",
+    "departure": "departure from the first kernel",
+    "turning": "kernel moved",
+    "turning_raw": "kernel moved, not centred",
+    "growth": "kernel norm, times the first",
     "speedup": "first kernel slower, times",
     "speedup_rescaled": "first kernel at its later size, times",
     "alignment_rise": "centred alignment rose by",
     "loss_left": "lowest loss, share of the first",
-    "kernel_growth": "kernel norm, times the first",
     "feature_rate": "effective feature rate",
     "step of loss_half": "step of half of the loss",
     "step of alignment_90": "step of 90 % of the rise of alignment",
     "step of norm_10": "step of 10 % of the kernel norm",
     "step of kernel_settled": "step from which the kernel is settled",
+    "step of rich_from": "step from which training was rich",
 }
 """Numbers and times of a diagnosis -> labels."""
 SHOWN_ELSEWHERE = ("steps",)
@@ -82,7 +85,7 @@ def _compared(entries: Sequence[dict[str, Any]], said: Collection[str]) -> list[
     unknown = any(entry["loss"] == "training loss" for entry in entries)
 
     def shown(label: str) -> bool:
-        kind = next((kind for kind in (SQUARED, ENTROPY) if label.endswith(kind)), None)
+        kind = next((kind for kind in (SQUARED, ENTROPY, BINARY) if label.partition(" ")[2] == kind), None)
         wanted = unknown if label == "training loss" else kind is None or kind in kinds
         known = any(not math.isnan(entry["numbers"][label]) for entry in entries)
         return wanted and known and EQUIVALENT.get(label) not in said

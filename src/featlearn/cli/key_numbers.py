@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from featlearn.record import Run
 
-SQUARED, ENTROPY = "squared error", "cross-entropy"
+SQUARED, ENTROPY, BINARY = "squared error", "cross-entropy", "binary cross-entropy"
 NUMBERS = {
     f"probe {SQUARED}": "probe/loss",
     f"probe {ENTROPY}": "probe/cross_entropy",
+    f"probe {BINARY}": "probe/binary_cross_entropy",
     "probe accuracy": "probe/accuracy",
     f"test {SQUARED}": "test/loss",
     f"test {ENTROPY}": "test/cross_entropy",
+    f"test {BINARY}": "test/binary_cross_entropy",
     "test accuracy": "test/accuracy",
     "training loss": "loss",
+    "linearisation gap": "gap/probe",
     "kernel-task alignment, centred": "ntk/centered_alignment",
     "kernel norm": "ntk/norm",
     "kernel moved": "ntk/centered_distance",
@@ -32,8 +35,8 @@ def trained_on(run: "Run") -> tuple[str, ...]:
     """The losses to compare a run by: what it was trained on, or all that were recorded if it does not say."""
     told = run.config.get("loss_convention")
     if isinstance(told, str):
-        return (ENTROPY,) if told == ENTROPY else (SQUARED,)
-    return tuple(kind for kind in (SQUARED, ENTROPY) if NUMBERS[f"probe {kind}"] in run.names)
+        return ({ENTROPY: ENTROPY, "binary-cross-entropy": BINARY}.get(told, SQUARED),)
+    return tuple(kind for kind in (SQUARED, ENTROPY, BINARY) if NUMBERS[f"probe {kind}"] in run.names)
 
 
 def loss_label(run: "Run") -> str:

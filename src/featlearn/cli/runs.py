@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from featlearn.cli.answer import Answer, UsageError, number, table
 from featlearn.cli.comparison import comparison, word
 from featlearn.cli.comparison import verdict as verdict_of
-from featlearn.cli.key_numbers import ENTROPY, key_numbers, loss_label, trained_on
+from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label, trained_on
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
 from featlearn.errors import FeatlearnError, RunError
@@ -18,9 +18,10 @@ from featlearn.errors import FeatlearnError, RunError
 if TYPE_CHECKING:
     from featlearn.record import Run
 
-MARKS = {f"probe {ENTROPY}": " ce", "training loss": " tr"}
+MARKS = {f"probe {ENTROPY}": " ce", f"probe {BINARY}": " bce", "training loss": " tr"}
 LEGENDS = {
-    " ce": "ce: cross-entropy, others are squared errors",
+    " ce": "ce: cross-entropy",
+    " bce": "bce: binary cross-entropy",
     " tr": "tr: training loss, as none on the probe is known",
 }
 """How `runs ls`, which has one column for all losses, marks them, and what the marks mean."""
@@ -60,6 +61,7 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
     head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
     text = table(head, rows) if rows else f"no runs in {folder}, down to two levels"
     legends = [legend for mark, legend in LEGENDS.items() if any(row[4].endswith(mark) for row in rows)]
+    legends = [f"{'; '.join(legends)}; others are squared errors"] if legends else []
     unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
     reasons = [fill(word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
     return Answer(data={"runs": entries}, text="\n".join([text, *legends, *reasons]))
@@ -150,7 +152,8 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
         return {"path": str(path), "error": f"cannot be read: {error}"}
     created = run.config.get("created")
     times = {f"step of {key}": value for key, value in verdict.times.items()}
-    numbers = {**verdict.numbers, "feature_rate": verdict.feature_rate, **times}
+    decisive = {key: float(one) for key, one in verdict.numbers.items()}
+    numbers = {**decisive, "feature_rate": verdict.feature_rate, **times}
     settings = run.config.get("settings")
     told = any(event["kind"] == "diverged" for event in run.events)
     diverged = told or "training broke down" in verdict.headline
@@ -159,7 +162,7 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
         "steps": steps, "regime": verdict.regime, "diverged": diverged,
         "seed": run.config.get("seed"),
         "numbers": key_numbers(run), "loss": loss_label(run), "trained_on": trained_on(run),
-        "verdict": {key: float(value) if math.isfinite(value) else None for key, value in numbers.items()},
+        "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "settings": settings if isinstance(settings, dict) else {}, "options": of_command(run),
     }  # fmt: skip
 

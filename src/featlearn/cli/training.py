@@ -38,11 +38,11 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
     task = built_in_task(settings) if place is None else user_task(place, settings)
-    task = placed(scaled(task, settings), _device(settings.device))
+    task = placed(scaled(task, settings), chosen_device(settings.device))
     optimizer = task.optimizer or _optimizer(task, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = task.samples <= settings.probe
-    with _shown_warnings(progress), _few_threads(task, settings), watch(
+    with shown_warnings(progress.quiet), _few_threads(task, settings), watch(
         task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
         loss=task.convention, name=out.name, settings={**_entry(place, settings), "lr": rate, "subject": place},
         # Kernel regression on a part of the samples cannot be compared with a network trained on all.
@@ -84,7 +84,8 @@ def _optimizer(task: TrainingTask, settings: Settings) -> torch.optim.Optimizer:
     return OPTIMIZERS[settings.optimizer](trainable, lr=rate)
 
 
-def _device(name: str) -> str:
+def chosen_device(name: str) -> str:
+    """The device of an option: `auto` takes a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return checked_device(name)
@@ -104,7 +105,7 @@ def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
+def shown_warnings(quiet: bool) -> Iterator[None]:
     """Print warnings in our own format; suppress them if quiet."""
 
     def show(message: Warning | str, *others: object) -> None:
@@ -113,7 +114,7 @@ def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = show  # type: ignore[assignment] # catch_warnings puts the old one back
-        if progress.quiet:
+        if quiet:
             with redirect_stderr(StringIO()):
                 yield
         else:

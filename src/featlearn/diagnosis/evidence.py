@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from featlearn.linalg.estimate import Estimate
+
 
 class Threshold(NamedTuple):
     """Two numbers that separate low, between and high, with their source."""
@@ -15,23 +17,29 @@ class Threshold(NamedTuple):
 
 
 CALIBRATED = (
-    "regime: from 160 runs whose regime is known by construction, 40 lazy and 60 rich; "
+    "regime: from runs whose regime is known by construction, none of them among those by which the verdict is tested; "
     "docs/how-to/read-a-diagnosis.md has the tables"
 )
-"""Chosen so that no number of these runs indicates the wrong regime (benchmarks/calibrate_diagnosis.py)."""
-
-SPEED = Threshold(2.5, 10.0, CALIBRATED)
-"""How many times longer the frozen first kernel takes. Lazy runs had at most 2.1, rich ones at least 18."""
-KERNEL_MOVED = Threshold(0.03, 0.11, CALIBRATED)
-"""1 - cosine of the first and the last kernel, centred. They overlap: rich runs had at least 0.032, lazy ones at most
-0.107."""
-CLEARLY_MOVED = Threshold(
-    0.03, 0.2, "regime, where the speed is not known: of all 340 runs none that was not rich moved by more than 0.173"
+GAP = Threshold(0.15, 0.25, CALIBRATED)
+"""Linearisation gap at the end. Lazy runs had at most 0.05, rich ones at least 0.44; along the output scale it goes
+from one to the other in two decades, and an output times 3 has 0.24 to 0.28."""
+DEPARTED = Threshold(0.3, 0.3, CALIBRATED)
+"""Departure from training with the frozen first kernel; above, the headline cannot be lazy."""
+TURNED = Threshold(0.02, 0.1, CALIBRATED)
+"""1 - cosine of the first and the last kernel, centred."""
+SAME_SHAPE = Threshold(0.001, 0.02, "shape: rich runs turned by at least 0.0047; below the first number a kernel has "
+                       "only grown, below the second it has mostly grown")  # fmt: skip
+GREW = Threshold(2.0, 2.0, "growth: by choice")
+LOW_RANK = Threshold(0.2, 0.5, "low-rank richness: by choice; 0 is neural collapse")
+STATIONARY = Threshold(0.3, 0.7, "features at convergence: by choice; 1 is a stationary point of the decayed loss")
+FITTED = Threshold(
+    0.25, 0.25, "lazy then rich: by choice, the loss fell to a quarter of the first while the gap was lazy"
 )
-"""Replaces KERNEL_MOVED where the speed of the loss is unknown: held-out lazy runs moved by up to 0.173."""
 ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
 """Rise of centred kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
 value, also negative ones."""
+SPEED = Threshold(2.5, 10.0, "speed: lazy runs had at most 2.1, rich ones at least 18")
+"""How many times longer the frozen first kernel takes; for information."""
 SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
 """As SPEED, with the kernel rescaled to its later size: above this, growth alone does not explain the speed."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
@@ -89,17 +97,26 @@ class Sample(NamedTuple):
     mean: float
     spread: float
     runs: int
+    own: float = 0.0
+    """Standard error of the number of one run, from its probe and its sparse measurements; their mean."""
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; 0 for one run, whose spread is unknown."""
-        return self.spread / math.sqrt(self.runs) if self.runs > 1 else 0.0
+        """Standard error of the mean: from the spread over runs, and not below what is known of each run's own."""
+        over = self.spread / math.sqrt(self.runs) if self.runs > 1 else 0.0
+        return max(over, self.own / math.sqrt(self.runs))
 
     @property
     def words(self) -> str:
-        """The number, with its spread over runs."""
-        spread = f" ± {self.spread:.2g} over {self.runs} runs" if self.runs > 1 else ""
-        return f"{self.mean:.3g}{spread}"
+        """The number with its error, over runs if there are several."""
+        if self.runs > 1:
+            return f"{self.mean:.3g} ± {self.spread:.2g} over {self.runs} runs"
+        return f"{self.mean:.3g} ± {self.own:.2g}" if self.own else f"{self.mean:.3g}"
+
+    @property
+    def estimate(self) -> Estimate:
+        """As an estimate with its standard error."""
+        return Estimate(self.mean, self.error, self.runs)
 
     def side(self, threshold: Threshold) -> int:
         """-1 below, 1 above, 0 between; by a margin of two standard errors of the mean."""
@@ -119,6 +136,23 @@ def sample(values: Sequence[float], *, logarithmic: bool = False) -> Sample | No
     if logarithmic:
         return Sample(math.exp(mean), math.exp(mean) * spread, len(numbers))
     return Sample(mean, spread, len(numbers))
+
+
+def sample_of(estimates: Sequence[Estimate], *, logarithmic: bool = False) -> Sample | None:
+    """Mean over runs of numbers with errors of their own."""
+    found = sample([float(one) for one in estimates], logarithmic=logarithmic)
+    errors = [float(one.stderr) for one in estimates if math.isfinite(float(one)) and math.isfinite(float(one.stderr))]
+    if found is None or not errors:
+        return found
+    return found._replace(own=sum(errors) / len(errors))
+
+
+NOT_KNOWN = Estimate(math.nan, math.nan, 1)
+
+
+def estimate_of(found: Sample | None) -> Estimate:
+    """The estimate of a sample; nan for None."""
+    return NOT_KNOWN if found is None else found.estimate
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,19 +1,35 @@
 """All numbers of one run that a diagnosis is based on."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
-from featlearn.diagnosis.events import Events, events
-from featlearn.diagnosis.evidence import FALLEN
+import torch
+from torch import Tensor
+
+from featlearn.diagnosis.departure import Departure, departure
+from featlearn.diagnosis.events import Events, crossing, events
+from featlearn.diagnosis.evidence import FALLEN, FITTED, GAP, NOT_KNOWN
+from featlearn.diagnosis.gap_curve import GapCurve, gap_curve
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_learning, mechanisms
 from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
+from featlearn.diagnosis.opinions import Opinion, opinions
 from featlearn.diagnosis.run_data import RunData
 from featlearn.diagnosis.settling import Settling, settling
+from featlearn.diagnosis.usefulness import Usefulness, usefulness
 from featlearn.errors import FeatlearnError
+from featlearn.linalg.estimate import Estimate
 from featlearn.metrics import feature_rate, kernel_distance
 from featlearn.record import Run
+
+FOLDS = 16
+"""Groups of samples that are left out in turn for a standard error."""
+STILL_FALLING = 0.9
+"""A loss that ends below this share of its value at half of the steps is still falling."""
+LATER = 3.0
+"""A run that becomes rich after it fitted its data must go on for this many times the steps that took."""
 
 
 class Findings:
@@ -25,31 +41,79 @@ class Findings:
         self.loss_speed = LossSpeed(self.run_data)
 
     @cached_property
-    def moved(self) -> float:
-        """1 - cosine of the first and the last kernel, both centred."""
-        return self._distance(centered=True)
+    def gap(self) -> GapCurve:
+        """The linearisation gap."""
+        return gap_curve(self.run_data)
 
     @cached_property
-    def moved_raw(self) -> float:
-        """The same without centring: dominated by a constant in ReLU networks."""
-        return self._distance(centered=False)
+    def departure(self) -> Departure:
+        """Distance from training with the frozen first kernel."""
+        return departure(self.run_data)
 
-    def _distance(self, *, centered: bool) -> float:
-        """From the recorded kernels if there are at least two, else from the recorded scalar."""
+    @cached_property
+    def useful(self) -> Usefulness:
+        """Test error of regression with the first and the last kernel."""
+        return usefulness(self.run_data)
+
+    @cached_property
+    def turning(self) -> Estimate:
+        """1 - cosine of the first and the last kernel, both centred."""
+        return self._compared(lambda a, b: float(kernel_distance(a, b, centered=True)), "ntk/centered_distance")
+
+    @cached_property
+    def turning_raw(self) -> float:
+        """The same without centring: dominated by a constant in ReLU networks."""
+        return float(self._compared(lambda a, b: float(kernel_distance(a, b)), "ntk/distance"))
+
+    @cached_property
+    def growth(self) -> Estimate:
+        """Norm of the last kernel divided by that of the first."""
+        return self._compared(lambda a, b: float(b.norm() / a.norm()), None)
+
+    def _compared(self, measure: Callable[[Tensor, Tensor], float], scalar: str | None) -> Estimate:
+        """A number of the first and the last kernel, from the recorded kernels if there are two, else from the scalar.
+
+        Its error is that of leaving out groups of samples in turn.
+        """
         steps = self.run_data.kernel_steps
         if len(steps) > 1 and steps[0] == 0:
             first, last = (self.run_data.kernel(step).double() for step in (steps[0], steps[-1]))
-            return float(kernel_distance(first, last, centered=centered))
-        recorded = self.run_data.curve("ntk/centered_distance" if centered else "ntk/distance")
-        return math.nan if recorded is None else recorded.last
+            return jackknife(measure, first, last)
+        recorded = self.run_data.curve(scalar) if scalar is not None else None
+        return NOT_KNOWN if recorded is None else Estimate(recorded.last, math.nan, 1)
 
-    @cached_property
+    @property
     def loss_left(self) -> float:
         """Lowest loss divided by the first."""
-        loss = self.run_data.loss
-        if loss is None or not loss.from_start or loss.first <= 0:
+        return self.run_data.loss_left
+
+    @cached_property
+    def settled_loss(self) -> bool:
+        """Whether the loss has stopped falling: hardly lower at the end than at half of the steps."""
+        curve = self.run_data.loss or self.run_data.curve("loss")
+        if curve is None or len(curve.steps) < 4:
+            return False
+        half = float(curve.at(torch.tensor([float(curve.steps[-1]) / 2])))
+        return half > 0 and curve.last > STILL_FALLING * half
+
+    @cached_property
+    def rich_from(self) -> float:
+        """The step from which the gap was rich, for a run that fitted its data while the gap was lazy; else nan."""
+        curve, loss = self.gap.over_steps, self.run_data.loss or self.run_data.curve("loss")
+        if curve is None or loss is None or loss.first <= 0 or curve.last <= GAP.high:
             return math.nan
-        return float(loss.values.min()) / loss.first
+        fitted = (loss.values <= FITTED.high * loss.first).nonzero().flatten()
+        if not len(fitted):
+            return math.nan
+        step = float(loss.steps[int(fitted[0])])
+        if float(curve.at(torch.tensor([step]))) > GAP.low or float(curve.steps[-1]) < LATER * step:
+            return math.nan
+        return crossing(curve, GAP.high).at
+
+    @cached_property
+    def opinions(self) -> tuple[Opinion, ...]:
+        """What other metrics say of the regime."""
+        return opinions(self.run_data, float(self.turning), self.events.rise)
 
     @cached_property
     def constant_target(self) -> bool:
@@ -130,6 +194,20 @@ class Findings:
             return float(feature_rate(first, last, y[:, 0] if key == "mean" else y, normalized=True))
         except FeatlearnError:
             return math.nan
+
+
+def jackknife(measure: Callable[[Tensor, Tensor], float], first: Tensor, last: Tensor) -> Estimate:
+    """A number of two kernels (P, P) with its standard error: groups of samples are left out in turn."""
+    samples = len(first)
+    value, count = measure(first, last), min(FOLDS, samples)
+    if count < 3 or not math.isfinite(value):
+        return Estimate(value, math.nan, samples)
+    values = []
+    for fold in range(count):
+        kept = (torch.arange(samples) % count != fold).nonzero().flatten()
+        values.append(measure(first[kept][:, kept], last[kept][:, kept]))
+    spread = torch.tensor(values, dtype=torch.float64)
+    return Estimate(value, math.sqrt(float((spread - spread.mean()).square().sum()) * (count - 1) / count), samples)
 
 
 @lru_cache(maxsize=8)

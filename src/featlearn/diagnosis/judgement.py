@@ -1,142 +1,235 @@
-"""The regime of one run or several: each number is compared with its threshold; and the verdict in a sentence."""
+"""The regime of one run or several, from the linearisation gap; and the verdict in a sentence."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from featlearn.diagnosis.departure import departs
 from featlearn.diagnosis.evidence import (
-    ALIGNMENT_ROSE,
-    CLEARLY_MOVED,
+    DEPARTED,
     FALLEN,
-    KERNEL_MOVED,
+    FITTED,
+    GAP,
+    GREW,
+    SAME_SHAPE,
     SHAPE_SPEED,
     SPEED,
+    TURNED,
     Evidence,
     Sample,
     Threshold,
+    estimate_of,
     evidence,
     mean,
-    mean_of,
     sample,
+    sample_of,
     unknown,
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import SpeedRatio, Unknown
+from featlearn.linalg.estimate import Estimate
 
-Regime = Literal["lazy", "rich", "mixed", "cannot tell"]
+Regime = Literal["lazy", "rich", "mixed", "lazy then rich", "cannot tell"]
 _SIDES = {-1: "lazy", 0: "between", 1: "rich"}
 
 
-def numbers(findings: Sequence[Findings]) -> dict[str, float]:
-    """The numbers that decide the regime, as means over runs; nan if unknown."""
+class Verdict(NamedTuple):
+    """The regime as a word and as a sentence."""
+
+    regime: Regime
+    sentence: str
+
+
+class Numbers(NamedTuple):
+    """What the regime rests on, over all runs; None where it is unknown."""
+
+    gap: Sample | None
+    turning: Sample | None
+    growth: Sample | None
+    left: Sample | None
+    """lowest loss divided by the first"""
+    departed: bool | None
+    """whether training left the frozen first kernel, by more than the replay's own error"""
+    settled: bool
+    """whether the loss has stopped falling"""
+    rich_from: float
+    """step from which the gap was rich, after the data were fitted; nan if it was not so"""
+
+
+def numbers(findings: Sequence[Findings]) -> dict[str, Estimate]:
+    """The numbers behind the regime, as means over runs with their errors; nan if unknown."""
     speeds = [one.speed for one in findings if isinstance(one.speed, SpeedRatio)]
     return {
-        "kernel_moved": mean([one.moved for one in findings]),
-        "kernel_moved_raw": mean([one.moved_raw for one in findings]),
-        "speedup": mean_of(sample([speed.frozen for speed in speeds], logarithmic=True)),
-        "speedup_rescaled": mean_of(sample([speed.rescaled for speed in speeds], logarithmic=True)),
-        "alignment_rise": mean([one.events.rise for one in findings]),
-        "loss_left": mean([one.loss_left for one in findings]),
-        "kernel_growth": mean_of(sample([one.events.growth for one in findings], logarithmic=True)),
-        "weights_moved": mean([one.weights_moved for one in findings]),
+        "gap": estimate_of(sample_of([one.gap.value for one in findings])),
+        "departure": estimate_of(sample_of([one.departure.value for one in findings])),
+        "turning": estimate_of(sample_of([one.turning for one in findings])),
+        "turning_raw": estimate_of(sample([one.turning_raw for one in findings])),
+        "growth": estimate_of(sample_of([one.growth for one in findings], logarithmic=True)),
+        "speedup": estimate_of(sample_of([speed.frozen for speed in speeds], logarithmic=True)),
+        "speedup_rescaled": estimate_of(sample_of([speed.rescaled for speed in speeds], logarithmic=True)),
+        "alignment_rise": estimate_of(sample([one.events.rise for one in findings])),
+        "loss_left": estimate_of(sample([one.loss_left for one in findings])),
+        "weights_moved": estimate_of(sample([one.weights_moved for one in findings])),
     }
 
 
-class Votes(NamedTuple):
-    """What each number indicates: -1 lazy, 1 rich, 0 neither; None if unknown."""
-
-    moved: int | None
-    speed: int | None
-    rise: int | None
-
-    @property
-    def missing(self) -> list[str]:
-        """The unknown numbers, in words."""
-        return [words for side, words in zip(self, _MISSING, strict=True) if side is None]
-
-    @property
-    def majority(self) -> Regime:
-        """Lazy or rich with at least two votes for it and none against, else mixed.
-
-        The speed of the loss has two votes: alone it classifies all calibration runs. Alignment that did not rise is no
-        vote against rich, as a network may learn features that do not align with the targets.
-        """
-        votes = [self.speed, self.speed, self.moved, self.rise]
-        if votes.count(1) >= 2 and -1 not in votes[:3]:
-            return "rich"
-        return "lazy" if votes.count(-1) >= 2 and 1 not in votes else "mixed"
-
-    @property
-    def regime(self) -> Regime:
-        """With one number unknown, the regime that it cannot change, or that both others indicate; else unknown."""
-        if not self.missing:
-            return self.majority
-        if len(self.missing) > 1:
-            return "cannot tell"
-        name = self._fields[self.index(None)]
-        possible = {self._replace(**{name: side}).majority for side in (-1, 0, 1)}
-        known = [side for side in self if side is not None]
-        if len(possible) == 1:
-            return possible.pop()
-        if known[0] == known[1] != 0:
-            return "rich" if known[0] == 1 else "lazy"
-        return "cannot tell"
+def regime_numbers(findings: Sequence[Findings]) -> Numbers:
+    """What the regime rests on."""
+    left = [departs(one.departure, DEPARTED.high) for one in findings]
+    known = [one for one in left if one is not None]
+    return Numbers(
+        sample_of([one.gap.value for one in findings]),
+        sample_of([one.turning for one in findings]),
+        sample_of([one.growth for one in findings], logarithmic=True),
+        sample([one.loss_left for one in findings]),
+        2 * sum(known) > len(known) if known else None,
+        all(one.settled_loss for one in findings),
+        mean([one.rich_from for one in findings]) if all(math.isfinite(one.rich_from) for one in findings)
+        else math.nan,
+    )  # fmt: skip
 
 
-_MISSING = ("how far the kernel moved", "how much faster than its first kernel it learned", "how much alignment rose")
+def verdict_of(given: Numbers) -> Verdict:
+    """The regime: what the gap says, unless other evidence contradicts it or too little was learned to tell."""
+    gap = given.gap
+    if gap is None:
+        return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the linearisation gap was not "
+                       "recorded.")  # fmt: skip
+    side = gap.side(GAP)
+    if side == 1 and math.isfinite(given.rich_from):
+        return Verdict("lazy then rich", f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
+                       f"quarter while the function moved as its linearisation at the start says; features came later "
+                       f"(gap {gap.words}).")  # fmt: skip
+    if side == 1:
+        return _left_linearisation(given, gap)
+    if side == 0:
+        return Verdict("mixed", f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
+                       "the change of the outputs.")  # fmt: skip
+    if given.left is not None and given.left.mean > FALLEN.high and not given.settled:
+        return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the loss has fallen only to "
+                       f"{given.left.mean:.2g} of the first, and every network begins lazily.")  # fmt: skip
+    if given.departed:
+        return Verdict("mixed", f"mixed: the outputs moved along the linearisation at the start (gap {gap.words}), but "
+                       "training departed from that of the frozen first kernel.")  # fmt: skip
+    return Verdict("lazy", "lazy training. The function moved as its linearisation at the start says (gap "
+                   f"{gap.words}): the features are those of the start.")  # fmt: skip
 
 
-def votes_of(moved: Sample | None, frozen: Sample | None, rise: Sample | None) -> Votes:
-    """Votes of three numbers: distance of the kernel, speed of the loss, rise of alignment."""
-    return Votes(_side(moved, _moved_threshold(frozen)), _side(frozen, SPEED), _side_of_rise(rise))
+def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
+    turned, grew = given.turning, given.growth
+    same_shape = turned is not None and turned.side(SAME_SHAPE) == -1
+    if same_shape and turned is not None and grew is not None and grew.side(GREW) == 1:
+        return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}) because the kernel grew "
+                       f"{grew.mean:.3g} times; it hardly turned ({turned.words}). Training became faster, and learned "
+                       "few features.")  # fmt: skip
+    if given.departed is False and same_shape:
+        return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}), but training was that "
+                       "of the frozen first kernel.")  # fmt: skip
+    mostly = ""
+    if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
+        mostly = f" Mostly the kernel grew, {grew.mean:.3g} times; it turned by {turned.words}."
+    return Verdict("rich", "rich training. The linearisation at the start misses "
+                   f"{gap.words} of the change of the function: features were learned.{mostly}")  # fmt: skip
 
 
-def regime_of(moved: Sample | None, frozen: Sample | None, rise: Sample | None, left: Sample | None) -> Regime:
-    """The regime by votes; unless it is rich, unknown if the loss has hardly fallen."""
-    found = votes_of(moved, frozen, rise).regime
-    return "cannot tell" if found != "rich" and _unfinished(left) else found
-
-
-def assess_regime(findings: Sequence[Findings], learned: Sequence[str] = ()) -> tuple[Regime, str, list[Evidence]]:
-    """The regime as a word and as a sentence, with its evidence.
-
-    `learned` are the layers whose neural feature correlation rose; the sentence names them for lazy training.
-    """
-    moved, left = (sample([getattr(one, name) for one in findings]) for name in ("moved", "loss_left"))
-    rise = sample([one.events.rise for one in findings])
-    speeds = [one.speed for one in findings]
-    frozen = sample([speed.frozen for speed in speeds if isinstance(speed, SpeedRatio)], logarithmic=True)
+def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evidence]]:
+    """The regime as a word and as a sentence, with its evidence."""
     if all(one.run_data.lost for one in findings):
         return "cannot tell", _broken(findings) + "Nothing else can be told.", _breakdowns(findings)
+    given = regime_numbers(findings)
+    found = verdict_of(given)
     statements = [
-        *_breakdowns(findings), *_warnings(findings), _moved(moved, _moved_threshold(frozen)), *_faster(speeds, frozen),
-        _aligned(rise, constant=all(one.constant_target for one in findings)),
+        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given.gap), _about_departure(findings),
+        *_about_kernel(findings, given), *_faster([one.speed for one in findings]), *_about_loss(given),
+        *_about_use(findings),
     ]  # fmt: skip
-    if left is not None:
-        statements.append(evidence(
-            "regime", f"at its lowest the loss on the probe was {left.mean:.2g} of the first", left,
-            f"at most {FALLEN.high:g} to tell", FALLEN, "thin" if _unfinished(left) else "",
-        ))  # fmt: skip
-    regime = regime_of(moved, frozen, rise, left)
-    return regime, _broken(findings) + _sentence(regime, votes_of(moved, frozen, rise), left, learned), statements
+    return found.regime, _broken(findings) + found.sentence + _good(findings), statements
 
 
-def _side(value: Sample | None, threshold: Threshold) -> int | None:
-    return None if value is None else value.side(threshold)
+def _about_gap(findings: Sequence[Findings], gap: Sample | None) -> list[Evidence]:
+    if gap is None:
+        why = "it was not measured (quantities=), or the first weights are not known"
+        return [unknown("regime", f"the linearisation gap: {why}")]
+    where = "on test points" if all(one.gap.test is not None for one in findings) else "on the probe"
+    says = f"the linearisation at the start misses {gap.words} of the change of the centred outputs {where}"
+    found = [evidence("regime", says, gap, _words(GAP), GAP, _SIDES[gap.side(GAP)])]
+    probe = sample([one.gap.probe.last for one in findings if one.gap.probe is not None])
+    unshrunk = sample([one.gap.unshrunk.last for one in findings if one.gap.unshrunk is not None])
+    if unshrunk is not None and probe is not None:
+        says = f"layers have shrunk as a whole: on the probe it misses {probe.words}, without that {unshrunk.words}"
+        found.append(evidence("regime", says, unshrunk, "", GAP, ""))
+    rich_from = [one.rich_from for one in findings if math.isfinite(one.rich_from)]
+    if rich_from:
+        says = f"the gap became rich at step {mean(rich_from):.3g}, after the data were fitted"
+        found.append(Evidence("regime", says, mean(rich_from), f"loss at {FITTED.high:g} of the first with a lazy gap",
+                              FITTED.source, verdict="lazy then rich"))  # fmt: skip
+    return found
 
 
-def _moved_threshold(frozen: Sample | None) -> Threshold:
-    return CLEARLY_MOVED if frozen is None else KERNEL_MOVED
+def _about_departure(findings: Sequence[Findings]) -> Evidence:
+    known = [one.departure for one in findings if math.isfinite(float(one.departure))]
+    found = sample_of([one.value for one in known])
+    if found is None:
+        reasons = "; ".join(sorted({one.departure.reason for one in findings}))
+        return unknown("regime", f"how far training departed from the frozen first kernel: {reasons}")
+    where = "on test points" if all(one.test is not None for one in known) else "on the probe"
+    says = f"the path of training with the frozen first kernel passes the network at {found.words} {where}"
+    told = {departs(one, DEPARTED.high) for one in known}
+    verdict = {True: "departed", False: "followed"}.get(told.pop() if len(told) == 1 else None, "cannot tell")  # type: ignore[arg-type]
+    error = mean([float(one.value.stderr) for one in known])
+    if verdict == "cannot tell" and math.isfinite(error):
+        says += f"; it was off by {error:.2g} while the network was linear, so that this does not count"
+    return evidence("regime", says, found, f"lazy at most {DEPARTED.high:g}", DEPARTED, verdict)
 
 
-def _side_of_rise(rise: Sample | None) -> int | None:
-    if rise is not None and rise.mean < -ALIGNMENT_ROSE.low:
-        return 0  # alignment fell: the kernel moved away from the task, which is not lazy
-    return _side(rise, ALIGNMENT_ROSE)
+def _about_kernel(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
+    """Turning and growth of the kernel, told apart."""
+    if given.turning is None:
+        recorded = all(len(one.run_data.kernel_steps) > 1 for one in findings)
+        why = "the centred kernel vanishes" if recorded else "the first kernel and a later one were not both recorded"
+        return [unknown("regime", f"how far the kernel turned: {why}")]
+    turned = given.turning
+    says = f"the kernel, centred and of norm one, turned by {turned.words} (1 - cosine with the first)"
+    found = [evidence("regime", says, turned, _words(TURNED), TURNED, _SIDES[turned.side(TURNED)])]
+    if given.growth is not None:
+        says = f"the kernel norm became {given.growth.words} times the first"
+        grew = "grew" if given.growth.side(GREW) == 1 else "kept its size"
+        found.append(evidence("regime", says, given.growth, f"grown above {GREW.high:g}", GREW, grew))
+    return found
 
 
-def _unfinished(left: Sample | None) -> bool:
-    return left is None or not left.mean <= FALLEN.high
+def _about_loss(given: Numbers) -> list[Evidence]:
+    if given.left is None:
+        return [unknown("regime", "how far the loss fell: it was not recorded before and after training")]
+    thin = given.left.mean > FALLEN.high and not given.settled
+    still = "" if given.settled else ", still falling"
+    says = f"at its lowest the loss was {given.left.mean:.2g} of the first{still}"
+    against = f"at most {FALLEN.high:g}, or no longer falling, for lazy"
+    return [evidence("regime", says, given.left, against, FALLEN, "thin" if thin else "")]
+
+
+def _about_use(findings: Sequence[Findings]) -> list[Evidence]:
+    known = [one.useful for one in findings if not one.useful.reason]
+    if not known:
+        return []
+    first, later, network = (mean([getattr(one, name) for one in known]) for name in ("first", "later", "network"))
+    unit = "of the test points misclassified" if known[0].unit == "misclassified" else "of the test variance missed"
+    says = (
+        f"regression on the probe: with the first kernel {first:.3g} {unit}, with the last {later:.3g} "
+        f"(the change ± {mean([one.error for one in known]):.2g}); the network {network:.3g}"
+    )
+    return [Evidence("usefulness", says, later - first, "", "", runs=len(known),
+                     verdict={True: "better", False: "worse", None: "the same"}[known[0].better])]  # fmt: skip
+
+
+def _good(findings: Sequence[Findings]) -> str:
+    """Rich is not the same as good: what the kernels say of the test points."""
+    known = [one.useful for one in findings if not one.useful.reason]
+    if not known:
+        return ""
+    said = {one.better for one in known}
+    word = {True: "better than", False: "worse than"}.get(said.pop() if len(said) == 1 else None, "about as good as")  # type: ignore[arg-type]
+    return f" For unseen points the last kernel is {word} the first."
 
 
 def _broken(findings: Sequence[Findings]) -> str:
@@ -154,30 +247,6 @@ def _broken(findings: Sequence[Findings]) -> str:
     return f"training broke down at step {run_data.diverged}. Up to step {run_data.steps}: "
 
 
-def _sentence(regime: Regime, votes: Votes, left: Sample | None, learned: Sequence[str] = ()) -> str:
-    """The regime as a sentence, with the reason."""
-    if regime == "rich":
-        why = "The kernel left its first state behind" if votes.moved == 1 else (
-            "The loss fell faster than the first kernel predicts"
-        )  # fmt: skip
-        return f"rich training. {why}: features were learned."
-    if regime == "lazy":
-        why = "The first kernel predicts how the loss fell" if votes.speed == -1 else (
-            "The kernel hardly moved, and alignment hardly changed"
-        )  # fmt: skip
-        if learned:
-            return f"lazy training. {why}; yet the neural feature correlation rose in {', '.join(learned)}."
-        return f"lazy training. {why}: few features were learned."
-    if regime == "mixed":
-        some = "do not agree" if {-1, 1} <= set(votes) else "lie in between"
-        return f"mixed, between lazy and rich: the numbers below {some}."
-    begun = "cannot tell whether training was lazy or rich: "
-    if _unfinished(left):
-        how = "the loss has hardly fallen" if left is not None else "the loss was not recorded before and after it"
-        return f"{begun}{how}."
-    return f"{begun}it is not known {' and '.join(votes.missing)}, and the rest does not settle it."
-
-
 def _breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
     steps = [(one.run.name, one.run_data.diverged, one.run_data.steps) for one in findings]
     return [
@@ -187,7 +256,7 @@ def _breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
 
 
 def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
-    """Warnings about optimisers and layers that make the numbers less reliable."""
+    """Warnings about optimisers and layers that make the numbers of kernels less reliable; the gap does not mind."""
     kinds = sorted({kind for one in findings if (kind := one.run_data.optimizer[0]) not in ("", "SGD")})
     notes = [f"trained with {kind}, whose steps are not those of the tangent kernel: speeds are less sure"
              for kind in kinds]  # fmt: skip
@@ -196,39 +265,23 @@ def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
     return [Evidence("regime", note, math.nan, "", "") for note in notes]
 
 
-def _moved(moved: Sample | None, threshold: Threshold) -> Evidence:
-    if moved is None:
-        return unknown("regime", "how far the kernel moved: the first kernel and a later one were not both recorded")
-    says = f"the kernel, centred and of norm one, moved by {moved.words} (1 - cosine with the first)"
-    return evidence("regime", says, moved, _words(threshold), threshold, _SIDES[moved.side(threshold)])
-
-
-def _faster(speeds: Sequence[SpeedRatio | Unknown], frozen: Sample | None) -> list[Evidence]:
+def _faster(speeds: Sequence[SpeedRatio | Unknown]) -> list[Evidence]:
     known = [speed for speed in speeds if isinstance(speed, SpeedRatio)]
-    rescaled = sample([speed.rescaled for speed in known], logarithmic=True)
+    frozen = sample_of([speed.frozen for speed in known], logarithmic=True)
+    rescaled = sample_of([speed.rescaled for speed in known], logarithmic=True)
     if frozen is None or rescaled is None:
         reasons = "; ".join(sorted({speed.reason for speed in speeds if isinstance(speed, Unknown)}))
-        return [unknown("regime", f"how much faster than its first kernel it learned: {reasons}")]
+        return [unknown("speed", f"how much faster than its first kernel it learned: {reasons}")]
     least = "at least " if any(speed.bound for speed in known) else ""
     level = sum(speed.level for speed in known) / len(known)
     says = f"to {level:.2g} of the first loss, the frozen first kernel takes {least}{frozen.words} times as long"
     grown = f"multiplied to its later size, the first kernel takes {least}{rescaled.words} times as long"
     shape = "shape" if rescaled.side(SHAPE_SPEED) == 1 else "cannot tell" if least else "growth"
     return [
-        evidence("regime", says, frozen, _words(SPEED), SPEED, _SIDES[frozen.side(SPEED)]),
-        evidence("regime", grown, rescaled, f"above {SHAPE_SPEED.high:g} its change of shape made training faster",
+        evidence("speed", says, frozen, _words(SPEED), SPEED, _SIDES[frozen.side(SPEED)]),
+        evidence("speed", grown, rescaled, f"above {SHAPE_SPEED.high:g} its change of shape made training faster",
              SHAPE_SPEED, shape),
     ]  # fmt: skip
-
-
-def _aligned(rise: Sample | None, *, constant: bool) -> Evidence:
-    side = _side_of_rise(rise)
-    if rise is None or side is None:
-        why = "the target is constant" if constant else "it was not recorded before and after training"
-        return unknown("regime", f"how much centred alignment rose: {why}")
-    says = f"centred kernel-task alignment changed by {rise.words}"
-    against = f"lazy within ±{ALIGNMENT_ROSE.low:g}, rich above {ALIGNMENT_ROSE.high:g}"
-    return evidence("regime", says, rise, against, ALIGNMENT_ROSE, _SIDES[side])
 
 
 def _words(threshold: Threshold) -> str:

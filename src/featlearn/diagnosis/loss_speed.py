@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import FALLEN, SPEED
+from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.dynamics import rate
 from featlearn.dynamics.rate import NEEDS
+from featlearn.linalg.estimate import Estimate
 
 LEVEL = 0.2
 """Speeds are compared at this share of the first loss, or at the lowest loss if the run does not reach it."""
@@ -39,9 +41,9 @@ class Unknown:
 class SpeedRatio:
     """How many times longer than the run the first kernel takes to reach the same loss."""
 
-    frozen: float
-    """with the frozen kernel; 1 for lazy training"""
-    rescaled: float
+    frozen: Estimate
+    """with the frozen kernel; 1 for lazy training. Its error is the change if every other kernel is left out"""
+    rescaled: Estimate
     """with the kernel rescaled to its norm at that loss; the rest is due to its shape"""
     level: float
     """the loss at which speeds are compared, as a share of the first loss"""
@@ -112,7 +114,8 @@ class LossSpeed:
         at = reached(loss, level)
         if not at > 0:
             return Unknown("the loss was lowest before training")
-        replay = self._replay([s for s in steps if s < at], at)
+        earlier = [s for s in steps if s < at]
+        replay = self._replay(earlier, at)
         found = replay.rate_to(level)
         if found is None:
             return Unknown("descent with the recorded kernels does not come to the loss of the run")
@@ -122,7 +125,13 @@ class LossSpeed:
         bound = replay.frozen_loss(needed) > 1.01 * level
         if bound and needed < SPEED.high * taken:
             return Unknown("cross-entropy descent with the first kernel is too stiff to be followed far enough")
-        return SpeedRatio(needed / taken, needed / taken / growth, level / loss.first, found, bound)
+        ratio, count = needed / taken, len(earlier)
+        sparse = self._replay(earlier[::2], at).rate_to(level) if count > 1 else None
+        error = ratio * abs(1 - found / sparse) if sparse else math.nan
+        return SpeedRatio(
+            Estimate(ratio, error, count), Estimate(ratio / growth, error / growth, count), level / loss.first, found,
+            bound,
+        )  # fmt: skip
 
     def _replay(self, steps: list[int], until: float) -> Replay:
         """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""
@@ -134,11 +143,11 @@ class LossSpeed:
         last = torch.lerp(run_data.kernel(steps[-1]).double(), run_data.kernel(after).double(), share)
         kernels = torch.stack([*(run_data.kernel(s).double() for s in steps), last])
         start, targets = run_data.outputs(0), self.targets
-        if run_data.entropy and len(start) > SAMPLES:
+        if run_data.loss_kind.logistic and len(start) > SAMPLES:
             some = torch.linspace(0, len(start) - 1, SAMPLES).round().long()
             kernels, start, targets = kernels[:, some][:, :, some], start[some], targets[some]
         elapsed = self.elapsed.at(torch.tensor([*map(float, steps), until]))
-        return Replay(kernels, elapsed, start, targets, run_data.entropy)
+        return Replay(kernels, elapsed, start, targets, run_data.loss_kind)
 
     @cached_property
     def targets(self) -> Tensor:
@@ -146,13 +155,12 @@ class LossSpeed:
         y = self.run_data.targets
         assert y is not None
         rows = y.double()
-        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if self.run_data.entropy else rows
+        entropy = self.run_data.loss_kind is CROSS_ENTROPY
+        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if entropy else rows
 
     def loss_of(self, f: Tensor) -> float:
         """The loss of outputs (P, C), in the unit of `RunData.loss`."""
-        if self.run_data.entropy:
-            return -float((self.targets * f.log_softmax(1)).sum(1).mean())
-        return float((f - self.targets).square().sum(1).mean())
+        return float(self.run_data.loss_kind.mean(f, self.targets))
 
     @cached_property
     def time_scale(self) -> TimeScale | Unknown:
@@ -205,13 +213,13 @@ class LossSpeed:
         if float(moved.norm()) <= 1e-4 * float(start.norm()) or not bool(moved.any()):
             return None
         kernel = run_data.kernel(0).double()
-        pull = self.targets - (start.softmax(1) if run_data.entropy else start)
+        pull = self.targets - run_data.loss_kind.predictions(start)
         speed = kernel @ pull
         elapsed = float(self.elapsed.at(torch.tensor([float(step)]))) * self._momentum_share(step)
         if not bool(speed.any()) or elapsed <= 0:
             return None
         linear = float((speed * moved).sum() / speed.square().sum())
-        if linear <= 0 or run_data.entropy:
+        if linear <= 0 or run_data.loss_kind.logistic:
             return float((moved - linear * speed).norm() / moved.norm()), step, linear / elapsed
         values, vectors = torch.linalg.eigh(kernel)
         away, wanted = vectors.mT @ pull, vectors.mT @ moved

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     errors, correlations, whole = {}, {}, True
     for name, place, step in (("final", "kernel", last), ("initial", "kernel", first),
                               ("optimizer", "optimizer_kernel", last)):  # fmt: skip
-        pair = _kernels(run_data, place, step)
+        pair = kernels_at(run_data, place, step)
         if pair is None:
             continue
         found = _agreement(run_data, *pair, f0, f1)
@@ -80,7 +81,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     return KernelMachine(None, errors, correlations, outputs, BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS)
 
 
-def _kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+def kernels_at(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
     """Kernels (probe, probe) and (test, probe): between all outputs if recorded, else their mean over outputs."""
     crosses = place if place == "optimizer_kernel" else "test"
     whole = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
@@ -92,27 +93,71 @@ def _kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] 
     return None if mean is None or cross is None else (mean, cross)
 
 
-def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
-    start, end, loss_speed = (
-        run_data.outputs(0),
-        run_data.outputs(max(run_data.array_steps("test"))),
-        LossSpeed(run_data),
-    )
-    first, learned = f0.double().reshape(len(f0), -1), (f1 - f0).double().reshape(len(f0), -1)
+class FrozenPath(NamedTuple):
+    """Training with one kernel from the first outputs on."""
+
+    losses: Tensor
+    """(T,) in the unit of `RunData.loss`"""
+    outputs: Tensor
+    """(T, P, C)"""
+    test_outputs: Tensor | None
+    """(T, P', C)"""
+
+    def at(self, level: float) -> tuple[Tensor, Tensor | None]:
+        """Outputs of the probe and of the test points where the falling loss reaches a level; the last if it does not.
+
+        Interpolated between times.
+        """
+        below = (self.losses <= level).nonzero().flatten()
+        i = int(below[0]) if len(below) else len(self.losses) - 1
+        before = max(i - 1, 0)
+        drop = self.losses[before] - self.losses[i]
+        share = (self.losses[before] - level) / drop if len(below) and float(drop) > 0 else torch.ones_like(drop)
+        found = [None if part is None else torch.lerp(part[before], part[i], share)
+                 for part in (self.outputs, self.test_outputs)]  # fmt: skip
+        assert found[0] is not None
+        return found[0], found[1]
+
+
+def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Outputs of the probe and of the test points where the path comes closest to the outputs (P, C) of the probe.
+
+    Centred over samples: a constant that is learned first does not decide.
+    """
+    away = path.outputs - outputs
+    distances = (away - away.mean(1, keepdim=True)).square().sum((1, 2))
+    i = int(distances.argmin())
+    return path.outputs[i], None if path.test_outputs is None else path.test_outputs[i]
+
+
+def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test: Tensor | None) -> FrozenPath | None:
+    """Descent with a kernel from the first outputs; None if it cannot be computed."""
+    start, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind
     rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
+    first = None if f0_test is None or cross is None else f0_test.double().reshape(len(f0_test), -1)
     try:
         slowest = 1 / _largest_eigenvalue(rows.double())
-        spans = LONGEST_OF_ENTROPY if run_data.entropy else LONGEST
+        spans = LONGEST_OF_ENTROPY if kind.logistic else LONGEST
         path = kernel_descent(
-            kernel, loss_speed.targets, f0=start,
+            kernel, targets, f0=start,
             times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
-            K_test=cross, f0_test=first, loss="cross-entropy" if run_data.entropy else "mse",
+            K_test=cross, f0_test=first, loss=kind.name,
         )  # fmt: skip
     except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
         return None
-    assert path.test_outputs is not None
-    predicted = _stopped(path.loss, path.test_outputs, loss_speed.loss_of(end) * len(start)) - first
-    found = agreement(predicted, learned)
+    losses = torch.stack([kind.mean(f, targets) for f in path.outputs])
+    return FrozenPath(losses, path.outputs, path.test_outputs)
+
+
+def _agreement(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:
+    path = frozen_path(run_data, kernel, cross, f0)
+    if path is None:
+        return None
+    end = run_data.outputs(max(run_data.array_steps("test")))
+    predicted = path.at(LossSpeed(run_data).loss_of(end))[1]
+    assert predicted is not None
+    first = f0.double().reshape(len(f0), -1)
+    found = agreement(predicted - first, f1.double().reshape(len(f0), -1) - first)
     return found if math.isfinite(float(found.relative_error)) else None
 
 
@@ -122,12 +167,3 @@ def _largest_eigenvalue(kernel: Tensor) -> float:
     for _ in range(20):
         vector = kernel @ (vector / vector.norm())
     return float(vector.norm())
-
-
-def _stopped(loss: Tensor, outputs: Tensor, level: float) -> Tensor:
-    """Outputs (T, P, C) interpolated to where a falling loss (T,) reaches a level; the last if it does not."""
-    below = (loss <= level).nonzero().flatten()
-    i = int(below[0]) if len(below) else len(loss) - 1
-    if i == 0 or not len(below):
-        return outputs[i]
-    return torch.lerp(outputs[i - 1], outputs[i], (loss[i - 1] - level) / (loss[i - 1] - loss[i]))

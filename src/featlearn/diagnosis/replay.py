@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from featlearn.diagnosis.loss_kind import SQUARE, LossKind
+
 SUBSTEPS = 4000
 """Largest number of replayed steps of cross-entropy descent."""
 STRIDE = 0.5
@@ -16,7 +18,7 @@ STRIDE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """df/dt = -rate K(t) (f - y), or with softmax(f) - y, for kernels known at some times.
+    """df/dt = -rate K(t) (f - y), or with softmax(f) or sigmoid(f) for f, for kernels known at some times.
 
     All outputs share one kernel. Each interval uses the mean of the kernels at its ends, which is accurate to second
     order in its length.
@@ -30,7 +32,7 @@ class Replay:
     """(P, C) outputs at time 0"""
     targets: Tensor
     """(P, C); probabilities for cross-entropy"""
-    entropy: bool = False
+    kind: LossKind = SQUARE
 
     @cached_property
     def _modes(self) -> list[tuple[Tensor, Tensor]]:
@@ -52,7 +54,7 @@ class Replay:
     def frozen_losses(self, rated_times: Tensor) -> Tensor:
         """(T,): the same at several times, in order."""
         values, vectors = self._modes[0]
-        if not self.entropy:
+        if not self.kind.logistic:
             # in eigenmodes; residuals in the null space stay
             power = (vectors.mT @ (self.start - self.targets)).square().sum(1)
             return torch.exp(-2 * values * rated_times[:, None]) @ power / len(self.targets)
@@ -63,7 +65,7 @@ class Replay:
         return torch.tensor(losses, dtype=torch.float64)
 
     def _moved(self, f: Tensor, values: Tensor, vectors: Tensor, length: float) -> Tensor:
-        if not self.entropy:
+        if not self.kind.logistic:
             away = vectors.mT @ (f - self.targets)
             return self.targets + vectors @ (torch.exp(-values * length)[:, None] * away)
         parts = max(1, math.ceil(length * float(values[-1]) / STRIDE))
@@ -71,13 +73,11 @@ class Replay:
             raise TooStiffError
         kernel = (vectors * (values * length / parts)) @ vectors.mT
         for _ in range(parts):
-            f = f - kernel @ (f.softmax(1) - self.targets)
+            f = f - kernel @ (self.kind.predictions(f) - self.targets)
         return f
 
     def _loss(self, f: Tensor) -> float:
-        if self.entropy:
-            return -float((self.targets * f.log_softmax(1)).sum(1).mean())
-        return float((f - self.targets).square().sum(1).mean())
+        return float(self.kind.mean(f, self.targets))
 
     def rate_to(self, level: float) -> float | None:
         """The rate at which the loss reaches `level` at the last time; None if none is found."""
@@ -88,7 +88,7 @@ class Replay:
 
         For cross-entropy that is too stiff to integrate so far, the result is a smaller lower bound.
         """
-        if self.entropy:
+        if self.kind.logistic:
             longest = min(longest, 0.99 * STRIDE * SUBSTEPS / max(float(self._modes[0][0][-1]), 1e-300))
         if self.frozen_loss(longest) > level:
             return longest

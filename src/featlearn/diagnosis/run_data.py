@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from featlearn.diagnosis.loss_kind import KINDS, SQUARE, LossKind, declared
 from featlearn.errors import RunError
 from featlearn.record import Run
 
@@ -105,11 +106,10 @@ class RunData:
     @property
     def _exploded(self) -> list[int]:
         """Steps at which the training loss is far above the first; if its kind is unknown, every recorded loss."""
-        told, y = self.run.config.get("loss_convention"), self.targets
-        if isinstance(told, str):
-            names = ["probe/cross_entropy" if told == "cross-entropy" else "probe/loss"]
-        else:  # under cross-entropy outputs may grow, and with them the squared error
-            names = [name for name in ("probe/loss", "probe/cross_entropy") if name in self.run.names]
+        told, y = declared(self.run.config.get("loss_convention")), self.targets
+        # Under cross-entropy outputs may grow, and with them the squared error.
+        kinds = KINDS if told is None else (told,)
+        names = [name for kind in kinds if (name := f"probe/{kind.scalar}") in self.run.names]
         none = 0.0 if y is None else float(y.double().square().sum(1).mean())
         found = []
         for name in names:
@@ -133,10 +133,16 @@ class RunData:
         """Names of all recorded scalars."""
         return self.run.names
 
-    def curve(self, name: str) -> Curve | None:
-        """The finite values of one scalar; None if there are fewer than two."""
+    @property
+    def samples(self) -> int:
+        """Number of samples of the probe, as far as it is known."""
+        probe = self.run.config.get("probe")
+        return int(_number(probe.get("samples"))) if isinstance(probe, dict) else 0
+
+    def curve(self, name: str, *, least: int = 2) -> Curve | None:
+        """The finite values of one scalar; None if there are fewer than `least`."""
         pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
-        if len(pairs) < 2:
+        if len(pairs) < least:
             return None
         steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
         return Curve(steps, values)
@@ -228,20 +234,36 @@ class RunData:
         return f.double().reshape(y.shape)
 
     @cached_property
-    def entropy(self) -> bool:
-        """Whether the training loss is cross-entropy: as declared, or the one of the two losses that fell further."""
-        told = self.run.config.get("loss_convention")
-        entropy, square = self.curve("probe/cross_entropy"), self.curve("probe/loss")
-        if entropy is None or isinstance(told, str):
-            return entropy is not None and told == "cross-entropy"
-        falls = [float(c.values.min()) / c.first if c is not None and c.first > 0 else 1.0 for c in (entropy, square)]
-        return falls[0] < falls[1]
+    def loss_kind(self) -> LossKind:
+        """The training loss: as declared, else the recorded one that goes in proportion to the loss of the steps.
+
+        Where no loss was passed, the one that fell furthest.
+        """
+        told = declared(self.run.config.get("loss_convention"))
+        found = {kind: curve for kind in KINDS if (curve := self.curve(f"probe/{kind.scalar}")) is not None}
+        if told is not None or len(found) < 2:
+            return told if told in found else next(iter(found), SQUARE)
+        passed = self.curve("loss")
+        if passed is not None and bool((passed.values > 0).all()):
+            spreads = {kind: _spread_of_ratio(curve, passed) for kind, curve in found.items()}
+            if any(math.isfinite(spread) for spread in spreads.values()):
+                return min(spreads, key=lambda kind: spreads[kind])
+        return min(found, key=lambda kind: float(found[kind].values.min()) / max(found[kind].first, 1e-300))
 
     @cached_property
     def loss(self) -> Curve | None:
-        """The training loss on the probe: mean over samples of |f - y|^2, or of the cross-entropy."""
-        entropy = self.curve("probe/cross_entropy") if self.entropy else None
-        return entropy or self.curve("probe/loss")
+        """The training loss on the probe: mean over samples of |f - y|^2, or of a cross-entropy."""
+        return self.curve(f"probe/{self.loss_kind.scalar}")
+
+    @cached_property
+    def loss_left(self) -> float:
+        """Lowest loss divided by the first, on the probe or of the steps, whichever fell further; nan if unknown."""
+        left = [
+            float(curve.values.min()) / curve.first
+            for curve in (self.loss if self.loss is not None and self.loss.from_start else None, self.curve("loss"))
+            if curve is not None and curve.first > 0
+        ]
+        return min(left, default=math.nan)
 
     @property
     def batch_norm(self) -> bool:
@@ -260,6 +282,15 @@ class RunData:
         momentum = _number(groups[0].get("momentum")) if groups else 0.0
         rates = {_number(group.get("lr")) for group in groups}
         return str(told.get("class") or ""), momentum if 0 <= momentum < 1 else 0.0, len(rates) < 2
+
+
+def _spread_of_ratio(recorded: Curve, passed: Curve) -> float:
+    """Standard deviation of the logarithm of the ratio of two losses after the first steps; inf if it is unknown."""
+    common = recorded.steps[(recorded.steps >= passed.steps[0]) & (recorded.values > 0)]
+    if len(common) < 3:
+        return math.inf
+    values = Curve(recorded.steps, recorded.values.clamp_min(1e-300))
+    return float((values.logarithmic_at(common) - passed.logarithmic_at(common)).std())
 
 
 def _number(value: Any) -> float:

@@ -70,16 +70,15 @@ def settling(loss_speed: LossSpeed) -> Settling | Unknown:
         return Unknown(f"no rate is known: {speed.reason}")
     rates = torch.tensor([1.0]) if exact else torch.logspace(-math.log10(FREE), math.log10(FREE), 9)
     rates = rate * rates.double()
-    most = CANDIDATES_OF_ENTROPY if run_data.entropy else CANDIDATES
+    most = CANDIDATES_OF_ENTROPY if run_data.loss_kind.logistic else CANDIDATES
     best, found = math.inf, math.nan
     for step in _some(run_data.kernel_steps, most):
         later = loss.steps > step
         now = float(loss.at(torch.tensor([float(step)])))
         if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
             break
-        error = _error(
-            loss_speed, step, rates[::4] if run_data.entropy else rates, Curve(loss.steps[later], loss.values[later])
-        )
+        tried = rates[::4] if run_data.loss_kind.logistic else rates
+        error = _error(loss_speed, step, tried, Curve(loss.steps[later], loss.values[later]))
         best = min(best, error)
         if error <= SETTLED.high:
             found = float(step)
@@ -120,7 +119,7 @@ def _error(loss_speed: LossSpeed, step: int, rates: Tensor, rest: Curve) -> floa
     since = loss_speed.elapsed.at(rest.steps) - loss_speed.elapsed.at(torch.tensor([float(step)]))
     measured = rest.values.clamp_min(1e-300).log()
     replay = Replay(
-        run_data.kernel(step)[None], torch.zeros(1), run_data.outputs(step), loss_speed.targets, run_data.entropy
+        run_data.kernel(step)[None], torch.zeros(1), run_data.outputs(step), loss_speed.targets, run_data.loss_kind
     )
     errors = []
     for rate in rates.tolist():

@@ -76,6 +76,18 @@ def _unknown_reason(one: Findings) -> str:
     return "the target is constant" if math.isnan(one.events.rise) and one.constant_target else one.events.missing
 
 
+def assess_opinions(findings: Sequence[Findings]) -> list[Evidence]:
+    """What other metrics of richness say, each by itself."""
+    found = []
+    for name in dict.fromkeys(one.name for each in findings for one in each.opinions):
+        given = [one for each in findings for one in each.opinions if one.name == name]
+        said = sorted({one.says for one in given})
+        value = mean([one.value for one in given])
+        says = f"{name} {value:.3g}: {' and '.join(said)} ({given[0].about})"
+        found.append(Evidence("second opinions", says, value, "", "", runs=len(given), verdict="/".join(said)))
+    return found
+
+
 def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
     """When the kernel settled, and how the loss fell before and after."""
     topic = "the kernel settled"

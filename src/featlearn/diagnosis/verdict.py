@@ -8,24 +8,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from featlearn.diagnosis.evidence import Evidence
+from featlearn.diagnosis.departure import Departure
+from featlearn.diagnosis.evidence import Evidence, mean
 from featlearn.diagnosis.findings import findings_of
+from featlearn.diagnosis.gap_curve import GapCurve
 from featlearn.diagnosis.judgement import Regime, assess_regime, numbers
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
+from featlearn.diagnosis.opinions import Opinion
 from featlearn.diagnosis.statements import (
-    LISTED,
     assess_features,
     assess_kernel_machine,
     assess_layers,
+    assess_opinions,
     assess_settling,
     assess_silence,
-    learned_in,
 )
+from featlearn.diagnosis.usefulness import Usefulness
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, open_run
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of `Diagnosis.to_json`; increased when a name is removed or changes its meaning."""
 WIDTH = 100
 """Columns of `str(diagnosis)`."""
@@ -36,10 +40,23 @@ class Diagnosis:
     """The diagnosis of a run. `print` it; `evidence` has every statement with its number and threshold."""
 
     regime: Regime
-    """"lazy" (a fixed kernel explains it), "rich" (features were learned), "mixed", or "cannot tell" """
-    numbers: Mapping[str, float]
-    """what decides the regime: kernel_moved (centred), speedup, alignment_rise, loss_left; for information
-    kernel_moved_raw, speedup_rescaled, kernel_growth, weights_moved"""
+    """"lazy" (the linearisation at the start explains it), "rich" (features were learned), "mixed", "lazy then rich"
+    (`times["rich_from"]`), or "cannot tell" """
+    numbers: Mapping[str, Estimate]
+    """each with its error, nan if unknown: gap, departure, turning, growth, loss_left, which decide the regime; for
+    information turning_raw, speedup, speedup_rescaled, alignment_rise, weights_moved"""
+    gap: GapCurve
+    """the linearisation gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.unshrunk`"""
+    departure: Departure
+    """distance of the first run from training with its frozen first kernel, on probe and test points"""
+    growth: Estimate
+    """norm of the last kernel divided by that of the first"""
+    turning: Estimate
+    """1 - cosine of the centred first and last kernel"""
+    useful: Usefulness
+    """test error of regression with the first and with the last kernel, of the first run"""
+    opinions: Mapping[str, Opinion]
+    """what other cheap metrics say of the first run, by name"""
     silent: bool | None
     """whether alignment was complete before kernel norm and loss moved; None if unknown"""
     kernel_machine: KernelMachine
@@ -49,8 +66,8 @@ class Diagnosis:
     layers: Mapping[str, LayerLearning]
     """how much each layer learned, sorted by how far its weight moved"""
     times: Mapping[str, float]
-    """steps: loss_half, alignment_90, norm_10, kernel_settled; means over runs, nan if an event did not happen or lies
-    in a gap between measurements in any run"""
+    """steps: loss_half, alignment_90, norm_10, kernel_settled, rich_from; means over runs, nan if an event did not
+    happen or lies in a gap between measurements in any run"""
     specialization: float
     """how much better each output's kernel fits its own target than the others do"""
     feature_rate: float
@@ -96,17 +113,21 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     """
     findings = [findings_of(one) for one in _runs(run)]
     mechanism, layers, about_layers = assess_layers(findings)
-    regime, headline, about_regime = assess_regime(findings, learned_in(layers)[:LISTED])
+    regime, headline, about_regime = assess_regime(findings)
     silent, times, about_silence = assess_silence(findings)
     settled, about_settling = assess_settling(findings)
     machine, about_machine = assess_kernel_machine(findings)
     specialization, rate, about_features = assess_features(findings)
     evidence = about_regime
     if not all(one.run_data.lost for one in findings):
-        evidence = [*about_regime, *about_silence, *about_settling, *about_machine, *about_layers, *about_features]
+        evidence = [*about_regime, *assess_opinions(findings), *about_silence, *about_settling, *about_machine,
+                    *about_layers, *about_features]  # fmt: skip
+    found, first = numbers(findings), findings[0]
+    times |= {"kernel_settled": settled, "rich_from": mean([one.rich_from for one in findings])}
     return Diagnosis(
-        regime, numbers(findings), silent, machine, mechanism, layers, {**times, "kernel_settled": settled},
-        specialization, rate, tuple(evidence), tuple(one.run.name for one in findings), headline,
+        regime, found, first.gap, first.departure, found["growth"], found["turning"], first.useful,
+        {one.name: one for one in first.opinions}, silent, machine, mechanism, layers, times, specialization, rate,
+        tuple(evidence), tuple(one.run.name for one in findings), headline,
     )  # fmt: skip
 
 
@@ -125,6 +146,10 @@ def _runs(given: Any) -> list[Run]:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, GapCurve):
+        return _plain({"value": value.value, "steps": value.steps, "values": value.values,
+                       "test": [] if value.test is None else value.test.values.tolist(),
+                       "unshrunk": [] if value.unshrunk is None else value.unshrunk.values.tolist()})  # fmt: skip
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

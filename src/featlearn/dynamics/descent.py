@@ -1,8 +1,8 @@
 """Training with a frozen kernel, as a flow or step by step, on squared error or cross-entropy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Trajectory:
 
 def kernel_descent(
     K: Tensor, y: Tensor, *, times: Tensor | Sequence[float], rate: float = 1.0, f0: Tensor | None = None,
-    discrete: bool = False, loss: Literal["mse", "cross-entropy"] = "mse", K_test: Tensor | None = None,
-    f0_test: Tensor | None = None,
+    discrete: bool = False, loss: Literal["mse", "cross-entropy", "binary-cross-entropy"] = "mse",
+    K_test: Tensor | None = None, f0_test: Tensor | None = None,
 ) -> Trajectory:  # fmt: skip
     """Kernel gradient descent: df/dt = -rate K (f - y) from f0.
 
@@ -43,29 +43,37 @@ def kernel_descent(
 
     Args:
         K: one kernel for all outputs (P, P), one for each (C, P, P), or all pairs (P, P, C, C).
-        y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C).
+        y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C), for binary cross-entropy
+            probabilities of each output by itself.
         times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
             ends: `kernel_regression` for the test points.
         rate: see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
             `rate * K1.norm() / K0.norm()`, with the final or with the largest kernel norm.
         f0: outputs at time 0, zero by default.
         discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
-        loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically.
+        loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically; `"binary-cross-entropy"`: the
+            same with sigmoid(f), for several labels at once.
         K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). In
             directions where K_test is not zero but K is, test points move at a constant speed while rate * time is
             below the inverse of the smallest eigenvalue that the precision of K resolves; later these directions are
             unknown and count as not learned.
         f0_test: outputs of the test points at time 0.
     """
-    if loss not in ("mse", "cross-entropy"):
-        raise InputValueError(f"loss={loss!r}, expected 'mse' or 'cross-entropy'")
+    if loss not in ("mse", *_LOGISTIC):
+        raise InputValueError(f"loss={loss!r}, expected 'mse', 'cross-entropy' or 'binary-cross-entropy'")
     given = problem(K, y, f0, K_test, f0_test)
     moments, speed = _checked_times(times, discrete).to(given.kernel.device), checked_rate(rate)
     if loss == "cross-entropy":
         if given.single:
             raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
         checked_probabilities(y, given.back(given.targets))
-        return _cross_entropy(given, moments, speed, discrete)
+    if loss == "binary-cross-entropy" and not bool(((given.targets >= 0) & (given.targets <= 1)).all()):
+        raise InputValueError(
+            f"y has entries from {float(given.targets.min()):.3g} to {float(given.targets.max()):.3g}, expected "
+            "probabilities between 0 and 1 for binary cross-entropy"
+        )
+    if loss != "mse":
+        return _logistic(given, moments, speed, discrete, _LOGISTIC[loss])
     return _squared_error(given, moments, speed, discrete)
 
 
@@ -133,8 +141,32 @@ def _checked_times(times: Any, discrete: bool) -> Tensor:
     return moments
 
 
-def _cross_entropy(given: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
-    """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) (softmax(f) - y)."""
+class _Logistic(NamedTuple):
+    """A loss whose derivative by the outputs (..., P, C) is chances(f) - y."""
+
+    chances: Callable[[Tensor], Tensor]
+    slopes: Callable[[Tensor], Tensor]
+    """chances -> (..., P, C, C), their derivative by the outputs"""
+    losses: Callable[[Tensor, Tensor], Tensor]
+    """(y, f) -> (..., P, C), summed by the loss"""
+
+
+_LOGISTIC = {
+    "cross-entropy": _Logistic(
+        lambda f: f.softmax(-1),
+        lambda p: torch.diag_embed(p) - p[..., :, None] * p[..., None, :],
+        lambda y, f: -y * f.log_softmax(-1),
+    ),
+    "binary-cross-entropy": _Logistic(
+        torch.sigmoid,
+        lambda p: torch.diag_embed(p * (1 - p)),
+        lambda y, f: torch.nn.functional.softplus(f) - y * f,
+    ),
+}
+
+
+def _logistic(given: BatchedProblem, times: Tensor, rate: float, discrete: bool, loss: _Logistic) -> Trajectory:
+    """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) (chances(f) - y)."""
     if not bool(torch.isfinite(times).all()):
         raise InputValueError(
             "times are infinite, expected finite ones for cross-entropy, whose outputs grow without end"
@@ -142,13 +174,19 @@ def _cross_entropy(given: BatchedProblem, times: Tensor, rate: float, discrete: 
     rows = torch.cat([k for k in (given.kernel, given.test_kernel) if k is not None], 1)
     start = torch.cat([f for f in (given.start, given.test_start) if f is not None], 1)
     size = given.kernel.shape[1]
-    wanted = given.back(given.targets)
+
+    def logits(state: Tensor) -> Tensor:
+        found = given.back(state[..., :size, :])
+        return found[..., None] if given.single else found
+
+    wanted = logits(given.targets)
 
     def velocity(_: float, state: Tensor) -> Tensor:
-        return -rate * (rows @ given.forth(given.back(state[:, :size]).softmax(-1) - wanted))
+        pull = loss.chances(logits(state)) - wanted
+        return -rate * (rows @ given.forth(pull))
 
     def jacobian(_: float, state: Tensor) -> Tensor:
-        return -rate * _by_logits(given, rows, state)
+        return -rate * _by_logits(given, rows, state, loss.slopes(loss.chances(logits(state))))
 
     if discrete:
         path = _steps(velocity, start, times)
@@ -158,21 +196,20 @@ def _cross_entropy(given: BatchedProblem, times: Tensor, rate: float, discrete: 
         chosen = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
         moments, places = torch.cat([times.new_zeros(1), times]).unique(return_inverse=True)
         path = integrated(velocity, jacobian, start, moments, chosen)[places[1:]]
-    outputs = given.back(path[:, :, :size])
-    loss = -(wanted * outputs.log_softmax(-1)).sum((-2, -1))
     test = None if given.test_kernel is None else given.back(path[:, :, size:])
-    return Trajectory(times, outputs, loss, test)
+    return Trajectory(times, given.back(path[:, :, :size]), loss.losses(wanted, logits(path)).sum((-2, -1)), test)
 
 
-def _by_logits(given: BatchedProblem, rows: Tensor, state: Tensor) -> Tensor:
-    """The derivative of rows @ softmax(f) by the flat state, (n, n); nothing depends on the test points."""
+def _by_logits(given: BatchedProblem, rows: Tensor, state: Tensor, slopes: Tensor) -> Tensor:
+    """The derivative of rows @ chances(f) by the flat state, (n, n); nothing depends on the test points.
+
+    `slopes` (P, C, C) are the derivatives of the chances by the outputs of the same sample.
+    """
     size = given.kernel.shape[1]
-    chances = given.back(state[:, :size]).softmax(-1)
-    slopes = torch.diag_embed(chances) - chances[:, :, None] * chances[:, None, :]  # (P, C, C)
     if given.kind == "each":
         block = torch.einsum("cij,jcd->cidj", rows, slopes)
     elif given.kind == "full":
-        block = torch.einsum("ijc,jcd->ijd", rows[0].unflatten(1, chances.shape), slopes)
+        block = torch.einsum("ijc,jcd->ijd", rows[0].unflatten(1, slopes.shape[:2]), slopes)
     else:
         block = torch.einsum("ij,jcd->icjd", rows[0], slopes)
     problems, _, columns = state.shape

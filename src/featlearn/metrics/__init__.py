@@ -16,6 +16,7 @@ from featlearn.metrics.alignment import (
 )
 from featlearn.metrics.change import feature_rate, kernel_distance, kernel_velocity
 from featlearn.metrics.curves import Agreement, agreement, log_slope, time_to
+from featlearn.metrics.richness import features_at_convergence, low_rank_richness
 from featlearn.metrics.spectrum import PowerLaw, Spectrum, effective_rank, power_law, spectrum
 
 __all__ = [
@@ -30,10 +31,12 @@ __all__ = [
     "correlation",
     "effective_rank",
     "feature_rate",
+    "features_at_convergence",
     "interference",
     "kernel_distance",
     "kernel_velocity",
     "log_slope",
+    "low_rank_richness",
     "power_law",
     "specialization",
     "spectrum",

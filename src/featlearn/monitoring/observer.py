@@ -16,6 +16,7 @@ from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
 from featlearn.network.initial_network import network_at
 from featlearn.preparation import Preparation
+from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.record import Run
 
 COMPARED = {"features": 3.0}
@@ -54,6 +55,7 @@ class Observer:
         self.watched, self.names = watched, names
         self.baseline: Baseline | None = None
         self._prepared = Preparation(watched.model, readout=watched.readout)
+        self._jvp: dict[str, JvpMethod] = {}
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
         self._past: Run | None = None
@@ -93,38 +95,46 @@ class Observer:
 
     def synchronise(self) -> None:
         """Wait for pending device work, so that it is not counted as measuring."""
-        if any(p.device.type == "cuda" for p in self.watched.model.parameters()):
+        if self._on_gpu:
             torch.cuda.synchronize()
+
+    def clock(self) -> float:
+        """Seconds by which costs are compared: of this thread's work on a CPU, which other processes do not change."""
+        return time.perf_counter() if self._on_gpu else time.thread_time()
+
+    @property
+    def _on_gpu(self) -> bool:
+        return any(p.device.type == "cuda" for p in self.watched.model.parameters())
 
     def _observe(
         self, watched: WatchedNetwork, step: int, chosen: Sequence[ScheduledQuantity], end: bool, last: bool
     ) -> Observation:
         self.synchronise()
-        begun = time.perf_counter()
+        begun = self.clock()
         prepared = self._prepared
         if watched.model is not prepared.model:
             prepared = Preparation(watched.model, readout=watched.readout)
         first = not prepared.audits
-        context = RecordContext(self.names, end, last, self._before(step))
+        context = RecordContext(self.names, end, last, self._before(step), self.clock)
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         costs: dict[str, float] = {}
-        with step_view(watched, step, self.baseline, prepared, end=end) as now:
-            begun = time.perf_counter() if first else begun
+        with step_view(watched, step, self.baseline, prepared, self._jvp, end=end) as now:
+            begun = self.clock() if first else begun
             record = probe(now, context)
             for one in chosen:
-                started, before = time.perf_counter(), context.apart
+                started, before = self.clock(), context.apart
                 try:
                     record.add(one.read(now, context))
                 except CoupledSamplesError:
                     raise
                 except Exception as error:
                     failures.append((one, error))
-                costs[one.name] = time.perf_counter() - started - (context.apart - before)
+                costs[one.name] = self.clock() - started - (context.apart - before)
             tried = {one.name for one in chosen}
             self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
             outputs = now.outputs
         self.synchronise()
-        common = time.perf_counter() - begun - sum(costs.values()) - context.apart
+        common = self.clock() - begun - sum(costs.values()) - context.apart
         if now.baseline is None:
             costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}
         return Observation(record, failures, outputs, costs, common)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from featlearn import metrics
 from featlearn.monitoring.names import Names
-from featlearn.monitoring.probe_data import ProbeData, has_labels, is_classification
+from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.layer_alignment import pair_alignment
@@ -47,17 +47,19 @@ class RecordContext:
     """Whether it is the last."""
     previous: tuple[int, Tensor] | None = None
     """Step and kernel of the previous measurement."""
+    clock: Callable[[], float] = time.perf_counter
+    """By which costs are taken."""
     apart: float = 0.0
     """Seconds spent on what only the first and the last measurement record; excluded from cost estimates."""
 
     @contextmanager
     def only_at_an_end(self) -> Iterator[None]:
         """Time this block separately."""
-        begun = time.perf_counter()
+        begun = self.clock()
         try:
             yield
         finally:
-            self.apart += time.perf_counter() - begun
+            self.apart += self.clock() - begun
 
 
 Read = Callable[[StepView, RecordContext], Record]
@@ -78,6 +80,8 @@ def _fit(name: str, data: ProbeData, outputs: Tensor, targets: Tensor | None) ->
         return {}
     f = outputs.double()
     found = {f"{name}/loss": float((f - targets).square().sum(1).mean())}
+    if is_binary(targets):
+        found[f"{name}/binary_cross_entropy"] = float(binary_cross_entropy_with_logits(f, targets))
     if is_classification(targets):
         labels = targets.argmax(1)
         found[f"{name}/accuracy"] = float((f.argmax(1) == labels).double().mean())
@@ -125,6 +129,39 @@ def kernel(view: StepView, context: RecordContext) -> Record:
             found["ntk/specialization"] = float(matrix.diagonal().mean())
             record.arrays["specialization"] = {"ksm": matrix}
     return record
+
+
+def gap(view: StepView, context: RecordContext) -> Record:
+    """The linearisation gap since the start, on the probe and on the test points, and what common shrinking leaves."""
+    if view.baseline is None or not view.watched.initial:
+        return Record()
+    found = {"gap/probe": view.gap.value, "gap/probe_error": view.gap.stderr,
+             "gap/change": float(view.gap.change.norm()) / math.sqrt(len(view.gap.change))}  # fmt: skip
+    if view.test_gap is not None:
+        found |= {"gap/test": view.test_gap.value, "gap/test_error": view.test_gap.stderr}
+    if view.unshrunk_gap is not None:
+        found |= {"gap/unshrunk": view.unshrunk_gap.value, "gap/unshrunk_error": view.unshrunk_gap.stderr}
+    return Record(found)
+
+
+def richness(view: StepView, context: RecordContext) -> Record:
+    """Low-rank richness of what enters the last layer (Nam et al. 2024)."""
+    if view.last_features is None:
+        return Record()
+    return Record({"richness/low_rank": float(metrics.low_rank_richness(view.last_features, view.outputs))})
+
+
+def convergence(view: StepView, context: RecordContext) -> Record:
+    """Cosine of W^T W and -W^T dL/dW for every weight matrix that decays (arXiv 2507.05644)."""
+    if not decays(view.watched.optimizer) or view.loss_gradients is None:
+        return Record()
+    found = {}
+    for name, gradient in view.loss_gradients.items():
+        weight = view.watched.model.get_parameter(name).detach()
+        if weight.dim() > 1 and weight.is_floating_point():
+            cosine = metrics.features_at_convergence(weight, gradient.to(weight.device))
+            found[f"convergence/{context.names[name.rpartition('.')[0]]}"] = float(cosine)
+    return Record(found)
 
 
 def features(view: StepView, context: RecordContext) -> Record:
@@ -204,6 +241,8 @@ def test(view: StepView, context: RecordContext) -> Record:
         with context.only_at_an_end():
             cross, whole = view.cross_kernels or (None, None)
         record.arrays["test"] = _arrays(cross=cross, cross_full=whole, kernel=view.test_kernel, f=f, y=y)
+    elif f.numel() <= LARGE:
+        record.arrays["test"] = _arrays(f=f)
     return record
 
 
@@ -225,7 +264,8 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
 
 
 BUILT_IN: Mapping[str, Read] = {
-    "kernel": kernel, "features": features, "layers": layers, "weights": weights, "test": test, "optimizer": optimizer,
+    "gap": gap, "richness": richness, "weights": weights, "kernel": kernel, "features": features, "layers": layers,
+    "convergence": convergence, "test": test, "optimizer": optimizer,
 }  # fmt: skip
 """Name -> quantity, in the order of measurement."""
 

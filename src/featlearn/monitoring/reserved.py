@@ -9,13 +9,16 @@ ALWAYS = {"probe"}
 """Quantities of every measurement."""
 
 _NAMES = {
-    "probe": r"probe/(loss|accuracy|cross_entropy)",
+    "probe": r"probe/(loss|accuracy|(binary_)?cross_entropy)",
+    "gap": r"gap/((probe|test|unshrunk)(_error)?|change)",
+    "richness": r"richness/low_rank",
+    "convergence": r"convergence/.+",
     "kernel": r"ntk/(norm|trace|effective_rank|(centered_)?(distance|alignment)|velocity|specialization"
     r"|layers/.+/(share|alignment))",
     "features": r"features/.+/(uncentered|(double_|ptk_)?centered|centered_share|weight_change)",
     "layers": r"layers/.+--.+/(alignment|random|balance_drift)",
     "weights": r"weights/(.+/)?(norm|distance)",
-    "test": r"test/(loss|accuracy|cross_entropy)|ntk/test/(centered_)?alignment",
+    "test": r"test/(loss|accuracy|(binary_)?cross_entropy)|ntk/test/(centered_)?alignment",
     "optimizer": r"ntk/optimizer/(norm|alignment)",
     "rate": r"lr",
     "loss": r"loss",

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import RunError
-from featlearn.monitoring.budget import Cost
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.reserved import is_measured
 from featlearn.monitoring.step_view import Baseline
+from featlearn.monitoring.stopwatch import Cost
 from featlearn.record import Run
 
 LARGEST = 2**26
@@ -72,17 +72,29 @@ def trained_before(run: Run) -> float:
 
 def cost_before(run: Run) -> Cost | None:
     """Cost of the run so far; None if unknown because the run was killed."""
-    overhead, measuring = run.config.get("overhead"), run.config.get("measuring")
-    if not isinstance(overhead, int | float) or not isinstance(measuring, int | float):
-        return None
-    training = trained_before(run)
-    return Cost(training, overhead * training, float(measuring))
+    measuring = run.config.get("measuring")
+    return Cost(trained_before(run), float(measuring)) if isinstance(measuring, int | float) else None
+
+
+def costs_before(run: Run) -> dict[str, float | None]:
+    """The rounded costs by which earlier processes chose their steps; empty if they were not known."""
+    told = run.config.get("costs")
+    given = told if isinstance(told, Mapping) else {}
+    return {str(key): float(value) for key, value in given.items() if isinstance(value, int | float) and value > 0}
+
+
+def measured_by_class(run: Run) -> dict[str, list[int]]:
+    """Steps at which cheap and expensive quantities were measured."""
+    names = {line["step"]: line["values"] for line in run.lines}
+    cheap = [step for step, values in names.items() if any(name.startswith("weights/") for name in values)]
+    return {"cheap": cheap, "expensive": list(run.arrays.get("kernel", ()))}
 
 
 def _initial(run: Run, watched: WatchedNetwork) -> dict[str, Any]:
+    """The stored weights; if they were too large to be stored, those that are known otherwise, or none."""
     names = run.config.get("initial")
     if not isinstance(names, list) or 0 not in run.arrays.get("initial", ()):
-        return {}
+        return dict(watched.initial)
     arrays, expected = run.array("initial", 0), watched.model.state_dict()
     if names != list(expected) or any(f"t{number}" not in arrays for number in range(len(names))):
         raise RunError(f"{run.path} was recorded with another model, expected the same layers; start a new run")

@@ -23,7 +23,7 @@ class Schedule:
             raise InputValueError(f"every={every}, expected a number of steps >= 1, 'log', or a function of the step")
         if not (logarithmic or counted or callable(every)):
             raise InputTypeError(f"every={every!r}, expected 'log', a number of steps, or a function of the step")
-        self._every = every
+        self._every, self.logarithmic = every, logarithmic
         self.following = 0
         """No step before this one is due."""
 

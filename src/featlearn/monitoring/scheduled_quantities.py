@@ -18,7 +18,7 @@ from featlearn.monitoring.step_view import StepView
 Quantities = Any
 """Names or functions in a list, or a mapping: see `fl.watch`."""
 
-BY_DEFAULT = ("kernel", "features", "layers", "weights")
+BY_DEFAULT = ("gap", "richness", "weights", "kernel", "features", "layers", "convergence")
 
 
 @dataclass(eq=False)
@@ -31,12 +31,6 @@ class ScheduledQuantity:
     """Its own schedule; None for that of the run."""
     asked: bool
     """Whether the user named it; then it must work at the first measurement."""
-    pending: bool = False
-    """Whether it is due and not yet measured."""
-    cost: float = 0.0
-    """Duration of its last measurement in seconds."""
-    spent: float = 0.0
-    """Total seconds that count against the budget."""
     own: Collection[str] = ()
     """Names that a user's own quantity records; known after the first measurement."""
 

@@ -13,20 +13,25 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
-from featlearn.monitoring.probe_data import WatchedNetwork, as_targets
+from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.inputs import Inputs
 from featlearn.preparation import Preparation
+from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.quantities.layer_balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.linearization_gap import Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.quantities.representation import outputs_with_features
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
 LARGEST_FULL = 2048
 """Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
+SHRUNK = 0.95
+"""Share of a layer's first weights below which they count as shrunk."""
 LARGEST_SUM = 2**28
 """Numbers in such kernels of all layers together, up to which each output's kernel is taken from them: 1 GiB."""
 
@@ -55,9 +60,9 @@ class StepView:
 
     def __init__(
         self, watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, now: Measurement,
-        stack: ExitStack, *, end: bool = False,
+        stack: ExitStack, jvp: dict[str, JvpMethod], *, end: bool = False,
     ) -> None:  # fmt: skip
-        self.watched, self.step, self._prepared, self._end = watched, step, prepared, end
+        self.watched, self.step, self._prepared, self._end, self._jvp = watched, step, prepared, end, jvp
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
         self._now, self._stack = now, stack
@@ -75,12 +80,56 @@ class StepView:
     @cached_property
     def outputs(self) -> Tensor:
         """(P, C) outputs on the probe."""
-        return self._now.outputs(self._now.probes[0]).cpu()
+        return self._forward[0]
+
+    @cached_property
+    def _forward(self) -> tuple[Tensor, Tensor | None]:
+        outputs, features = outputs_with_features(self._now.probes[0])
+        return outputs.cpu(), features
 
     @cached_property
     def targets(self) -> Tensor | None:
         """(P, C) targets in double; class labels become one-hot rows less 1 / C."""
         return None if self.watched.probe.y is None else as_targets(self.watched.probe.y, self.outputs)
+
+    @cached_property
+    def gap(self) -> Gap:
+        """The linearisation gap since the start of the run, on the probe."""
+        return self._states.gap(self.x, method=self._method, outputs=self.outputs)
+
+    @cached_property
+    def test_gap(self) -> Gap | None:
+        """The same on the test points; None where there are none."""
+        test = self.watched.test
+        if test is None or test.samples < 2 or self.test_outputs is None:
+            return None
+        return self._states.gap(test.x, method=self._method, outputs=self.test_outputs)
+
+    @cached_property
+    def unshrunk_gap(self) -> Gap | None:
+        """The gap from the first weights, shrunk layer by layer to what is left of them; None where they have not."""
+        if min(self._states.shrinking.values()) > SHRUNK:
+            return None
+        states = TwoStates(self._prepared, self.watched.initial, unshrunk=True)
+        return states.gap(self.x, method=self._method, outputs=self.outputs)
+
+    @cached_property
+    def _states(self) -> TwoStates:
+        return TwoStates(self._prepared, self.watched.initial)
+
+    @cached_property
+    def _method(self) -> JvpMethod | None:
+        if "method" not in self._jvp:
+            found = self._states.method(self.x)
+            if found is None:
+                return None
+            self._jvp["method"] = found
+        return self._jvp["method"]
+
+    @cached_property
+    def last_features(self) -> Tensor | None:
+        """(P, N) what enters the last layer, on its device; None where its rows are not the samples."""
+        return self._forward[1]
 
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:
@@ -128,6 +177,16 @@ class StepView:
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
         start = None if self.baseline is None or not self.watched.initial else self._start
         return measured_features(self._now, start, None, outputs)
+
+    @cached_property
+    def loss_gradients(self) -> dict[str, Tensor] | None:
+        """Parameter -> derivative of the training loss on the probe, up to a factor; None if the loss is not known."""
+        y = self.watched.probe.y
+        pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
+        if pull is None:
+            return None
+        probe = self._now.probes[0]
+        return self._now.pulled_back(probe, pull.to(self._now.device))
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
@@ -270,10 +329,15 @@ class StepView:
 
 @contextmanager
 def step_view(
-    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, *, end: bool = False
-) -> Iterator[StepView]:
-    """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays."""
+    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, jvp: dict[str, JvpMethod], *,
+    end: bool = False,
+) -> Iterator[StepView]:  # fmt: skip
+    """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
+
+    `jvp` keeps how the Jacobian-vector products of this network are made, between steps.
+    """
     with ExitStack() as stack:
         now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
-        refuse_no_layers(now)
-        yield StepView(watched, step, baseline, prepared, now, stack, end=end)
+        if baseline is None:
+            refuse_no_layers(now)
+        yield StepView(watched, step, baseline, prepared, now, stack, jvp, end=end)

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from featlearn.errors import InputValueError, RunError
-from featlearn.monitoring.budget import Budget
-from featlearn.monitoring.budget_allocation import BudgetAllocation
+from featlearn.monitoring.allocation import TIMED, Allocation
 from featlearn.monitoring.description import description
 from featlearn.monitoring.means import Means, numbers_of
 from featlearn.monitoring.names import Names, safe_path
@@ -20,49 +19,54 @@ from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
-from featlearn.monitoring.resumption import cost_before, measured_steps, resumed, stored_state, trained_before
+from featlearn.monitoring.resumption import (
+    cost_before,
+    costs_before,
+    measured_by_class,
+    measured_steps,
+    resumed,
+    stored_state,
+    trained_before,
+)
 from featlearn.monitoring.run_log import RunLog
 from featlearn.monitoring.schedule import Schedule
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
-
-PATIENCE = 100
-"""Steps without a second measurement after which the probe is thinned."""
-FEWEST = 32
-"""Samples that thinning leaves, at least."""
+from featlearn.record.replacement import replaced
 
 
 class Watch:
     """A watched training run; created by `fl.watch`."""
 
     def __init__(
-        self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: Budget, chosen: list[ScheduledQuantity],
-        settings: Mapping[str, Any], sinks: Any, resume: bool,
+        self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: float | None,
+        chosen: list[ScheduledQuantity], settings: Mapping[str, Any], sinks: Any, resume: bool,
+        overwrite: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         """The directory of the run."""
         self.steps = 0
         """Number of training steps so far."""
         self._observer = Observer(watched, Names())
-        self._schedule, self._budget, self._quantities = schedule, budget, chosen
-        self._allocation = BudgetAllocation(budget, chosen)
-        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._schedule, self._quantities = schedule, chosen
+        self._allocation, self._stopwatch = Allocation(budget, logarithmic=schedule.logarithmic), Stopwatch()
+        self._settings, self._sinks, self._resume, self._overwrite = settings, sinks, resume, overwrite
         self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
         self._means = Means()
         self._frequent: dict[str, int] = {}
-        self._ask_at = self._look_at = 0
-        self._skipped = 0
+        self._look_at = self._skipped = self._cost_known_from = 0
+        self._timed: tuple[int, float] | None = None  # step and clock after the first step, measuring left out
+        self._clocked = 0.0  # seconds of measuring on the clock of costs
         self._waited = 0.0  # seconds of training that the device was still busy with
         self._trained_before = 0.0  # seconds, by the processes that this one resumes
         self._trained = 0.0  # total seconds when the current action began
-        self._cost_known_from = 0
-        self._diverged = False
         self._measured: set[int] = set()
         self._recorded = -1
-        self._writes = self._over = False
+        self._diverged = self._writes = self._over = False
 
     @property
     def run(self) -> Run:
@@ -73,6 +77,10 @@ class Watch:
     def measurements(self) -> int:
         """Number of measurements in the run, including those before a resume."""
         return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
+
+    def assume_start(self, initial: Mapping[str, Any]) -> None:
+        """Before entering: the state dict of step 0, in case that a resumed run was too large to store it."""
+        self._observer.watched = replace(self._observer.watched, initial=initial)
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -89,7 +97,7 @@ class Watch:
         if refusal:
             raise RunError(refusal)
         self._writes = self._ranks.first
-        self._budget.begin(time.perf_counter() - begun)
+        self._stopwatch.begin(time.perf_counter() - begun)
         return self
 
     def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
@@ -109,15 +117,15 @@ class Watch:
                 self._means.add("loss", loss)
             return
         step = None if step is None else checked_step(step)
-        ranks, begun, before = self._entered(), time.perf_counter(), self._budget.measuring + self._waited
+        ranks, begun, before = self._entered(), time.perf_counter(), self._stopwatch.measuring + self._waited
         went_back = step is not None and step <= self.steps  # to a checkpoint
         self._look_at = 0 if went_back else self._look_at
         self.steps = self.steps + 1 if step is None else step
         try:
             self._advance(ranks, loss, scalars)
         finally:
-            rest = time.perf_counter() - begun - (self._budget.measuring + self._waited - before)
-            self._budget.spent(rest, counted=True)
+            rest = time.perf_counter() - begun - (self._stopwatch.measuring + self._waited - before)
+            self._stopwatch.spent(rest)
 
     def _advance(self, ranks: Ranks, loss: Any, scalars: Mapping[str, Any]) -> None:
         if ranks.first:
@@ -125,22 +133,15 @@ class Watch:
         if self.steps < self._look_at:
             return
         due = self._schedule.due(self.steps)
-        for one in self._quantities:
-            one.pending |= due if one.schedule is None else one.schedule.due(self.steps)
-        waiting = self.steps >= self._ask_at and any(one.pending for one in self._quantities)
-        chosen = self._decided(ranks) if waiting else []
+        wanted = [one for one in self._quantities if (due if one.schedule is None else one.schedule.due(self.steps))]
+        chosen = self._decided(ranks, wanted) if wanted else []
         if ranks.first and chosen:
             self._spend(lambda: self._observed(chosen))
         elif ranks.first and due:
             self._skipped += 1
             self._spend(lambda: self._write(self._line()))
-        self._look_at = self._next()
-
-    def _next(self) -> int:
-        """The next step at which something may be due."""
         own = [one.schedule for one in self._quantities if one.schedule is not None]
-        following = min(schedule.following for schedule in (self._schedule, *own))
-        return min(following, self._ask_at) if any(one.pending for one in self._quantities) else following
+        self._look_at = min(schedule.following for schedule in (self._schedule, *own))
 
     def log(self, loss: Any = None, **scalars: Any) -> None:
         """Record numbers at the current step at once."""
@@ -148,6 +149,11 @@ class Watch:
             given = scalars if loss is None else {"loss": loss, **scalars}
             self._refuse_taken(given)
             self._spend(lambda: self._write(numbers_of(given)))
+
+    def describe(self, /, **entries: Any) -> None:
+        """Add entries to run.json."""
+        if self._entered().first:
+            self._written().describe(**entries)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -177,7 +183,8 @@ class Watch:
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
-        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
+        with replaced(self.path, self._overwrite):
+            self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
         self._run_log.event("started", 0)
@@ -185,7 +192,7 @@ class Watch:
         arrays = {**found.record.arrays, **({"initial": state} if state else {})}
         self._run_log.measurement(0, {**self._rate(), **found.record.scalars}, arrays, 0.0)
         self._measured.add(0)
-        self._allocation.note(found.costs, found.common, counted=False)
+        self._allocation.note(0, found.costs, found.common)
 
     def _resume_run(self) -> None:
         run = open_run(self.path)
@@ -194,7 +201,8 @@ class Watch:
         self._measured, self._trained_before = measured_steps(run), trained_before(run)
         cost = cost_before(run)
         self._cost_known_from = self.steps if cost is None else 0
-        self._budget.resume(self.steps, cost)
+        self._stopwatch.resume(cost)
+        self._allocation.resume(costs_before(run), measured_by_class(run))
         resumed(self._observer, run)
         found = self._observer.observe_start(self._quantities, end=False) if self._observer.watched.initial else None
         if found is None:
@@ -205,7 +213,7 @@ class Watch:
         self._observer.follow(run)
         self._schedule.due(self.steps)
         self._say_resumed(run)
-        self._allocation.note(found.costs, found.common, counted=False)
+        self._allocation.note(0, found.costs, found.common)
 
     def _say_resumed(self, run: Run) -> None:
         log, settings, before = self._written(), self._settings["settings"], run.config.get("settings")
@@ -249,37 +257,29 @@ class Watch:
         for one in self._quantities:
             refuse_own(names, one.name, one.own)
 
-    def _decided(self, ranks: Ranks) -> list[ScheduledQuantity]:
-        """The quantities to measure now, decided by rank 0; if there are none, set the step of the next decision."""
-        decision = json.loads(ranks.agreed(self._decision))
-        self._ask_at = self.steps + decision["wait"]
-        chosen = [one for one in self._quantities if one.name in decision["read"]]
-        for one in chosen:
-            one.pending = False
-        return chosen
+    def _decided(self, ranks: Ranks, wanted: list[ScheduledQuantity]) -> list[ScheduledQuantity]:
+        """The quantities to measure now, decided by rank 0."""
+        names = json.loads(ranks.agreed(lambda: json.dumps(self._decision(wanted))))
+        return [one for one in wanted if one.name in names]
 
-    def _decision(self) -> str:
-        chosen = self._allocation.affordable(self.steps)
-        if not chosen and self._thinned():
-            chosen = self._allocation.affordable(self.steps)
-        wait = 1
-        if not chosen:  # deciding at every step would cost more than the measurements
-            seconds = self._allocation.missing(self.steps) / (self._budget.share or 1.0)
-            each = self._budget.seconds_per_step(self.steps)
-            wait = max(1, min(int(seconds / each / 2), self.steps // 10)) if each > 0 else 1
-        return json.dumps({"wait": wait, "read": [one.name for one in chosen]})
+    def _decision(self, wanted: list[ScheduledQuantity]) -> list[str]:
+        if self._allocation.untimed and self._steps_timed():
+            stride = self._allocation.stride(self._observer.watched.probe.samples)
+            self._allocation.thin(stride)
+            if stride > 1 and self._observer.watched.initial:
+                self._spend(lambda: self._thin(stride))
+            self._written().describe(costs=self._allocation.entry)
+        return [one.name for one in self._allocation.chosen(self.steps, wanted)]
 
-    def _thinned(self) -> bool:
-        """Thin the probe if no second measurement fits for long, and repeat the first measurement with it."""
-        watched, stride = self._observer.watched, 2
-        if len(self._measured) != 1 or self.steps < PATIENCE or not watched.initial:
+    def _steps_timed(self) -> bool:
+        """Take the duration of a training step, between the first scheduled step and one from TIMED on."""
+        trained = self._observer.clock() - self._clocked
+        if self._timed is None:
+            self._timed = (self.steps, trained)
+        begun, before = self._timed
+        if self.steps < TIMED or self.steps == begun:
             return False
-        most = watched.probe.samples // FEWEST
-        while 2 * stride <= most and self._allocation.missing(self.steps, stride) > 0:
-            stride *= 2
-        if stride > most or self._allocation.missing(self.steps, stride) > 0:
-            return False
-        self._spend(lambda: self._thin(stride), counted=False)
+        self._allocation.time((trained - before) / (self.steps - begun))
         return True
 
     def _thin(self, stride: int) -> None:
@@ -289,23 +289,22 @@ class Watch:
         log.describe(thinned=observer.watched.stride)
         log.event("thinned", self.steps, samples=observer.watched.probe.samples, stride=observer.watched.stride)
         log.measurement(0, found.record.scalars, found.record.arrays, 0.0)
-        self._allocation.note(found.costs, found.common, counted=False)
 
-    def _spend(self, act: Callable[[], None], *, counted: bool = True) -> None:
+    def _spend(self, act: Callable[[], None]) -> None:
         """Run an action and count its time as measuring."""
         asked = time.perf_counter()
         self._observer.synchronise()
-        begun = time.perf_counter()
+        begun, clock = time.perf_counter(), self._observer.clock()
         self._waited += begun - asked
-        self._trained = self._trained_before + self._budget.training
+        self._trained = self._trained_before + self._stopwatch.training
         try:
             act()
         finally:
-            self._budget.spent(time.perf_counter() - begun, counted=counted)
+            self._stopwatch.spent(time.perf_counter() - begun)
+            self._clocked += self._observer.clock() - clock
 
     def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
-        log = self._written()
-        numbers = self._line()
+        log, numbers = self._written(), self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
         except Exception as error:
@@ -314,7 +313,7 @@ class Watch:
             return
         self._log_failures(found, self.steps)
         log.recovered({"measurement", *(one.name for one in chosen)} - {one.name for one, _ in found.failures})
-        self._allocation.note(found.costs, found.common, counted=not last)
+        self._allocation.note(self.steps, found.costs, found.common)
         self._check(numbers)
         log.measurement(self.steps, {**numbers, **found.record.scalars}, found.record.arrays, self._trained)
         self._measured.add(self.steps)
@@ -369,10 +368,10 @@ class Watch:
             chosen = [one for one in chosen if one.name in missing & latest.read]
             if not chosen:
                 return
-        self._spend(lambda: self._observed(chosen, last=True), counted=False)
+        self._spend(lambda: self._observed(chosen, last=True))
 
     def _finish(self, finished: bool) -> None:
-        log, cost = self._written(), self._budget.cost
+        log, cost = self._written(), self._stopwatch.cost
         summary = {
             "measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring,
             "wall_share": cost.wall_share,
@@ -387,6 +386,6 @@ class Watch:
         since = f", since step {self._cost_known_from}" if self._cost_known_from else ""
         print(
             f"featlearn: {self.measurements} measurements in {self.steps} steps, "
-            f"{cost.summary(self._budget.share)}{since}{lost}: {self.path}",
+            f"{cost.summary(self._allocation.share)}{since}{lost}: {self.path}",
             file=sys.stderr,
         )

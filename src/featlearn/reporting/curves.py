@@ -41,7 +41,11 @@ def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
         missing += [f"{group.label}: no prediction, as {f.reason}" for f in found.values() if isinstance(f, Unknown)]
         sources |= {f.source for f in found.values() if isinstance(f, PredictedLoss)}
     lines = _apart(groups, lines)
-    units = {"cross-entropy" if one.run_data.entropy else "|f − y|²" for group in groups for one in group.findings}
+    units = {
+        one.run_data.loss_kind.name if one.run_data.loss_kind.logistic else "|f − y|²"
+        for group in groups
+        for one in group.findings
+    }
     lines += theory.lines("loss", _samples(groups))
     charts = []
     if lines:

@@ -19,6 +19,7 @@ from featlearn.reporting.content_blocks import ChartLine, thinned
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
     "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "steps", "device",
+    "checkpoints",
 }  # fmt: skip
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 

@@ -53,15 +53,15 @@ def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
     size = growth.at(loss.steps)
     grown = torch.cat([elapsed[:1], elapsed[:1] + ((size[1:] + size[:-1]) / 2 * elapsed.diff()).cumsum(0)])
     some = slice(None)
-    if run_data.entropy and len(kernels[0]) > SAMPLES:
+    if run_data.loss_kind.logistic and len(kernels[0]) > SAMPLES:
         some = slice(None, None, -(-len(kernels[0]) // SAMPLES))
         source += f"; on one in {-(-len(kernels[0]) // SAMPLES)} samples of the probe"
     start, targets = run_data.outputs(0)[some], loss_speed.targets[some]
-    replay = Replay(kernels[0][some, some][None], torch.zeros(1), start, targets, run_data.entropy)
+    replay = Replay(kernels[0][some, some][None], torch.zeros(1), start, targets, run_data.loss_kind)
     return PredictedLoss(
         _followed(replay, loss.steps, rate * elapsed),
         _followed(replay, loss.steps, rate * grown),
-        None if run_data.entropy else _evolving(findings, rate),
+        None if run_data.loss_kind.logistic else _evolving(findings, rate),
         source,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from featlearn.diagnosis import Diagnosis, Evidence
-from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, KERNEL_MOVED, SPEED, Threshold
+from featlearn.diagnosis.evidence import GAP, SPEED, TURNED, Threshold
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
 
@@ -78,9 +78,9 @@ def _tone(verdict: str) -> str:
 def _gauges(found: Diagnosis) -> Html:
     """Gauges from lazy to rich: distance of the kernel, speed of the loss, rise of alignment."""
     drawn = [
-        _gauge("The kernel moved", found.numbers.get("kernel_moved", math.nan), KERNEL_MOVED, True),
-        _gauge("Frozen kernel slower by", found.numbers.get("speedup", math.nan), SPEED, True, " times"),
-        _gauge("Alignment rose by", found.numbers.get("alignment_rise", math.nan), ALIGNMENT_ROSE, False),
+        _gauge("Linearisation gap", float(found.numbers["gap"]), GAP, True),
+        _gauge("The kernel turned by", float(found.numbers["turning"]), TURNED, True),
+        _gauge("Frozen kernel slower by", float(found.numbers["speedup"]), SPEED, True, " times"),
     ]
     return tag("div", *drawn, class_="gauges")
 

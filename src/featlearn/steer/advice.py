@@ -92,12 +92,12 @@ def advise(
 
 def _gamma(found: Diagnosis, toward: str) -> float:
     """The divisor of the output, rounded to two digits."""
-    moved, layers = found.numbers["weights_moved"], max(len(found.layers), 1)
+    moved, layers = float(found.numbers["weights_moved"]), max(len(found.layers), 1)
     known = math.isfinite(moved) and moved > 0
     if toward == "rich":
         wanted = FAR / moved if known else GUESS
         return float(f"{min(max(wanted, SMALLEST), LARGEST):.2g}")
-    speedup = found.numbers["speedup"]
+    speedup = float(found.numbers["speedup"])
     wanted = max(
         LAZIER * moved ** (layers if moved > 1 else 1) if known else 0.0,
         LAZIER_BY_SPEED * speedup if math.isfinite(speedup) else 0.0,

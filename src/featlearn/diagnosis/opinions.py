@@ -1,0 +1,58 @@
+"""Second opinions on the regime: cheap metrics of others, and what each of them says of a run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, LOW_RANK, STATIONARY, TURNED, Threshold
+from featlearn.diagnosis.run_data import RunData
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """One metric at the end of a run, and the regime that it speaks for."""
+
+    name: str
+    value: float
+    says: str
+    """lazy, rich, between"""
+    about: str
+    """what the metric is, with its source"""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.3g}: {self.says} ({self.about})"
+
+
+def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, ...]:
+    """What each recorded metric says."""
+    found = [
+        _opinion("low-rank richness", _last(run_data, "richness/low_rank"), LOW_RANK, -1,
+                 "1 - CKA of last-layer features with the span of the outputs, Nam et al. 2024; small is rich"),
+        _opinion("features at convergence", _mean(run_data, "convergence/"), STATIONARY, 1,
+                 "cosine of W^T W with -W^T dL/dW under weight decay, arXiv 2507.05644; 1 at convergence"),
+        _opinion("kernel turning", turning, TURNED, 1, "1 - cosine of the centred first and last kernel"),
+        _opinion("rise of kernel-task alignment", rise, ALIGNMENT_ROSE, 1, "centred; only a rise says something"),
+    ]  # fmt: skip
+    return tuple(one for one in found if one is not None)
+
+
+def _opinion(name: str, value: float, threshold: Threshold, richer: int, about: str) -> Opinion | None:
+    """`richer`: 1 where large values are rich, -1 where small ones are."""
+    if math.isnan(value):
+        return None
+    low, high = ("lazy", "rich") if richer > 0 else ("rich", "lazy")
+    says = low if value < threshold.low else high if value > threshold.high else "between"
+    return Opinion(name, value, says, about)
+
+
+def _last(run_data: RunData, name: str) -> float:
+    curve = run_data.curve(name, least=1)
+    return math.nan if curve is None else curve.last
+
+
+def _mean(run_data: RunData, prefix: str) -> float:
+    values: Sequence[float] = [
+        value for name in run_data.scalar_names
+        if name.startswith(prefix) and math.isfinite(value := _last(run_data, name))
+    ]  # fmt: skip
+    return sum(values) / len(values) if values else math.nan
