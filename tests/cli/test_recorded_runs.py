@@ -41,3 +41,17 @@ def test_a_name_that_is_no_run_and_no_function_is_refused_with_what_to_call(
     shutil.copytree(recorded / "seed-0", "runs/mine")
     assert main(["diagnose", "mine"]) == 2
     assert f"did you mean {Path('runs', 'mine')}?" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_refused_with_what_to_call(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    for words in (["runs", "show"], ["runs", "pack"], ["report"]):
+        assert main([*words, "mine"]) == 1
+        assert "expected the folder or the .zip of a run; featlearn runs ls FOLDER lists" in capsys.readouterr().err
+    assert main(["runs", "show", str(recorded)]) == 1
+    said = f"is a folder of 2 runs, expected one of them, {recorded / 'seed-0'} for example; featlearn diagnose"
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_of_seeds_is_reported_on_as_a_whole(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", str(recorded), "--out", "both.html", "--no-kernels"]) == 0
+    assert "2 runs: seed-0, seed-1" in Path("both.html").read_text(encoding="utf-8")

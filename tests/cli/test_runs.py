@@ -53,7 +53,25 @@ def test_a_report_names_the_folder_that_is_not_there(recorded: Path, capsys: pyt
 
 def test_an_empty_folder_has_no_runs(capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "ls", "."]) == 0
-    assert "no runs" in capsys.readouterr().out
+    assert capsys.readouterr().out == "no runs in ., down to two levels\n"
+    assert main(["runs", "ls"]) == 1
+    assert "there is no folder runs, expected one that holds runs: featlearn runs ls FOLDER" in capsys.readouterr().err
+
+
+def test_events_are_told_in_words(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("told", {"name": "told"})
+    writer.scalars(0, {"probe/loss": 1.0})
+    writer.event("finished", 7, complete=True, last_line=7, wall_share=0.84853701, measuring=1.25)
+    writer.event("failed", 3, what="features", message="a " * 80 + "\033[31m")
+    writer.close()
+    assert main(["runs", "show", "told"]) == 0
+    said = capsys.readouterr().out
+    events = said[said.index("events:") :]
+    assert "finished at step 7: complete: yes; share of the wall time: 0.849; seconds of measuring: 1.25" in events
+    assert "last_line" not in events
+    assert "failed at step 3: what: features; message: a a " in events
+    assert "\033" not in events
+    assert max(map(len, events.splitlines())) <= 100
 
 
 def test_show_says_all(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -66,27 +84,13 @@ def test_show_says_all(recorded: Path, capsys: pytest.CaptureFixture[str]):
     assert found["diagnosis"] == json.loads(fl.diagnose(recorded / "seed-0").to_json())
 
 
-def test_compare_puts_numbers_and_differing_settings_side_by_side(recorded: Path, capsys: pytest.CaptureFixture[str]):
-    shutil.copytree(recorded / "seed-0", "other")
-    config = json.loads(Path("other/run.json").read_text())
-    config["settings"]["whiten"] = "\033[31m"
-    Path("other/run.json").write_text(json.dumps(config | {"name": "other"}))
-    assert main(["runs", "compare", str(recorded / "seed-0"), "other"]) == 0
-    rows = {re.split(r" {2,}", line)[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert rows[""] == ["seed-0", "other"]
-    assert rows["steps"] == ["steps", "12", "12"]
-    assert rows["probe squared error"][3] == rows["probe squared error"][4]
-    assert rows["--whiten"] == ["--whiten", "False", "?[31m"]  # nothing that a terminal would obey
-    assert "--width" not in rows
-
-
 def watched(path: str, rate: float, **settings: object) -> None:
     """A run of `fl.watch`."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     x = torch.randn(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", settings=settings) as run:
+    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", budget=None, settings=settings) as run:
         for _ in range(30):
             optimizer.zero_grad()
             loss = (model(x) - x[:, :1]).square().mean()
@@ -101,7 +105,8 @@ def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixt
     watched("broken", 1e3, a=2)
     capsys.readouterr()
     assert main(["runs", "show", "sound"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert re.fullmatch(r"sound, recorded \d{4}-\d\d-\d\d \d\d:\d\d, seed 0", second)
     assert first == "Sequential, 21 parameters: 30 steps of SGD, learning rate 0.05"  # 3 * 4 + 4 + 4 + 1
     assert main(["runs", "ls", "."]) == 0
     marked = {line.split()[0]: "diverged" in line for line in capsys.readouterr().out.splitlines()[1:]}
@@ -125,28 +130,6 @@ def fitted(name: str, loss: str | None, numbers: dict[str, float]) -> str:
     return name
 
 
-def test_compare_has_one_quantity_to_a_row_and_says_which(capsys: pytest.CaptureFixture[str]):
-    squares = {"probe/loss": 0.25, "probe/accuracy": 0.75, "test/accuracy": 0.5, "loss": 0.3}
-    runs = [
-        fitted("squares", "mean", squares | {"probe/cross_entropy": 0.7}),  # labels are known, and not trained on
-        fitted("entropy", "cross-entropy", {"probe/loss": 4.5, "probe/cross_entropy": 0.125, "probe/accuracy": 1.0}),
-        fitted("alone", None, {"loss": 0.2}),
-    ]
-    assert main(["runs", "compare", *runs]) == 0
-    cells = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
-    rows = {row[0]: row[1:] for row in cells}
-    assert rows["probe squared error"] == ["0.25", "4.5", "-"]
-    assert rows["probe cross-entropy"] == ["0.7", "0.125", "-"]
-    assert rows["probe accuracy"] == ["0.75", "1", "-"]
-    assert rows["test accuracy"] == ["0.5", "-", "-"]
-    assert rows["training loss"] == ["0.3", "-", "0.2"]
-    assert main(["runs", "compare", *runs[:1], *runs[:1]]) == 0
-    said = capsys.readouterr().out
-    assert "probe squared error" in said
-    assert "cross-entropy" not in said, "nobody was trained on it"
-    assert "training loss" not in said
-
-
 def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixture[str]):
     fitted("squares", "mean", {"probe/loss": 0.25, "probe/cross_entropy": 0.7})
     fitted("entropy", "cross-entropy", {"probe/loss": 4.5, "probe/cross_entropy": 0.125})
@@ -154,7 +137,7 @@ def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixtur
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert " 0.25 " in lines["squares"]
     assert " 0.125 ce " in lines["entropy"]
-    assert lines["ce:"] == "ce: cross-entropy, others are squared errors"
+    assert lines["ce:"] == "ce: cross-entropy; others are squared errors"
     assert "tr:" not in lines
 
 

@@ -3,34 +3,37 @@
 import datetime
 import json as jsons
 import math
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
-from featlearn.cli.key_numbers import ENTROPY, NUMBERS, SQUARED, key_numbers, loss_label, trained_on
+from featlearn.cli.comparison import comparison, word
+from featlearn.cli.comparison import verdict as verdict_of
+from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label, trained_on
 from featlearn.cli.plot import COLUMNS
-from featlearn.cli.settings import option
+from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
 from featlearn.errors import FeatlearnError, RunError
 
-EQUIVALENT = {"kernel moved": "turning", "weights moved": "weights_moved", "linearisation gap": "gap"}
-"""Label -> the equivalent number of a diagnosis."""
-MARKS = {f"probe {ENTROPY}": " ce", "training loss": " tr"}
+if TYPE_CHECKING:
+    from featlearn.record import Run
+
+MARKS = {f"probe {ENTROPY}": " ce", f"probe {BINARY}": " bce", "training loss": " tr"}
 LEGENDS = {
-    " ce": "ce: cross-entropy, others are squared errors",
+    " ce": "ce: cross-entropy",
+    " bce": "bce: binary cross-entropy",
     " tr": "tr: training loss, as none on the probe is known",
 }
 """How `runs ls`, which has one column for all losses, marks them, and what the marks mean."""
-TIMES = {
-    "step of loss_half": "step of half of the loss",
-    "step of alignment_90": "step of 90 % of the rise of alignment",
-    "step of norm_10": "step of 10 % of the kernel norm",
+DETAILS = {
+    "measuring": "seconds of measuring",
+    "overhead": "measuring between first and last, times training",
+    "wall_share": "share of the wall time",
 }
-"""Times of a diagnosis -> labels."""
+"""Details of events -> labels."""
 
 
-def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = False) -> Answer:
+def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> Answer:
     """List the runs in a folder, the latest first: folders and .zip files, down to two levels.
 
     For example:
@@ -44,20 +47,23 @@ def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = Fals
         debug: Show where an error comes from.
     """
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}, expected one that holds runs")
+        raise RunError(f"there is no folder {folder}, expected one that holds runs: featlearn runs ls FOLDER")
     entries = [_entry(path) for path in _places(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
         [entry["path"], "-", "-", "cannot be read", "-", "-"] if "error" in entry else
-        [entry["path"], _date(entry), str(entry["steps"]), _verdict(entry),
+        [entry["path"], _date(entry), str(entry["steps"]), verdict_of(entry),
          _loss(entry), number(entry["numbers"]["kernel moved"])]
         for entry in entries
     ]  # fmt: skip
+    if any(row[4].endswith(mark) for mark in LEGENDS for row in rows):  # digits stand below digits
+        rows = [[*row[:4], row[4] if row[4].endswith((*LEGENDS,)) else f"{row[4]}   ", row[5]] for row in rows]
     head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
-    text = table(head, rows) if rows else f"no runs in {folder}"
+    text = table(head, rows) if rows else f"no runs in {folder}, down to two levels"
     legends = [legend for mark, legend in LEGENDS.items() if any(row[4].endswith(mark) for row in rows)]
+    legends = [f"{'; '.join(legends)}; others are squared errors"] if legends else []
     unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
-    reasons = [fill(_word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
+    reasons = [fill(word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
     return Answer(data={"runs": entries}, text="\n".join([text, *legends, *reasons]))
 
 
@@ -77,15 +83,14 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     from featlearn.cli.diagnose import curves, summary
     from featlearn.cli.plot import plot
     from featlearn.diagnosis import diagnose
-    from featlearn.record import open_run
 
-    opened = open_run(run)
+    opened = opened_run(run)
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
-    text = "\n".join([summary(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened])
+    parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened]
     data = {"path": run, "config": opened.config, "numbers": key_numbers(opened), "events": opened.events,
             "diagnosis": jsons.loads(verdict.to_json())}  # fmt: skip
-    return Answer(data=data, text=text)
+    return Answer(data=data, text="\n".join(parts))
 
 
 def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
@@ -97,25 +102,15 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
         featlearn runs compare runs/* --json
 
     Args:
-        runs: Folders or .zip files.
+        runs: Folders or .zip files; a folder of seeds stands for all of them.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    if len(runs) < 2:
-        raise UsageError(f"{len(runs)} runs are given, expected two at least")
-    entries = [_entry(path, strict=True) for path in runs]
-    said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
-    rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
-    rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in _compared(entries, said)]
-    rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
-             for key in said]  # fmt: skip
-    different = sorted({key for entry in entries for key, value in entry["settings"].items()
-                        if any(other["settings"].get(key) != value for other in entries)})  # fmt: skip
-    ours = all(entry["options"] for entry in entries)
-    rows += [[option(key) if ours else f"setting {_word(key)}", *(_word(e["settings"].get(key)) for e in entries)]
-             for key in different]  # fmt: skip
-    return Answer(data={"runs": entries}, text=table(["", *(entry["name"] for entry in entries)], rows))
+    paths = [path for run in runs for path in recorded_runs(run) or [run]]
+    if len(paths) < 2:
+        raise UsageError(f"{len(paths)} runs are given, expected two at least; featlearn runs show RUN shows one")
+    entries = [_entry(path, strict=True) for path in paths]
+    return Answer(data={"runs": entries}, text=comparison(entries))
 
 
 def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
@@ -132,9 +127,7 @@ def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bo
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    from featlearn.record import open_run
-
-    path = open_run(run).pack(out)
+    path = opened_run(run).pack(out)
     return Answer(data={"packed": path, "bytes": path.stat().st_size}, text=str(path))
 
 
@@ -148,10 +141,9 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """Key numbers of one run; an entry with the error if it cannot be read, unless strict."""
     from featlearn.cli.diagnose import of_command
     from featlearn.diagnosis import diagnose
-    from featlearn.record import open_run
 
     try:
-        run = open_run(path)
+        run = opened_run(path)
         verdict = diagnose(run)
         steps = run.lines[-1]["step"] if run.lines else 0
     except (FeatlearnError, OSError) as error:
@@ -175,23 +167,6 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compared(entries: Sequence[dict[str, Any]], said: Collection[str]) -> list[str]:
-    """Labels of the numbers to compare: of losses those that a run was trained on; what the verdict says is left out.
-
-    Each row holds one quantity: a run that was trained on another loss has its value of this one, or a dash.
-    """
-    kinds = {kind for entry in entries for kind in entry["trained_on"]}
-    unknown = any(entry["loss"] == "training loss" for entry in entries)
-
-    def shown(label: str) -> bool:
-        kind = next((kind for kind in (SQUARED, ENTROPY) if label.endswith(kind)), None)
-        wanted = unknown if label == "training loss" else kind is None or kind in kinds
-        known = any(not math.isnan(entry["numbers"][label]) for entry in entries)
-        return wanted and known and EQUIVALENT.get(label) not in said
-
-    return [label for label in NUMBERS if shown(label)]
-
-
 def _loss(entry: dict[str, Any]) -> str:
     value = number(entry["numbers"][entry["loss"]])
     return value if value == "-" else value + MARKS.get(entry["loss"], "")
@@ -204,17 +179,22 @@ def _date(entry: dict[str, Any]) -> str:
         return "-"
 
 
-def _verdict(entry: dict[str, Any]) -> str:
-    return f"{entry['regime']}, diverged" if entry["diverged"] else str(entry["regime"])
+def _origin(run: "Run") -> str:
+    """Where and when a run was recorded, and with which seed."""
+    seed = run.config.get("seed")
+    told = "" if seed is None else f", seed {word(seed)}"
+    return f"{run.path}, recorded {_date({'created': run.config.get('created')})}{told}"
 
 
 def _event(event: dict[str, Any]) -> str:
-    details = {key: value for key, value in event.items() if key not in ("kind", "step", "at")}
+    details = {key: value for key, value in event.items() if key not in ("kind", "step", "at", "last_line")}
     where = "" if event["step"] is None else f" at step {event['step']}"
-    return f"{_word(event['kind'])}{where}{': ' + jsons.dumps(details) if details else ''}"
+    told = "; ".join(f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}"
+                     for key, value in details.items())  # fmt: skip
+    return fill(f"{word(event['kind'])}{where}{': ' + told if told else ''}", COLUMNS - 4, subsequent_indent="    ")
 
 
-def _word(value: Any, longest: int = 60) -> str:
-    """Text of an untrusted run file, without control characters."""
-    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return "".join(letter if letter.isprintable() else "?" for letter in text)[:longest]
+def _detail(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else word(value, 400)

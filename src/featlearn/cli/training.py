@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
 from featlearn.cli.training_task import TrainingTask, placed, scaled
-from featlearn.cli.user_task import user_task
+from featlearn.cli.user_task import BUILT_IN, user_task
 from featlearn.monitoring.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -43,7 +44,7 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     whole = task.samples <= settings.probe
     with shown_warnings(progress.quiet), _few_threads(task, settings), watch(
         task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
-        loss=task.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
+        loss=task.convention, name=out.name, settings={**_entry(place, settings), "lr": rate, "subject": place},
         # Kernel regression on a part of the samples cannot be compared with a network trained on all.
         test=task.test if whole else None,
     ) as watched:  # fmt: skip
@@ -52,6 +53,11 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
             watched.step(loss=loss)
             progress.step(watched.steps, loss)
     return rate
+
+
+def _entry(place: str | None, settings: Settings) -> dict[str, Any]:
+    """The settings as they are recorded; without those of built-in networks, data and losses for the user's own."""
+    return settings.entry if place is None else {**settings.entry, **dict.fromkeys(BUILT_IN)}
 
 
 def _step(task: TrainingTask, optimizer: torch.optim.Optimizer, batch: torch.Tensor | slice) -> torch.Tensor:
