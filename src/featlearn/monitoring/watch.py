@@ -57,6 +57,7 @@ class Watch:
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
         self._means = Means()
+        self._probe: Mapping[str, Any] = {}  # its entry in run.json
         self._frequent: dict[str, int] = {}
         self._look_at = self._skipped = self._cost_known_from = 0
         self._timed: tuple[int, float] | None = None  # step and clock after the first step, measuring left out
@@ -184,7 +185,8 @@ class Watch:
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
         with replaced(self.path, self._overwrite):
-            self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
+            self._probe = config["probe"]
+        self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
         self._run_log.event("started", 0)
@@ -196,6 +198,7 @@ class Watch:
 
     def _resume_run(self) -> None:
         run = open_run(self.path)
+        self._probe = run.config.get("probe", {})
         self._run_log = RunLog(self.path, {}, resume=True, sinks_=self._sinks)
         self.steps = max(self._run_log.last_step, 0)
         self._measured, self._trained_before = measured_steps(run), trained_before(run)
@@ -286,7 +289,8 @@ class Watch:
         log, observer = self._written(), self._observer
         observer.watched = observer.watched.thinned(stride)
         found = observer.observe_start(self._quantities)
-        log.describe(thinned=observer.watched.stride)
+        self._probe = {**self._probe, "measured": observer.watched.probe.samples}
+        log.describe(thinned=observer.watched.stride, probe=self._probe)
         log.event("thinned", self.steps, samples=observer.watched.probe.samples, stride=observer.watched.stride)
         log.measurement(0, found.record.scalars, found.record.arrays, 0.0)
 
