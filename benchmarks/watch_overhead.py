@@ -1,11 +1,12 @@
 """What watching costs: three networks trained with and without `fl.watch`, in one process.
 
-    python benchmarks/watch_overhead.py [--device cuda] [--models mlp resnet18 gpt] [--steps N]
+    python benchmarks/watch_overhead.py [--device cuda] [--models mlp resnet18 gpt] [--steps N] [--cheap]
 
-Default quantities, schedule and budget (5 %). Inputs are random: what a step costs does not depend on them. The bare
-loop makes half of its steps before the watched one and half after it, so that a machine that becomes slower does not
-count as overhead. `first, last` are the two measurements outside the budget; `single` is one measurement of everything
-in the middle of a run.
+Default schedule and budget (5 %), default quantities or, with `--cheap`, those of a few forward passes. Inputs are
+random: what a step costs does not depend on them. The bare loop makes half of its steps before the watched one and half
+after it, so that a machine that becomes slower does not count as overhead. `reported` is all measuring relative to
+training, first and last included, whose seconds stand in the last column; `single` is one measurement of everything in
+the middle of a run.
 """
 
 import argparse
@@ -170,25 +171,28 @@ def probe_of(task: Task) -> tuple[Tensor, Tensor]:
     return x, y if y.dim() == 1 else y[:, -1]
 
 
-def single(task: Task, device: str, folder: Path) -> float:
+def single(task: Task, device: str, folder: Path, quantities: list[str] | None) -> float:
     """Seconds of one measurement of everything: the median of three, after the first."""
     training, found = Training(task, device), []
     with fl.watch(
         training.model, probe=probe_of(task), out=folder, every=1, budget=None, optimizer=training.optimizer,
-        readout=task.readout,
+        readout=task.readout, quantities=quantities,
     ) as seen:  # fmt: skip
         for _ in range(4):
+            with torch.no_grad():
+                for parameter in training.model.parameters():
+                    parameter.mul_(1.001)
             begun = now()
             seen.step()
             found.append(now() - begun)
     return statistics.median(found[1:])
 
 
-COLUMNS = ["network", "parameters", "device", "steps", "bare, s", "watched, s", "reported", "kernels, features",
-           "second at step", "single, s", "first, last, s"]  # fmt: skip
+COLUMNS = ["network", "parameters", "device", "steps", "bare, s", "watched, s", "reported", "gaps, kernels",
+           "kernels of samples", "single, s", "first, last, s"]  # fmt: skip
 
 
-def row(name: str, task: Task, device: str, steps: int, folder: Path) -> list[str]:
+def row(name: str, task: Task, device: str, steps: int, folder: Path, quantities: list[str] | None) -> list[str]:
     """Train both and say what it took."""
     bare, watched = Training(task, device), Training(task, device)
     for training in (bare, watched):  # the first steps of a process cost more than all others
@@ -197,19 +201,21 @@ def row(name: str, task: Task, device: str, steps: int, folder: Path) -> list[st
     bare.run(steps // 2)
     begun = now()
     with fl.watch(
-        watched.model, probe=probe_of(task), out=folder / "run", optimizer=watched.optimizer, readout=task.readout
-    ) as seen:
+        watched.model, probe=probe_of(task), out=folder / "run", optimizer=watched.optimizer, readout=task.readout,
+        quantities=quantities,
+    ) as seen:  # fmt: skip
         outside = now() - begun
         watched.run(steps, seen)
         begun = now()
     outside += now() - begun
     bare.run(steps - steps // 2)
     run = seen.run
-    measured = [run.scalar(key)[0] for key in ("ntk/norm", "features/mean/uncentered")]
+    counts = [len(run.scalar(key)[0]) if key in run.names else 0 for key in ("gap/probe", "ntk/norm")]
     return [
         name, f"{sum(p.numel() for p in watched.model.parameters()):,}", device, str(steps), f"{bare.seconds:.1f}",
-        f"{watched.seconds:.1f}", f"{run.config['overhead']:.1%}", ", ".join(str(len(found)) for found in measured),
-        str(measured[0][1]), f"{single(task, device, folder / 'single'):.3f}", f"{outside:.1f}",
+        f"{watched.seconds:.1f}", f"{run.config['overhead']:.2%}", ", ".join(map(str, counts)),
+        str(task.probe // run.config.get("thinned", 1)), f"{single(task, device, folder / 'single', quantities):.3f}",
+        f"{outside:.2f}",
     ]  # fmt: skip
 
 
@@ -219,12 +225,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", choices=list(tasks("cpu")), default=list(tasks("cpu")))
     parser.add_argument("--steps", type=int, help="of every network; by default about half a minute of each")
+    parser.add_argument("--cheap", action="store_true", help="the linearisation gap, richness and weights alone")
     options = parser.parse_args()
+    quantities = ["gap", "richness", "weights"] if options.cheap else None
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
     for name in options.models:
         task = tasks(options.device)[name]
         with tempfile.TemporaryDirectory() as folder:
-            found = row(name, task, options.device, options.steps or task.steps, Path(folder))
+            found = row(name, task, options.device, options.steps or task.steps, Path(folder), quantities)
         print("| " + " | ".join(found) + " |", flush=True)
 
 

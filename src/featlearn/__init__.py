@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Probes as Probes
     from featlearn.linalg.estimate import Estimate as Estimate
+    from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
     from featlearn.ops.registry import register_rule as register_rule
     from featlearn.planning.plan import Plan as Plan
@@ -79,6 +80,7 @@ _HOME = {
     "report": "featlearn.reporting.page",
     "representation_kernels": "featlearn.quantities.representation",
     "watch": "featlearn.monitoring.entry",
+    "watch_checkpoints": "featlearn.monitoring.checkpoints",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",

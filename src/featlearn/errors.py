@@ -6,6 +6,7 @@ Every exception derives from :class:`FeatlearnError` and is also a ``ValueError`
 
 __all__ = [
     "ChangedOutputsError",
+    "CheckpointError",
     "CoupledSamplesError",
     "FeatlearnError",
     "HeavyTailWarning",
@@ -32,6 +33,10 @@ class InputTypeError(FeatlearnError, TypeError):
 
 class ChangedOutputsError(InputValueError):
     """The outputs have another number, precision or device than those of other samples."""
+
+
+class CheckpointError(InputValueError):
+    """A checkpoint cannot be read, or does not fit the model."""
 
 
 class CoupledSamplesError(InputValueError):

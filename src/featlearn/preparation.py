@@ -125,8 +125,12 @@ class Preparation:
 
     def at(self, initial: Mapping[str, Any]) -> "Preparation":
         """The same for a copy of the model with another state dict."""
-        twin = Preparation(network_at(self.model, initial), readout=self.readout, dtype=self.dtype, memory=self.memory)
-        twin.audits = self.audits
+        return self.of_copy(network_at(self.model, initial))
+
+    def of_copy(self, model: nn.Module) -> "Preparation":
+        """The same for a copy of the model with other weights: what was found out holds for it, too."""
+        twin = Preparation(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
+        twin.audits, twin._facts = self.audits, self._facts
         return twin
 
 

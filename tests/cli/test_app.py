@@ -146,7 +146,7 @@ def test_the_lines_of_help_are_filled(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["reproduce", "--help"]) == 0
     about = capsys.readouterr().out.split("For example:")[0].split("\n\n")[2]
-    assert len(about.splitlines()) == 3
+    assert len(about.splitlines()) == 5
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])

@@ -10,6 +10,7 @@ import torch
 
 import featlearn as fl
 from featlearn.cli.app import main
+from featlearn.record import RunWriter
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -27,7 +28,7 @@ def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixtur
     assert main(["runs", "ls", "."]) == 0
     said = capsys.readouterr().out.splitlines()
     lines, unread = said[:5], said[5:]  # the head and four runs; why one cannot be read
-    assert lines[0].split() == ["run", "date", "steps", "verdict", "loss", "distance"]
+    assert re.split(r" {2,}", lines[0]) == ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
     assert {line.split()[0] for line in lines[1:]} == {"two/seed-0", "two/seed-1", "packed.zip", "damaged"}
     assert any(re.search(r"two/seed-0 +\d{4}-\d\d-\d\d \d\d:\d\d +12 ", line) for line in lines)
     assert any("damaged" in line and "cannot be read" in line for line in lines)
@@ -39,8 +40,8 @@ def test_ls_has_a_line_for_each_run(recorded: Path, capsys: pytest.CaptureFixtur
 def test_ls_in_json_has_the_numbers_of_the_runs(recorded: Path, capsys: pytest.CaptureFixture[str]):
     found = {entry["name"]: entry for entry in answer(["runs", "ls", str(recorded)], capsys)["runs"]}
     run = fl.open_run(recorded / "seed-1")
-    assert found["seed-1"]["numbers"]["loss"] == run.scalar("probe/loss")[1][-1]
-    assert found["seed-1"]["numbers"]["distance"] == run.scalar("ntk/centered_distance")[1][-1]
+    assert found["seed-1"]["numbers"]["probe squared error"] == run.scalar("probe/loss")[1][-1]
+    assert found["seed-1"]["numbers"]["kernel moved"] == run.scalar("ntk/centered_distance")[1][-1]
     assert found["seed-1"]["regime"] == fl.diagnose(run).regime
 
 
@@ -52,7 +53,25 @@ def test_a_report_names_the_folder_that_is_not_there(recorded: Path, capsys: pyt
 
 def test_an_empty_folder_has_no_runs(capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "ls", "."]) == 0
-    assert "no runs" in capsys.readouterr().out
+    assert capsys.readouterr().out == "no runs in ., down to two levels\n"
+    assert main(["runs", "ls"]) == 1
+    assert "there is no folder runs, expected one that holds runs: featlearn runs ls FOLDER" in capsys.readouterr().err
+
+
+def test_events_are_told_in_words(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("told", {"name": "told"})
+    writer.scalars(0, {"probe/loss": 1.0})
+    writer.event("finished", 7, complete=True, last_line=7, wall_share=0.84853701, measuring=1.25)
+    writer.event("failed", 3, what="features", message="a " * 80 + "\033[31m")
+    writer.close()
+    assert main(["runs", "show", "told"]) == 0
+    said = capsys.readouterr().out
+    events = said[said.index("events:") :]
+    assert "finished at step 7: complete: yes; share of the wall time: 0.849; seconds of measuring: 1.25" in events
+    assert "last_line" not in events
+    assert "failed at step 3: what: features; message: a a " in events
+    assert "\033" not in events
+    assert max(map(len, events.splitlines())) <= 100
 
 
 def test_show_says_all(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -65,27 +84,13 @@ def test_show_says_all(recorded: Path, capsys: pytest.CaptureFixture[str]):
     assert found["diagnosis"] == json.loads(fl.diagnose(recorded / "seed-0").to_json())
 
 
-def test_compare_puts_numbers_and_differing_settings_side_by_side(recorded: Path, capsys: pytest.CaptureFixture[str]):
-    shutil.copytree(recorded / "seed-0", "other")
-    config = json.loads(Path("other/run.json").read_text())
-    config["settings"]["whiten"] = "\033[31m"
-    Path("other/run.json").write_text(json.dumps(config | {"name": "other"}))
-    assert main(["runs", "compare", str(recorded / "seed-0"), "other"]) == 0
-    rows = {line[:20].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
-    assert rows[""] == ["seed-0", "other"]
-    assert rows["steps"] == ["steps", "12", "12"]
-    assert rows["loss"][1] == rows["loss"][2]
-    assert rows["--whiten"] == ["--whiten", "False", "?[31m"]  # nothing that a terminal would obey
-    assert "--width" not in rows
-
-
 def watched(path: str, rate: float, **settings: object) -> None:
     """A run of `fl.watch`."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     x = torch.randn(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", settings=settings) as run:
+    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", budget=None, settings=settings) as run:
         for _ in range(30):
             optimizer.zero_grad()
             loss = (model(x) - x[:, :1]).square().mean()
@@ -100,7 +105,8 @@ def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixt
     watched("broken", 1e3, a=2)
     capsys.readouterr()
     assert main(["runs", "show", "sound"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert re.fullmatch(r"sound, recorded \d{4}-\d\d-\d\d \d\d:\d\d, seed 0", second)
     assert first == "Sequential, 21 parameters: 30 steps of SGD, learning rate 0.05"  # 3 * 4 + 4 + 4 + 1
     assert main(["runs", "ls", "."]) == 0
     marked = {line.split()[0]: "diverged" in line for line in capsys.readouterr().out.splitlines()[1:]}
@@ -110,10 +116,38 @@ def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixt
     names = [line[: line.index("  ")] for line in said.splitlines()[1:]]
     assert len(names) == len(set(names))
     assert {"kernel moved", "weights moved", "setting a", "step of 90 % of the rise of alignment"} <= {*names}
-    assert "distance" not in names
     assert "--a" not in said
     assert "nan" not in said
-    assert said.splitlines()[names.index("kernel moved") + 1].split()[-1] == "-"
+    assert "linearisation gap" in names
+
+
+def fitted(name: str, loss: str | None, numbers: dict[str, float]) -> str:
+    """A run that recorded these numbers at two steps."""
+    writer = RunWriter(name, {"name": name, "loss_convention": loss})
+    for step in (0, 5):
+        writer.scalars(step, numbers)
+    writer.close()
+    return name
+
+
+def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixture[str]):
+    fitted("squares", "mean", {"probe/loss": 0.25, "probe/cross_entropy": 0.7})
+    fitted("entropy", "cross-entropy", {"probe/loss": 4.5, "probe/cross_entropy": 0.125})
+    assert main(["runs", "ls", "."]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert " 0.25 " in lines["squares"]
+    assert " 0.125 ce " in lines["entropy"]
+    assert lines["ce:"] == "ce: cross-entropy; others are squared errors"
+    assert "tr:" not in lines
+
+
+def test_show_says_on_how_many_samples_of_a_thinned_probe_a_run_rests(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("thin", {"probe": {"samples": 130}, "thinned": 4})
+    writer.scalars(7, {"probe/loss": 1.0})
+    writer.close()
+    assert main(["runs", "show", "thin"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "a network: 7 steps, measured on 33 of 130 probe samples"
 
 
 def test_pack_writes_one_file_that_reads_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -140,28 +174,3 @@ def test_cite_gives_each_entry_once(capsys: pytest.CaptureFixture[str]):
     assert fl.citation("002", style="text") in lines
     assert main(["cite"]) == 0
     assert capsys.readouterr().out.strip() == fl.citation().strip()
-
-
-def test_doctor_finds_versions_and_data(capsys: pytest.CaptureFixture[str]):
-    import torch
-
-    Path("data/mnist").mkdir(parents=True)
-    Path("data/mnist/train-images-idx3-ubyte.gz").touch()
-    found = answer(["doctor", "--data-root", "data"], capsys)
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["missing"] == []
-    assert found["data"]["mnist"] is True
-    assert found["data"]["cifar10"] is False
-    assert any(device.startswith("cpu") for device in found["devices"])
-
-
-def test_doctor_says_what_is_missing_and_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("featlearn.cli.doctor._version", lambda name: None)
-    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
-    assert main(["doctor"]) == 1
-    said = capsys.readouterr().out
-    assert "missing: pip install torch" in said
-    assert "pip install 'featlearn[xarray]'" in said
-    assert "FEATLEARN_DATA" in said

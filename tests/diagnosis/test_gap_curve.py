@@ -38,9 +38,10 @@ def test_test_points_come_before_the_probe(tmp_path: Path):
 
 def test_layers_that_only_shrank_are_not_taken_for_learning(tmp_path: Path):
     """Weight decay: the smaller of the gaps with and without common shrinking, and both are said."""
-    run = written(tmp_path / "run", probe=[0.1, 0.4, 0.8], unshrunk=[math.nan, 0.1, 0.05], probe_error=[0.01] * 3)
+    run = written(tmp_path / "run", probe=[0.1, 0.4, 0.8], unshrunk=[math.nan, 0.1, 0.05], probe_error=[0.01] * 3,
+                  unshrunk_error=[math.nan, 0.03, 0.02])  # fmt: skip
     found = diagnose(run)
-    assert float(found.gap) == 0.05
+    assert (float(found.gap), float(found.gap.value.stderr)) == (0.05, 0.02)
     assert found.regime == "lazy"
     assert any("on the probe it misses 0.8, without that 0.05" in item.says for item in found.evidence)
     # layers that shrank and grew again: the number is an old one

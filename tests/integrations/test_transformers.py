@@ -79,6 +79,23 @@ def test_numbers_go_through_the_log_of_the_trainer(tmp_path: Path):
     assert seen.finished.run.scalar("loss")[0].tolist() == [3, 6, 9, 12], "its own numbers do not come back"
 
 
+def test_numbers_of_an_earlier_step_are_not_logged_as_those_of_now(tmp_path: Path):
+    """A thinned probe is measured again at the start, in the middle of training."""
+    seen = watched(tmp_path, quantities=["kernel"], every=6)
+
+    class Thin(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                seen.log_metrics({"ntk/norm": 7.5}, 0)
+                seen.log_metrics({"ntk/trace": 2.5}, 4)
+
+    trainer = trained(tmp_path, [seen, Thin()], attach=True)
+    history = trainer.state.log_history
+    assert [entry["step"] for entry in history if "ntk/norm" in entry] == [0, 6, 12]
+    assert 7.5 not in [entry.get("ntk/norm") for entry in history]
+    assert [entry["step"] for entry in history if entry.get("ntk/trace") == 2.5] == [4]
+
+
 def test_the_last_measurement_can_be_made_after_an_exception(tmp_path: Path):
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

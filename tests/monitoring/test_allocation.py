@@ -230,6 +230,8 @@ def test_the_probe_of_an_expensive_run_is_thinned(clock: Clock, tmp_path: Path):
     assert run.scalar("ntk/distance")[1][-1] == pytest.approx(distance, rel=1e-4)
     assert run.config["thinned"] == 4
     assert run.config["probe"]["samples"] == 128
+    assert run.config["probe"]["measured"] == 32
+    assert run.probe_samples == (128, 32)
 
 
 def steps_of(every: Any, steps: range) -> list[int]:

@@ -512,8 +512,39 @@ def test_a_folder_that_goes_away_does_not_stop_training(
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path):
     watched(tmp_path / "run")
-    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*out=.* or remove it"):
+    with pytest.raises(RunError, match=r"already holds a run; pass resume=True .*overwrite=True .*out="):
         watched(tmp_path / "run")
+
+
+def test_a_run_is_overwritten_when_asked_for(tmp_path: Path):
+    watched(tmp_path / "run", steps=5)
+    watched(tmp_path / "run", steps=3, overwrite=True, name="new")
+    run = open_run(tmp_path / "run")
+    assert run.name == "new"
+    assert [line["step"] for line in run.lines] == run.arrays["kernel"] == [0, 1, 2, 3]
+    unfinished = watch(network(), probe=data(), out=tmp_path / "run", overwrite=True).__enter__()
+    assert [line["step"] for line in unfinished.run.lines] == [0]
+    watched(tmp_path / "run", steps=1, overwrite=True)
+    assert open_run(tmp_path / "run").config["finished"] is True
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_is_kept_where_the_new_one_cannot_begin(tmp_path: Path):
+    watched(tmp_path / "run", steps=2)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    x, y = data()
+    with pytest.raises(FeatlearnError):
+        watch(nn.Linear(4, 3), probe=(x, y), out=tmp_path / "run", overwrite=True).__enter__()
+    with pytest.raises(InputValueError, match="resume=True and overwrite=True, expected one"):
+        watch(network(), probe=(x, y), out=tmp_path / "run", overwrite=True, resume=True)
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+def test_only_a_run_is_overwritten(tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RunError, match="expected a run there"):
+        watch(network(), probe=data(), out=tmp_path, overwrite=True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
 def broken_off(path: Path, **options: Any) -> Watch:
@@ -728,7 +759,7 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):
-    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights"), False)
+    switched_off = dict.fromkeys(("gap", "richness", "kernel", "features", "layers", "weights", "convergence"), False)
     silent = {"mine": lambda view: {}, **switched_off}
     with watch(network(), probe=(data()[0], None), out=tmp_path / "run", budget=None, quantities=silent) as seen:
         for step in range(1, 5):
@@ -788,3 +819,28 @@ def test_the_run_is_plain_json(tmp_path: Path):
     watched(tmp_path / "run")
     for line in (tmp_path / "run" / "scalars.jsonl").read_text().splitlines():
         assert json.loads(line)["values"]
+
+
+@pytest.mark.parametrize("loss", [None, "cross-entropy", "mean"])
+def test_features_at_convergence_are_recorded_where_weights_decay(tmp_path: Path, loss: str | None):
+    """Against the gradient of the loss that was told, by autograd; labels alone mean cross-entropy."""
+    model, (x, labels) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.01)
+    with watch(model, probe=(x, labels), out=tmp_path / "run", optimizer=optimizer, loss=loss, budget=None) as seen:
+        seen.step()
+    hot = torch.nn.functional.one_hot(labels, 3) - 1 / 3
+    f = model(x)
+    value = (f - hot).square().sum() if loss == "mean" else nn.functional.cross_entropy(f, labels, reduction="sum")
+    value.backward()
+    for name in ("0", "2", "4"):
+        weight = model[int(name)].weight
+        W, G = weight.detach().flatten(1).double(), weight.grad.flatten(1).double()
+        A, B = W.T @ W, -W.T @ G
+        expected = float((A * B).sum() / (A.norm() * B.norm()))
+        assert seen.run.scalar(f"convergence/{name}")[1][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_decay_nothing_is_said_of_convergence(tmp_path: Path):
+    with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
+        seen.step()
+    assert not [name for name in seen.run.names if name.startswith("convergence")]

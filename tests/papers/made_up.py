@@ -10,7 +10,8 @@ import torch
 from featlearn.papers import registry
 from featlearn.papers.claims import Claim
 from featlearn.papers.drawing import curve, panels, paper_value
-from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.experiment import Experiment, Size
+from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.scale import Scale
 
 ID = "009/fig1"
@@ -34,13 +35,18 @@ def measure(setup, context):
 
 
 def claims(setup, runs):
-    yield Claim(id="centred", claim="Numbers <are> centred", paper=0.0, values=runs["drawn"].mean(1), band=(-3.0, 3.0))
+    yield Claim(id="centred", claim="Numbers <are> centred", paper=0.0, values=runs["drawn"].mean(1), band=(-3.0, 3.0),
+                band_from="choice")  # fmt: skip
     yield Claim(
         id="printed", claim="Seeds are 7", paper=7, values=runs["seed"], band=(7, 7), known="The print miscounts.",
-        why="So.",
+        band_from="print", why="So.",
     )  # fmt: skip
-    yield Claim(id="drawn", claim="Something is drawn", paper="yes", values=runs["drawn"].std(1) > 0, band=(1, None))
-    yield Claim(id="late", claim="Only in the large", paper="yes", values=1.0, band=(1, None), least=Scale.LAPTOP)
+    yield Claim(id="drawn", claim="Something is drawn", paper="yes", values=runs["drawn"].std(1) > 0, band=(1, None),
+                band_from="print")  # fmt: skip
+    yield Claim(id="late", claim="Only in the large", paper="yes", values=1.0, band=(1, None), band_from="print",
+                least=Scale.LAPTOP)  # fmt: skip
+    yield Claim(id="made", claim="Draws are counted", paper=None, values=float(setup.count), band=(1, None), check=True,
+                band_from="theory")  # fmt: skip
 
 
 def plot(setup, runs):
@@ -56,11 +62,17 @@ def sizes(setup=None):
     return {scale: Size(setup=chosen, seeds=3, seconds=60, mebibytes=100) for scale in (Scale.SMOKE, Scale.LAPTOP)}
 
 
+def experiment(**changes) -> Experiment:
+    """The one behind the figure, perhaps changed."""
+    return Experiment(**{"id": ID, "sizes": sizes(), "measure": measure, **changes})
+
+
 def install(monkeypatch: pytest.MonkeyPatch, **changes) -> Reproduction:
     """Declare the figure, perhaps changed; returns it."""
-    parts = {"about": "Made up.", "sizes": sizes(), "measure": measure, "plot": plot, "claims": claims, **changes}
+    parts = {name: changes.pop(name) for name in ("sizes", "measure") if name in changes}
+    given = {"about": "Made up.", "experiment": experiment(**parts), "plot": plot, "claims": claims, **changes}
     module = ModuleType("featlearn.papers.made_up")
-    module.FIG_1 = Reproduction(id=ID, **parts)
+    module.FIG_1 = Reproduction(id=ID, **given)
     module.__spec__ = object()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     declared = registry.Declaration(ID, "Made up & drawn", "made_up")

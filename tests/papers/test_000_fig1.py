@@ -8,22 +8,22 @@ import torch
 import featlearn as fl
 from featlearn.papers.context import Context
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_000 import acceleration, fig1
+from featlearn.papers.paper_000 import acceleration, fig1, mnist
 from featlearn.papers.runs import Runs, as_array
 
-SETUP = fig1.Setup(data="digits", samples=12, test_samples=7, width=9, lr=10.0, steps=12, growth=1.5, few=5)
+SETUP = mnist.Setup(data="digits", samples=12, test_samples=7, width=9, lr=10.0, steps=12, growth=1.5, few=5)
 SIZE = 120
 
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    found = fig1.measure(SETUP, Context(seed=1, folder=tmp_path_factory.mktemp("seed")))
+    found = mnist.measure(SETUP, Context(seed=1, folder=tmp_path_factory.mktemp("seed")))
     return {name: as_array(values, name) for name, values in found.items()}
 
 
 @pytest.fixture(scope="module")
 def given():
-    return fig1.task(SETUP, Context(seed=1, folder=None))
+    return mnist.task(SETUP, Context(seed=1, folder=None))
 
 
 def plain(given, name):
@@ -61,7 +61,7 @@ def mean_kernel(kernel):
 
 def test_the_moments_grow_and_end_with_the_last_step():
     assert SETUP.moments == [0, 1, 2, 3, 4, 6, 9, 12]
-    assert fig1.Setup().window == (10, 300)
+    assert mnist.Setup().window == (10, 300)
 
 
 @pytest.mark.parametrize("name", ["mse", "ce"])
@@ -82,9 +82,9 @@ def test_curves_are_those_of_plain_training(numbers, given, name):
         for target in numpy.flatnonzero(Y.any(0)):  # not every class is among so few
             y = Y[:, target]
             expected = y @ own @ y / numpy.linalg.norm(own) / (y @ y)
-            assert numbers[f"{name}/channel"][i, target] == pytest.approx(expected, rel=1e-3)
+            assert numbers[f"{name}/classes"][i, 0, 3, target] == pytest.approx(expected, rel=1e-3)
             expected = y @ H @ own @ H @ y / numpy.linalg.norm(H @ own @ H) / (y @ H @ y)
-            assert numbers[f"{name}/centered_channel"][i, target] == pytest.approx(expected, rel=1e-3)
+            assert numbers[f"{name}/centered_classes"][i, 0, 3, target] == pytest.approx(expected, rel=1e-3)
         squares = (kernel.reshape(12, 10, 12, 10)[:5, :, :5] ** 2).sum((0, 2))
         assert numbers[f"{name}/interference"][i] == pytest.approx(1 - numpy.trace(squares) / squares.sum(), rel=1e-3)
 
@@ -120,9 +120,9 @@ def test_frozen_kernels_are_exponentials_of_the_whole_kernel(numbers, given):
 
 
 def test_the_network_is_that_of_the_paper():
-    model = MLP(784, 10, width=fig1.Setup().width, hidden_layers=2)
+    model = MLP(784, 10, width=mnist.Setup().width, hidden_layers=2)
     assert [tuple(p.shape) for p in model.parameters()] == [(500, 784), (500, 500), (10, 500)]
-    rate = fl.dynamics.rate(fig1.Setup().lr, "mean-over-outputs", 1000, 10)
+    rate = fl.dynamics.rate(mnist.Setup().lr, "mean-over-outputs", 1000, 10)
     assert rate == pytest.approx(20 * 2 / 10_000)  # the loss is averaged over the batch and the ten classes
 
 
@@ -133,12 +133,13 @@ def made_up(**changes):
     rise = numpy.array([0.0, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0, 1.0, 1.0, 1.0])
     loss = numpy.array([1.0, 1.0, 0.9, 0.7, 0.4, 0.2, 0.1, 0.05, 0.025, 0.0125])
     k = numpy.arange(1.0, 121)
-    channel = 0.1 + numpy.outer(rise, numpy.where(numpy.arange(10) == 3, 0.2, 0.02))
+    channel = numpy.zeros((10, 3, 10, 10))  # moments, parts, kernels, targets
+    channel[:, 0, 3] = 0.1 + numpy.outer(rise, numpy.where(numpy.arange(10) == 3, 0.2, 0.02))
     found = {
         "steps": steps, "loss": loss, "akgd": loss**0.5, "kgd": loss**0.25, "mean_akgd": loss**0.5,
-        "alignment": 0.3 + 0.1 * rise, "norm": 2 + rise - numpy.where(steps == 2, 0.5, 0), "channel": channel,
-        "centered_channel": channel, "late_error": late, "eigenvalues": numpy.stack([k**-1.2, k**-1.0]),
-        "task_power": numpy.stack([k**-1.0, k**-1.4]), "test/alignment": 0.3 + 0.05 * rise, "interference": 0.1,
+        "alignment": 0.3 + 0.1 * rise, "norm": 2 + rise - numpy.where(steps == 2, 0.5, 0), "classes": channel,
+        "centered_classes": channel, "late_error": late, "eigenvalues": k ** -(1.2 - 0.2 * rise[:, None]),
+        "task_power": k ** -(1.0 + 0.4 * rise[:, None]), "test/alignment": 0.3 + 0.05 * rise, "interference": 0.1,
     }  # fmt: skip
     numbers = {f"mse/{name}": value for name, value in found.items()}
     numbers |= {
@@ -149,7 +150,7 @@ def made_up(**changes):
 
 
 def failing(**changes):
-    setup = fig1.Setup(samples=120)
+    setup = mnist.Setup(samples=120)
     return {claim.id for claim in fig1.claims(setup, made_up(**changes)) if not claim.holds}
 
 
@@ -173,11 +174,11 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
         ),
         ({"mse/eigenvalues": lambda v: v[::-1]}, {"eigenvalue-exponent"}),
         ({"mse/task_power": lambda v: v[::-1]}, {"task-exponent"}),
-        ({"mse/channel": lambda v: v[:, [3, 1, 2, 0, 4, 5, 6, 7, 8, 9]]}, {"own-class", "own-class-only"}),
-        ({"mse/channel": lambda v: v[:, [3] * 10]}, {"own-class-only"}),
+        ({"mse/classes": lambda v: v[..., [3, 1, 2, 0, 4, 5, 6, 7, 8, 9]]}, {"own-class", "own-class-only"}),
+        ({"mse/classes": lambda v: v[..., [3] * 10]}, {"own-class-only"}),
         ({"mse/late_error": lambda v: v[::-1]}, {"late-kernel"}),
         ({"mse/loss": lambda v: numpy.r_[v[:6], 0.1, 0.09, 0.01, 0.009]}, {"power-law-late"}),
-        ({"mse/centered_channel": lambda v: v[:, [3, 1, 2, 0, 4, 5, 6, 7, 8, 9]]}, {"own-class-centered"}),
+        ({"mse/centered_classes": lambda v: v[..., [3, 1, 2, 0, 4, 5, 6, 7, 8, 9]]}, {"own-class-centered"}),
         ({"mse/kgd": lambda v: v**4}, {"network-faster-than-first"}),
         ({"mse/loss": lambda v: v**0.1}, {"network-faster", "network-faster-mean"}),
         ({"mse/test/alignment": lambda v: v[::-1]}, {"test-kernel"}),
@@ -204,3 +205,29 @@ def test_the_time_from_which_the_last_kernel_predicts_is_the_last_crossing():
     assert acceleration.settled(made_up(**{"mse/late_error": errors}))[0] == pytest.approx(8 / 256)
     assert acceleration.settled(made_up(**{"mse/late_error": errors * 0}))[0] == 0.0
     assert acceleration.settled(made_up(**{"mse/late_error": errors + 1}))[0] == 1.0
+
+
+def test_exponents_after_fewer_steps_are_the_other_choice():
+    claims = {claim.id: claim for claim in fig1.claims(mnist.Setup(samples=120), made_up())}
+    told = claims["task-exponent"].details()["choices"]
+    # a tenth of 256 steps is nearest to step 32, a third to 64; both have the whole rise of the made-up run
+    assert [one["measured"] for one in told] == pytest.approx([0.4, 0.4, 0.4])
+    runs = made_up(**{"mse/task_power": made_up()["mse/task_power"][0][[0, 0, 0, 0, 0, 0, 0, 0, 0, 9]]})
+    claims = {claim.id: claim for claim in fig1.claims(mnist.Setup(samples=120), runs)}
+    assert [one["measured"] for one in claims["task-exponent"].details()["choices"]] == pytest.approx([0, 0, 0.4])
+
+
+@pytest.mark.parametrize("name", ["mse", "ce"])
+def test_class_alignments_of_the_parts_are_those_of_their_jacobians(numbers, given, name):
+    """The readout's part is the Gram matrix of the last features, equal for all outputs; both parts make the kernel."""
+    generator = Context(seed=1, folder=None).generator(2)
+    weights = [torch.randn(shape, generator=generator).double() for shape in ((9, 64), (9, 9), (10, 9))]
+    hidden = given.x.double() / 8
+    hidden = (((hidden @ weights[0].T).relu() * (2 / 9) ** 0.5) @ weights[1].T).relu() / 3
+    K, Y = (hidden @ hidden.T).numpy(), given.y.double().numpy()
+    _, kernels = plain(given, name)
+    own = kernels[0].reshape(12, 10, 12, 10)[:, 7, :, 7] - K
+    for target in numpy.flatnonzero(Y.any(0)):
+        y = Y[:, target]
+        expected = [y @ part @ y / numpy.linalg.norm(part) / (y @ y) for part in (K, own)]
+        assert numbers[f"{name}/classes"][0, 1:, 7, target] == pytest.approx(expected, rel=1e-3)

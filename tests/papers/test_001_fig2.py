@@ -94,7 +94,7 @@ def made_up(**changes):
     """A run of three gammas in which all claims hold."""
     steps = numpy.array([0, 1, 2, 4, 8, 16, 32])
     strength = numpy.array([[0.1], [1.0], [10.0]])
-    loss = numpy.where(steps == 1, 0.99, numpy.exp(-steps / 100 * (1 + strength)))
+    loss = numpy.where(steps == 1, 0.99, numpy.exp(-steps / 30 * (1 + strength)))
     alignment = 0.1 + 0.05 * strength * (1 - numpy.exp(-steps / 10))
     moved = 0.01 * strength * (1 - numpy.exp(-steps / 10))
     found = {
@@ -116,9 +116,13 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
     ("name", "act", "broken"),
     [
         ("loss", lambda v: v ** numpy.array([[1], [1], [3]]), {"same-start"}),
-        ("loss", lambda v: v[::-1], {"lower-loss"}),
-        ("alignment", lambda v: v[::-1], {"aligns-more", "aligns-faster", "peaks-higher", "rich"}),
-        ("alignment", lambda v: v[[0, 2, 1]], {"aligns-more", "aligns-faster"}),
+        ("loss", lambda v: v[::-1], {"faster"}),
+        (
+            "alignment",
+            lambda v: v[::-1],
+            {f"aligns-more-{level:g}" for level in fig2.LEVELS} | {"aligns-faster", "peaks-higher", "rich"},
+        ),
+        ("alignment", lambda v: v[[0, 2, 1]], {"aligns-more-0.6", "aligns-faster"}),
         ("alignment", lambda v: v[:, ::-1], {"ofe-time"}),
         ("moved", lambda v: v + 0.1, {"lazy"}),
         ("ofe/loss", lambda v: v[::-1], {"ofe-order"}),
@@ -131,3 +135,11 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
 )
 def test_claims_fail_on_numbers_that_break_them(name, act, broken):
     assert broken <= failing(**{name: act(made_up()[name][0])})
+
+
+def test_curves_are_read_where_the_loss_first_is_at_a_level():
+    loss = numpy.array([[1.0, 0.8, 0.5, 0.6, 0.3], [1.0, 0.9, 0.8, 0.8, 0.75]])
+    curve = numpy.array([[0.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
+    runs = Runs([0], [{"steps": numpy.array([0, 1, 3, 7, 15]), "loss": loss, "curve": curve}])
+    assert fig2.reached(runs, 0.6, "curve")[0] == pytest.approx([1 + 2 / 3, numpy.nan], nan_ok=True)
+    assert fig2.reached(runs, 0.6, "steps")[0, 0] == pytest.approx(1 + 2 * 2 / 3)

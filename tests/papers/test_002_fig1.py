@@ -6,21 +6,23 @@ import numpy
 import pytest
 
 from featlearn.papers.context import Context
-from featlearn.papers.paper_002 import fig1
+from featlearn.papers.paper_002 import fig1, whitened
 from featlearn.papers.runs import Runs, as_array
 from tests.papers.verdicts import failing
 
-PART = fig1.Perceptron(data="digits", samples=40, test_samples=10, sigma=0.05, width=12, lr=0.1, steps=20, stride=10)
-SETUP = fig1.Setup(
+PART = whitened.Perceptron(
+    data="digits", samples=40, test_samples=10, sigma=0.05, width=12, lr=0.1, steps=20, stride=10
+)
+SETUP = whitened.Setup(
     mnist=PART,
     cifar=PART,
-    residual=fig1.Residual(data="digits", samples=6, test_samples=5, k=0.125, lr=1e-3, steps=4, stride=2),
+    residual=whitened.Residual(data="digits", samples=6, test_samples=5, k=0.125, lr=1e-3, steps=4, stride=2),
 )
 
 
 @pytest.fixture(scope="module")
 def numbers():
-    found = fig1.measure(SETUP, Context(seed=0, folder=None))
+    found = whitened.measure(SETUP, Context(seed=0, folder=None))
     return {name: as_array(values, name) for name, values in found.items()}
 
 
@@ -47,6 +49,7 @@ def made_up():
             f"{name}/loss": fall,
             f"{name}/norm": 1.01 - fall,
             f"{name}/alignment": 0.5 - 0.4 * numpy.exp(-steps / 20),
+            f"{name}/centered_alignment": 0.6 - 0.4 * numpy.exp(-steps / 20),
             f"{name}/error": numpy.array([0.05, 0.4, 0.05]),
             f"{name}/correlation": numpy.array([0.99, 0.5, 0.9]),
         }
@@ -55,7 +58,8 @@ def made_up():
 
 def verdict(**changes):
     changes = {name.replace("__", "/"): value for name, value in changes.items()}
-    return failing(fig1, SETUP, Runs([0], [made_up() | changes]))
+    both = {"chosen": Runs([0], [made_up() | changes]), "otherwise": Runs([0], [made_up()])}
+    return failing(fig1, {"chosen": SETUP, "otherwise": SETUP}, both)
 
 
 def test_claims_hold_on_numbers_that_the_paper_describes():
@@ -79,3 +83,26 @@ def test_claims_fail_on_numbers_that_break_them():
     assert verdict(residual__correlation=numpy.array([0.7, 0.5, 0.9])) == ["residual-final-kernel"]
     assert verdict(residual__correlation=numpy.array([0.9, 0.95, 0.9])) == ["residual-initial-kernel"]
     assert verdict(residual__correlation=numpy.array([0.9, 0.5, 0.6])) == ["residual-adam"]
+
+
+def test_verdicts_under_the_other_choices_are_told():
+    late = made_up()["residual/steps"]
+    turned = 0.5 - 0.4 * numpy.exp(-late / 400)
+    other = made_up() | {"mnist/error": numpy.array([0.2, 0.4, 0.2]), "cifar/error": numpy.array([0.3, 0.4, 0.3])}
+    both = {
+        "chosen": Runs([0], [made_up() | {"residual/centered_alignment": turned}]),
+        "otherwise": Runs([0], [other]),
+    }
+    claims = {one.id: one for one in fig1.claims({"chosen": SETUP, "otherwise": SETUP}, both)}
+    assert all(one.holds for one in claims.values())
+    told = {id: [each["verdict"] for each in one.details()["choices"]] for id, one in claims.items()}
+    assert told["final-kernel"] == told["cifar"] == ["fails"]
+    assert told["residual-silent"] == ["fails", "holds"]  # centred; raw pixels
+    assert told["silent"] == ["holds"]
+
+
+def test_the_other_set_up_differs_in_what_was_chosen():
+    other = whitened.otherwise(SETUP)
+    assert (other.mnist.cut, other.cifar.normalization, other.residual.normalization) == (1e-6, "unit", "unit")
+    assert other.mnist.normalization == SETUP.mnist.normalization
+    assert other.cifar.cut == SETUP.cifar.cut

@@ -158,6 +158,7 @@ def test_claims_fail_on_numbers_that_break_them():
     assert verdict(loss=numpy.stack([slow, slow])) == ["time-scales"]
     assert verdict(norm=good["norm"][[1, 1]]) == ["norm"]
     assert verdict(alignment=good["alignment"][[1, 1]]) == ["alignment", "not-silent"]
-    assert verdict(error=numpy.array([[0.05, 0.5, 0.5], [0.05, 0.5, 0.5]])) == ["final-kernel"]
+    assert verdict(error=numpy.array([[0.14, 0.5, 0.5], [0.16, 0.5, 0.5]])) == ["final-kernel"]
+    assert verdict(error=numpy.array([[0.05, 0.5, 0.5], [0.07, 0.5, 0.5]])) == ["no-kernel-machine"]
     assert verdict(error=numpy.array([[0.05, 0.5, 0.5], [0.2, 0.25, 0.5]])) == ["beats-initial"]
     assert verdict(error=numpy.array([[0.25, 0.5, 0.5], [0.34, 0.5, 0.5]])) == ["fits-whitened"]

@@ -9,10 +9,10 @@ from torch import nn
 
 from featlearn.papers.context import Context
 from featlearn.papers.models import GPT, MLP
-from featlearn.papers.paper_003 import fig2, tracking
+from featlearn.papers.paper_003 import fig2, networks, tracking
 from featlearn.papers.runs import Runs
 
-SETUP = fig2.SMOKE
+SETUP = networks.SMOKE
 IMAGES = tracking.Images(data="digits", samples=40, epochs=2, lr=3.0, batch=16, probe=11)
 
 

@@ -89,4 +89,4 @@ def test_claims_fail_on_numbers_that_break_them():
     )  # fmt: skip
     holding = [id for id, claim in verdicts(bad).items() if claim.holds]
     assert holding == ["c-fraction"]  # there the UC-NFC rises by 0.46 with the scale, the C-NFC by 0.47
-    assert {id for id, claim in verdicts(good).items() if claim.known} == {"c-fraction", "interpolates"}
+    assert not any(claim.known for claim in verdicts(good).values())

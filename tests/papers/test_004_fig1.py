@@ -12,7 +12,10 @@ from featlearn.papers.paper_004 import fig1
 from featlearn.papers.runs import Runs, as_array
 from tests.papers.verdicts import failing
 
-SETUP = fig1.Setup(width=7, linear_width=50, samples=4, steps=60, moments=6, speed=0.01, large_speed=0.002)
+SETUP = fig1.Setup(
+    width=7, linear_width=50, samples=4, steps=60, moments=6, speed=0.01, large_speed=0.002,
+    law_widths=(5, 9, 30), variances=(1.0, 3.0),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,9 @@ def test_claims_fail_on_numbers_that_break_them():
     good[:, 1] = fig1.LIMIT * time
     good[:, 2] = 1.0
     good[:, 3] = 0.995 + (fig1.LIMIT - 0.995) * time
-    numbers = {"alignment": good, "theory": good[0].copy()}
+    widths = numpy.array(SETUP.law_widths, dtype=float)
+    law = numpy.stack([numpy.zeros((4, 3)), numpy.tile(9 / numpy.sqrt(widths), (4, 1))], -1)
+    numbers = {"alignment": good, "theory": good[0].copy(), "law": law, "lowest": numpy.array([0.97, 0.97])}
 
     def failed(activation, start, curve):
         changed = good.copy()
@@ -86,7 +91,28 @@ def test_claims_fail_on_numbers_that_break_them():
     assert failed(0, 3, 0.995 - 0.02 * time) == ["theory-lines", "near-orthogonal"]
     assert failed(0, 1, fig1.LIMIT * numpy.sin(2 * time) / math.sin(2)) == ["theory-lines", "monotone"]
     assert failed(2, 1, 0.3 * time) == ["align"]
-    assert failed(2, 0, 3 * time) == ["kernel-others"]
     assert failed(3, 3, 0.995 + 0.001 * time) == ["disalign", "disalign-monotone"]
     assert failed(1, 2, 1 - 0.01 * time) == ["orthogonal-homogeneous"]
-    assert failed(2, 2, 1 - 0.2 * time) == ["orthogonal-others"]
+    assert failed(2, 2, 1 - 0.2 * time) == ["orthogonal-sigmoid"]
+    assert failed(3, 2, 1 - 0.2 * time) == ["orthogonal-swish"]
+    for activation, id in ((0, "kernel-others"), (1, "kernel-sigmoid"), (3, "kernel-others")):
+        slower, falling = law.copy(), law.copy()
+        slower[activation, :, 1] = widths**-0.25
+        falling[activation, :, 1] = -1.0
+        assert failing(fig1, SETUP, Runs([0], [numbers | {"law": slower}])) == [id]
+        assert failing(fig1, SETUP, Runs([0], [numbers | {"law": falling}])) == [id]
+
+
+def test_the_verdict_at_other_variances_and_at_one_width_is_told(numbers):
+    claims = {one.id: one for one in fig1.claims(SETUP, Runs([0], [numbers | {"lowest": numpy.array([0.97, 0.8])}]))}
+    assert [one["verdict"] for one in claims["orthogonal-sigmoid"].details()["choices"]] == ["holds", "fails"]
+    assert claims["kernel-sigmoid"].details()["choices"][0]["band"] == [None, 6]
+
+
+def test_the_kernel_phase_over_widths_starts_from_weights_of_these_widths(numbers):
+    assert numbers["law"].shape == (4, len(SETUP.law_widths), 2)
+    for i, width in enumerate(SETUP.law_widths):
+        at = fig1.initial_state(SETUP, "kernel", "relu", Context(seed=3, folder=None).generator(1), width=width)
+        assert len(at.u) == width
+        start = float(at.u @ at.w / at.u.norm() / at.w.norm())
+        assert numbers["law"][0, i, 0] == pytest.approx(start, abs=1e-6)

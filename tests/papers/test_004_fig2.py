@@ -6,11 +6,11 @@ import torch
 
 from featlearn.papers.context import Context
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_004 import fig2
+from featlearn.papers.paper_004 import fig2, initial_scales
 from featlearn.papers.runs import Runs
 from tests.papers.verdicts import failing
 
-SETUP = fig2.Setup(
+SETUP = initial_scales.Setup(
     data="digits", samples=30, width=11, sigmas=(0.5, 1.0, 3.0), lrs=(0.2, 0.1, 0.01), steps=6, moments=2
 )
 
@@ -24,7 +24,7 @@ def test_alignment_and_accuracy_are_those_of_the_weights_after_plain_descent():
         generator = torch.Generator().manual_seed(2)
         return MLP(5, 3, width=(7, 6, 4), weight_variance=2.0, generator=generator).double()
 
-    found = fig2.trained(SETUP, network(), x, labels, lr=0.3)
+    found = initial_scales.trained(SETUP, network(), x, labels, lr=0.3)
     weights = [weight.detach().requires_grad_() for weight in network().parameters()]
     for step in range(SETUP.steps + 1):
         h = x
@@ -46,7 +46,7 @@ def test_alignment_and_accuracy_are_those_of_the_weights_after_plain_descent():
 
 
 def test_all_scales_start_from_the_same_draws():
-    numbers = fig2.measure(SETUP, Context(seed=0, folder=None))
+    numbers = initial_scales.measure(SETUP, Context(seed=0, folder=None))
     assert numbers["alignment"].shape == (3, 2, 3, 3)
     start = numbers["alignment"][..., 0]
     assert start[1] == pytest.approx(start[0], rel=1e-5)
@@ -61,7 +61,8 @@ def test_claims_fail_on_numbers_that_break_them():
     def verdict(**changes):
         numbers = {"first": first, "last": last, "accuracy": numpy.ones((3, 3))} | changes
         curves = numpy.stack([numbers["first"], numbers["last"]], -1)
-        return failing(fig2, SETUP, Runs([0], [{"alignment": curves, "accuracy": numbers["accuracy"]}]))
+        runs = Runs([0], [{"alignment": curves, "accuracy": numbers["accuracy"]}])
+        return failing(fig2, {"chosen": SETUP, "raw": SETUP}, {"chosen": runs, "raw": runs})
 
     def moved(sigma, norm, factor):
         changed = last.copy()
@@ -77,3 +78,24 @@ def test_claims_fail_on_numbers_that_break_them():
     assert verdict(last=moved(2, 0, 0.8)) == ["large"]
     assert verdict(last=moved(0, 1, 0.9)) == ["spectral"]
     assert verdict(last=moved(2, 1, 1.2)) == ["spectral-large"]
+
+
+def test_raw_pixels_are_the_other_choice():
+    raw = initial_scales.raw(SETUP)
+    assert raw.normalization == "unit"
+    assert raw.lrs == pytest.approx((0.6, 0.1, 0.01))
+
+
+def test_the_verdict_on_raw_pixels_is_told():
+    first = numpy.full((3, 2, 3), SETUP.width**-0.5)
+    last = first * numpy.array([1.5, 1.1, 1.02])[:, None, None]
+
+    def runs(accuracy):
+        curves = numpy.stack([first, last], -1)
+        return Runs([0], [{"alignment": curves, "accuracy": numpy.full((3, 3), accuracy)}])
+
+    found = fig2.claims({"chosen": SETUP, "raw": SETUP}, {"chosen": runs(1.0), "raw": runs(0.5)})
+    claims = {one.id: one for one in found}
+    assert claims["accuracy"].holds
+    assert [one["verdict"] for one in claims["accuracy"].details()["choices"]] == ["fails"]
+    assert [one["verdict"] for one in claims["rises"].details()["choices"]] == ["holds"]

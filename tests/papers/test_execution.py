@@ -25,42 +25,57 @@ def context(tmp_path):
     return Context(seed=0, folder=tmp_path)
 
 
-def test_finished_seeds_are_not_run_again(monkeypatch, tmp_path, context):
-    figure = made_up.install(monkeypatch)
-    first = execute(figure, made_up.Setup(), context, seeds=[0, 1], jobs=1, cache=tmp_path)
-    more = execute(figure, made_up.Setup(), context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
+def test_finished_seeds_are_not_run_again(tmp_path, context):
+    made_up.calls.clear()
+    experiment = made_up.experiment()
+    first = execute(experiment, made_up.Setup(), context, seeds=[0, 1], jobs=1, cache=tmp_path)
+    more = execute(experiment, made_up.Setup(), context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
     assert made_up.calls == [0, 1, 2]
     assert (more["drawn"][:2] == first["drawn"]).all()
     assert len(numpy.unique(more["drawn"])) == 15
-    execute(figure, made_up.Setup(count=2), context, seeds=[0], jobs=1, cache=tmp_path)
+    execute(experiment, made_up.Setup(count=2), context, seeds=[0], jobs=1, cache=tmp_path)
     assert made_up.calls == [0, 1, 2, 0]
 
 
-def test_a_seed_that_breaks_leaves_the_others(monkeypatch, tmp_path, context):
-    figure, setup = made_up.install(monkeypatch), made_up.Setup(fails_at=1)
+def test_experiments_of_another_name_or_source_have_seeds_of_their_own(tmp_path, context):
+    def measure(setup, context):
+        return {"drawn": 0.0}
+
+    names = {
+        cache_folder(one, made_up.Setup(), context, tmp_path).relative_to(tmp_path)
+        for one in (made_up.experiment(), made_up.experiment(id="009/other"), made_up.experiment(measure=measure))
+    }
+    assert len(names) == 3
+    assert {str(name.parent) for name in names} == {made_up.ID, "009/other"}
+
+
+def test_a_seed_that_breaks_leaves_the_others(tmp_path, context):
+    experiment, setup = made_up.experiment(), made_up.Setup(fails_at=1)
     with pytest.raises(RuntimeError, match="broken seed"):
-        execute(figure, setup, context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
-    assert finished(cache_folder(figure, setup, context, tmp_path), range(3)) == [0]
+        execute(experiment, setup, context, seeds=[0, 1, 2], jobs=1, cache=tmp_path)
+    assert finished(cache_folder(experiment, setup, context, tmp_path), range(3)) == [0]
 
 
-def test_a_seed_has_one_thread_and_gives_the_others_back(monkeypatch, tmp_path, context):
+def test_a_seed_has_one_thread_and_gives_the_others_back(tmp_path, context):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runs = execute(made_up.install(monkeypatch), made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+        runs = execute(made_up.experiment(), made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
         assert runs["threads"].tolist() == [1]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
 
-def test_folders_that_a_seed_does_not_use_are_removed(monkeypatch, tmp_path, context):
-    figure = made_up.install(monkeypatch)
-    execute(figure, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
-    assert [path.name for path in cache_folder(figure, made_up.Setup(), context, tmp_path).iterdir()] == ["seed-0.npz"]
+def test_folders_that_a_seed_does_not_use_are_removed(tmp_path, context):
+    experiment = made_up.experiment()
+    execute(experiment, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+    assert [path.name for path in cache_folder(experiment, made_up.Setup(), context, tmp_path).iterdir()] == [
+        "seed-0.npz"
+    ]
 
 
-def test_what_a_killed_attempt_left_is_removed(monkeypatch, tmp_path, context):
+def test_what_a_killed_attempt_left_is_removed(tmp_path, context):
     """Temporary folders only: a run in the folder of the seed is there to be resumed."""
     found = []
 
@@ -68,11 +83,11 @@ def test_what_a_killed_attempt_left_is_removed(monkeypatch, tmp_path, context):
         found.extend(path.name for path in context.folder.iterdir())
         return {"drawn": 0.0}
 
-    figure = made_up.install(monkeypatch, measure=measure)
-    place = cache_folder(figure, made_up.Setup(), context, tmp_path) / "seed-0"
+    experiment = made_up.experiment(measure=measure)
+    place = cache_folder(experiment, made_up.Setup(), context, tmp_path) / "seed-0"
     (place / "run").mkdir(parents=True)
     (Path(tempfile.mkdtemp(dir=place)) / "kernel.npz").touch()
-    execute(figure, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
+    execute(experiment, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
     assert found == ["run"]
 
 
@@ -119,22 +134,22 @@ def test_an_interrupt_does_not_wait_for_seeds_under_way(monkeypatch, tmp_path, c
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execution, "_run_by_id", sleep_long)
+    monkeypatch.setattr(execution, "_run", sleep_long)
     monkeypatch.setattr(execution, "wait", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        execution._run_apart("004/fig1", None, [(context, tmp_path / str(seed)) for seed in range(3)], 2)
+        execution._run_apart(None, None, [(context, tmp_path / str(seed)) for seed in range(3)], 2)
     assert time.monotonic() - begun < 40
 
 
 @pytest.mark.slow
 def test_processes_give_the_same_numbers(tmp_path, context):
-    figure = load("004/table1")
-    setup = figure.size(Scale.SMOKE).setup
-    apart = execute(figure, setup, context, seeds=[0, 1], jobs=2, cache=tmp_path / "apart")
-    here = execute(figure, setup, context, seeds=[0, 1], jobs=1, cache=tmp_path / "here")
+    experiment = load("004/table1").experiment
+    setup = experiment.size(Scale.SMOKE).setup
+    apart = execute(experiment, setup, context, seeds=[0, 1], jobs=2, cache=tmp_path / "apart")
+    here = execute(experiment, setup, context, seeds=[0, 1], jobs=1, cache=tmp_path / "here")
     assert (apart["ntk/stable"] == here["ntk/stable"]).all()
-    assert saved(next((tmp_path / "apart").glob("*/seed-1.npz"))) is not None
+    assert saved(next((tmp_path / "apart").glob("*/*/*/seed-1.npz"))) is not None
 
 
 @pytest.mark.slow
@@ -143,11 +158,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     words = [sys.executable, "-m", "featlearn", "reproduce", "002/figC2", "--seeds", "3", "--jobs", "1"]
     words += ["--out", str(tmp_path), "--quiet"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not list(tmp_path.glob("seeds/*/seed-0.npz")):
+    while process.poll() is None and not list(tmp_path.glob("experiments/*/*/*/seed-0.npz")):
         time.sleep(0.01)
     process.kill()
     process.wait()
-    (first,) = tmp_path.glob("seeds/*/seed-0.npz")
+    (first,) = tmp_path.glob("experiments/*/*/*/seed-0.npz")
     assert not (tmp_path / "claims.json").exists()
     written = first.stat().st_mtime_ns
     assert subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -10,7 +12,7 @@ import pytest
 
 from featlearn.cli.app import main
 from featlearn.papers import execution, registry, request, results
-from featlearn.papers.claims import failed
+from featlearn.papers.claims import Choice, failed
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import curve, panels, save
 from featlearn.papers.page import figure_page, gallery
@@ -22,6 +24,12 @@ from tests.papers import made_up
 def run(capsys, *words):
     code = main(["reproduce", *words, "--quiet", "--json"])
     return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory):
+    """Where the smoke runs of all figures keep their seeds."""
+    return tmp_path_factory.mktemp("experiments")
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +48,12 @@ def drawn(seed):
 
 def test_a_figure_leaves_its_files(folder):
     assert {path.name for path in folder.iterdir()} == {
-        "figure.png", "figure.pdf", "numbers.csv", "claims.json", "meta.json", "page.html", "seeds",
+        "figure.png", "figure.pdf", "numbers.csv", "claims.json", "meta.json", "page.html", "experiments",
     }  # fmt: skip
     claims, meta = (json.loads((folder / name).read_text()) for name in ("claims.json", "meta.json"))
-    assert [(one["id"], one["holds"]) for one in claims] == [("centred", True), ("printed", False), ("drawn", True)]
+    found = [(one["id"], one["verdict"], one["check"]) for one in claims]
+    assert found == [("centred", "holds", False), ("printed", "fails", False), ("drawn", "holds", False),
+                     ("made", "holds", True)]  # fmt: skip
     assert meta["not_judged"] == ["late"]
     assert (meta["scale"], meta["seeds"], meta["setup"]["count"]) == ("smoke", [0, 1, 2], 5)
     assert meta["claims"]["centred"]["values"][1] == pytest.approx(drawn(1).mean(), rel=1e-5)
@@ -143,12 +153,13 @@ def test_the_table_counts_seeds_and_says_what_was_known(monkeypatch, tmp_path, c
         main(["reproduce", made_up.ID, "--out", str(tmp_path), "--seeds", str(seeds), "--jobs", "1"])
         out, err = capsys.readouterr()
         rows = {line.split()[0]: line for line in out.splitlines()}
-        assert " ".join(rows["drawn"].split()) == f"drawn yes {words} holds"
+        assert " ".join(rows["drawn"].split()) == f"drawn yes {words} print holds"
         assert rows["centred"].endswith(" holds")
         assert rows["printed"].endswith("fails, as known")
         assert f"scale smoke: {words[5:]}" in err
     page = (tmp_path / "page.html").read_text()
-    assert '<td class="holds">holds</td><td>Known to fail elsewhere: It cannot be.' in page
+    assert '<td class="holds">holds</td>' in page
+    assert "<td>Known to fail elsewhere: It cannot be." in page
     assert '<td class="known">fails, as known</td>' in page
     assert '<td class="fails">' not in page
 
@@ -161,7 +172,12 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(monkeypatch, tmp_path, cap
     assert made_up.calls == []
     assert list(tmp_path.iterdir()) == []
     request.execute(
-        load(made_up.ID), made_up.Setup(), Context(seed=0, folder=tmp_path), seeds=[0], jobs=1, cache=tmp_path / "seeds"
+        load(made_up.ID).experiment,
+        made_up.Setup(),
+        Context(seed=0, folder=tmp_path),
+        seeds=[0],
+        jobs=1,
+        cache=tmp_path / "experiments",
     )
     assert run(capsys, *words, "--jobs", "1")[1]["seconds"] == 120
     assert run(capsys, *words, "--jobs", "1", "--fresh")[1]["seconds"] == 180
@@ -181,6 +197,95 @@ def test_the_time_of_a_gpu_is_not_told_for_a_cpu(monkeypatch, tmp_path, capsys):
     assert (here["device"], here["seconds"], here["seed_seconds"], here["timed_on"]) == ("cpu", None, 60, "cuda")
     main(["reproduce", *words, "--device", "cpu"])
     assert "made for cuda, where a seed takes 60 s: how long here is not known" in capsys.readouterr().out
+
+
+def installed_twice(monkeypatch):
+    """A second figure that shows the runs of the first."""
+    first = made_up.install(monkeypatch)
+    module = sys.modules["featlearn.papers.made_up"]
+    module.FIG_2 = made_up.Reproduction(
+        id="009/fig2", about="Also.",
+        experiment={"here": first.experiment, "there": made_up.experiment(id="009/there")},
+        plot=lambda setups, runs: made_up.plot(setups["here"], runs["there"]),
+        claims=lambda setups, runs: made_up.claims(setups["there"], runs["here"]),
+    )  # fmt: skip
+    declared = registry.Declaration("009/fig2", "Made up of two", "made_up")
+    monkeypatch.setattr(registry, "DECLARATIONS", (*registry.DECLARATIONS, declared))
+
+
+def test_figures_that_show_the_same_runs_train_once(monkeypatch, tmp_path, capsys):
+    installed_twice(monkeypatch)
+    words = ("--out", str(tmp_path), "--jobs", "1")
+    code, answers = run(capsys, made_up.ID, "009/fig2", *words)
+    assert (code, len(answers)) == (0, 2)
+    assert made_up.calls == [0, 1, 2, 0, 1, 2]  # one experiment for both, one more for the second
+    names = [[one["id"] for one in answer["meta"]["experiments"]] for answer in answers]
+    assert names == [[made_up.ID], [made_up.ID, "009/there"]]
+    assert answers[0]["meta"]["experiments"][0]["key"] == answers[1]["meta"]["experiments"][0]["key"]
+    assert {path.name for path in tmp_path.iterdir()} == {"009", "experiments"}
+    run(capsys, made_up.ID, "009/fig2", *words, "--fresh")
+    assert made_up.calls == [0, 1, 2] * 4
+
+
+def test_a_figure_that_cannot_be_run_does_not_stop_the_others(monkeypatch, tmp_path, capsys):
+    installed_twice(monkeypatch)
+    broken = made_up.experiment(id="009/there", measure=lambda setup, context: {"drawn": context.dataset("mnist").x})
+    figure = load("009/fig2")
+    sys.modules["featlearn.papers.made_up"].FIG_2 = replace(figure, experiment={**figure.experiment, "there": broken})
+    monkeypatch.delenv("FEATLEARN_DATA", raising=False)
+    code, answers = run(capsys, "009/fig2", made_up.ID, "--out", str(tmp_path), "--jobs", "1")
+    assert code == 1
+    assert "FEATLEARN_DATA" in answers[0]["error"]
+    assert answers[1]["claims"][0]["holds"]
+
+
+@pytest.mark.parametrize(("words", "seeds"), [("2", [0, 1]), ("101-103", [101, 102, 103]), ("3,5,8-9", [3, 5, 8, 9])])
+def test_seeds_are_counted_or_named(monkeypatch, tmp_path, capsys, words, seeds):
+    made_up.install(monkeypatch)
+    answer = run(capsys, made_up.ID, "--out", str(tmp_path), "--jobs", "1", "--seeds", words)[1]
+    assert answer["meta"]["seeds"] == made_up.calls == seeds
+
+
+@pytest.mark.parametrize("words", ["0", "-3", "three", "5-3", "1,1", "1.5", ""])
+def test_seeds_that_cannot_be_are_refused(monkeypatch, tmp_path, capsys, words):
+    made_up.install(monkeypatch)
+    assert main(["reproduce", made_up.ID, "--out", str(tmp_path), f"--seeds={words}"]) == 2
+    assert "--seeds is" in capsys.readouterr().err
+
+
+def test_two_seeds_decide_nothing_at_laptop_scale(monkeypatch, tmp_path, capsys):
+    made_up.install(monkeypatch)
+    words = (made_up.ID, "--out", str(tmp_path), "--jobs", "1", "--scale", "laptop", "--seeds")
+    code, answer = run(capsys, *words, "2")
+    verdicts = {claim["id"]: claim["verdict"] for claim in answer["claims"]}
+    assert code == 1
+    assert verdicts == {"centred": "undecided", "printed": "undecided", "drawn": "undecided", "late": "holds",
+                        "made": "holds"}  # fmt: skip
+    assert "2 seeds where a verdict needs 3" in answer["meta"]["notes"][0]
+    assert run(capsys, *words, "3")[0] == 0
+
+
+def test_five_runs_of_the_paper_ask_for_five_seeds():
+    with pytest.raises(ValueError, match="009/fig1 has 3 seeds at scale laptop, expected at least 5"):
+        made_up.experiment(paper_seeds=5)
+    assert made_up.experiment(paper_seeds=2).least_seeds(Scale.LAPTOP) == 3
+    assert made_up.experiment(paper_seeds=3).least_seeds(Scale.SMOKE) == 1
+
+
+def test_checks_and_choices_are_on_the_page(monkeypatch, tmp_path, capsys):
+    choices = [
+        Choice(made="the mean", other="the median", values=[9.0, 9.0, 9.0]),
+        Choice(made="the mean", other="the mode"),
+    ]
+    made_up.install(monkeypatch, claims=altered(choices=lambda runs: choices))
+    assert main(["reproduce", made_up.ID, "--out", str(tmp_path), "--jobs", "1", "--quiet"]) == 0
+    assert "check holds" in capsys.readouterr().out.splitlines()[-2]
+    page = (tmp_path / "page.html").read_text()
+    assert "Chosen: the mean. With the median it fails: 9 (within -3 to 3)." in page
+    assert "Chosen: the mean; not tried: the mode." in page
+    assert page.index("Checks: sentences that cannot fail") < page.index("Draws are counted")
+    assert f"Experiment: {made_up.ID} (" in page
+    assert "2 of 3 claims hold, 1 known to fail, 1 check." in page
 
 
 def test_wrong_words_are_answered_with_the_right_ones(capsys):
@@ -288,13 +393,19 @@ def test_the_largest_scale_is_kept_and_shown(folder, monkeypatch, tmp_path, caps
     results.keep(large)
     with pytest.raises(ValueError, match="laptop, which is larger"):
         results.keep(folder)
+    older = (large / "meta.json").read_text().replace('"standard": 2', '"standard": 1')
+    (tmp_path / "kept" / made_up.ID / "meta.json").write_text(older)
+    assert results.kept(made_up.ID) is None
+    results.keep(folder)
+    assert results.kept(made_up.ID).scale is Scale.SMOKE
+    results.keep(large)
     assert results.kept(made_up.ID).scale is Scale.LAPTOP
     code, answer = run(capsys, "--gallery", "--out", str(tmp_path / "gallery.html"))
     assert (code, answer["figures"]) == (0, [made_up.ID])
     page = (tmp_path / "gallery.html").read_text()
     assert "<h2>Not yet</h2>" in page
     whole = gallery([registry.declaration(made_up.ID)], {made_up.ID: results.kept(made_up.ID)})
-    assert "laptop scale, 2 of 3 claims hold, 1 known to fail" in whole
+    assert "laptop scale, 2 of 3 claims hold, 1 known to fail, 1 check" in whole
     assert "Not yet" not in whole
     listed = run(capsys, "--list")[1]
     assert [one["id"] for one in listed] == [*(one.id for one in DECLARATIONS), made_up.ID]
@@ -303,10 +414,14 @@ def test_the_largest_scale_is_kept_and_shown(folder, monkeypatch, tmp_path, caps
 def test_what_is_declared_and_written_can_be_loaded():
     ids = [one.id for one in DECLARATIONS]
     assert len(set(ids)) == len(ids)
+    shared = {}
     for one in DECLARATIONS:
         if one.written:
             assert load(one.id).id == one.id
-            assert Scale.SMOKE in load(one.id).sizes
+            for experiment in load(one.id).experiments.values():
+                assert Scale.SMOKE in experiment.sizes
+                # an id is one experiment: two of the same name would read each other's seeds
+                assert shared.setdefault(experiment.id, experiment) is experiment
 
 
 @pytest.mark.parametrize("one", [one for one in DECLARATIONS if results.kept(one.id)], ids=lambda one: one.id)
@@ -317,7 +432,7 @@ def test_what_is_kept_is_small_and_whole(one):
     sizes = {name: (found.folder / name).stat().st_size for name in results.FILES}
     assert sizes["figure.png"] < 100_000
     assert sizes["numbers.csv"] < 300_000
-    fields = {"id", "claim", "paper", "measured", "band", "holds", "known"}
+    fields = {"id", "claim", "paper", "measured", "band", "band_from", "verdict", "holds", "known", "check"}
     assert found.claims
     assert all(set(claim) == fields for claim in found.claims)
     assert set(found.meta["claims"]) == {claim["id"] for claim in found.claims}
@@ -330,16 +445,17 @@ def test_the_table_of_the_gallery_has_what_is_kept():
     expected = []
     for one in DECLARATIONS:
         if (found := results.kept(one.id)) is not None:
-            known = sum(claim["known"] is not None and not claim["holds"] for claim in found.claims)
-            holding = sum(claim["holds"] for claim in found.claims)
-            expected.append([one.id, one.title, f"{holding} of {len(found.claims)}", str(known or "")])
-            assert rows[len(expected) - 1][4] or not failed(found.claims), one.id
-    assert [row[:4] for row in rows] == expected
+            expected.append([one.id, one.title, str(found.scale), *(str(n or "") for n in found.counts.values())])
+            assert rows[len(expected) - 1][8] or not failed(found.claims), one.id
+    assert [row[:8] for row in rows] == expected
 
 
 @pytest.mark.parametrize("one", [one for one in DECLARATIONS if one.written], ids=lambda one: one.id)
-def test_smoke(one, tmp_path, capsys, monkeypatch):
-    """Every figure runs without data files, and no claim fails that is not known to fail."""
+def test_smoke(one, tmp_path, experiments, capsys, monkeypatch):
+    """Every figure runs without data files, and no claim fails that is not known to fail.
+
+    Figures share the experiments of one folder, as they do for a user.
+    """
     monkeypatch.delenv("FEATLEARN_DATA", raising=False)
-    code, answer = run(capsys, one.id, "--out", str(tmp_path), "--jobs", "1")
+    code, answer = run(capsys, one.id, "--out", str(tmp_path), "--jobs", "1", "--cache", str(experiments))
     assert code == 0, [claim for claim in answer["claims"] if not claim["holds"]]

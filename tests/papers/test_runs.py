@@ -157,7 +157,7 @@ def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, o
 
 def test_a_figure_depends_on_modules_that_it_reaches_through_others():
     """003/fig2 imports tracking.py, and that chain.py."""
-    assert "FunctionDef(name='moments'" in reachable_source(load("003/fig2").measure)
+    assert "FunctionDef(name='moments'" in reachable_source(load("003/fig2").experiment.measure)
 
 
 def test_runs_stack_over_seeds():

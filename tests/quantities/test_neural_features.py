@@ -1081,6 +1081,17 @@ def test_printed_it_is_a_table():
     assert "(root)" in str(fl.neural_features(linear(4, 2), x))
 
 
+def test_printed_it_says_why_a_number_is_nan():
+    model, x, start = trained()
+    (said,) = str(fl.neural_features(model, x)).splitlines()[4:]
+    assert said.startswith("nan: C-NFC, C/UC, |W-W0|/|W|: no initial= was given")
+    with torch.no_grad():
+        model[2].weight.copy_(start["2.weight"])
+    names = list(fl.neural_features(model, x))
+    (said,) = str(fl.neural_features(model, x, initial=start)).splitlines()[4:]
+    assert said == f"nan: C-NFC of {names[1]}: the weights have not moved from where they began"
+
+
 def test_an_initial_state_that_moved_along_is_refused():
     model, x = linear(4, 3), torch.randn(7, 4)
     with pytest.raises(InputValueError, match="initial shares its memory with the model"):

@@ -241,3 +241,15 @@ def test_a_session_of_another_precision_is_refused():
         with pytest.raises(fl.FeatlearnError, match=r"dtype=torch.float64, expected the network's own precision"):
             measure(torch.ones(5, 3))
     assert fl.Session(model, x, dtype=torch.float32).ntk_velocity(torch.ones(5, 3)).dtype == torch.float32
+
+
+def test_the_speed_of_features_is_near_one_for_a_narrow_network_and_far_below_for_a_wide_one():
+    digits = fl.data.digits()
+    x, y = digits.x[:50], digits.one_hot(centered=True)[:50]
+    speeds = []
+    for width in (100, 4000):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+        speeds.append(fl.feature_speed(model, x, y))
+    assert 0.6 < speeds[0] < 1.1  # 0.85
+    assert 0.02 < speeds[1] < 0.035  # 0.026, as 1 / width

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -340,3 +341,22 @@ def test_a_missing_xarray_is_named(recorded: Path, monkeypatch: pytest.MonkeyPat
 def test_reading_a_run_loads_no_torch(recorded: Path):
     code = "import sys, featlearn.record as r; r.open_run(sys.argv[1]).lines; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(recorded)]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "samples"),
+    [
+        ({"probe": {"samples": 130}}, (130, 130)),
+        ({"probe": {"samples": 130}, "thinned": 4}, (130, len(range(0, 130, 4)))),
+        ({"probe": {"samples": 128}, "thinned": 4}, (128, 32)),
+        ({"probe": {"samples": "many"}}, None),
+        ({"probe": None}, None),
+        ({"probe": {"samples": 5}, "thinned": -2}, (5, 5)),
+        ({}, None),
+    ],
+)
+def test_a_run_says_how_many_samples_the_probe_had_and_how_many_are_measured(
+    config: dict[str, Any], samples: tuple[int, int] | None, tmp_path: Path
+):
+    RunWriter(tmp_path / "run", config).close()
+    assert open_run(tmp_path / "run").probe_samples == samples

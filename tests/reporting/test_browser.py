@@ -10,6 +10,7 @@ from featlearn.record import RunWriter
 from featlearn.reporting.page import report
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 from tests.reporting.runs import HOSTILE, by_hand, watched
+from tests.reporting.test_diverged import diverged, sound
 
 pytestmark = [
     pytest.mark.browser,
@@ -35,6 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "many": report(runs, folder / "many.html"),
         "hostile": report(folder / "hostile", folder / "hostile.html", title=HOSTILE),
         "silent": report(silent, folder / "silent.html"),
+        "diverged": report([sound(folder / "sound"), diverged(folder / "diverged")], folder / "diverged.html"),
     }
 
 
@@ -53,13 +55,16 @@ def browser(window: Browser):
     return window
 
 
+OPEN = "for (const one of document.querySelectorAll('details')) one.open = true"
+
+
 def drawn(browser: Browser, selector: str) -> str:
     """The pixels of a canvas, as a string that differs where they do."""
     browser.painted()
     return browser.script("return document.querySelector(arguments[0]).toDataURL()", selector)
 
 
-@pytest.mark.parametrize("name", ["one", "many", "hostile", "silent"])
+@pytest.mark.parametrize("name", ["one", "many", "hostile", "silent", "diverged"])
 def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, pages: dict[str, Path], name: str):
     browser.open(pages[name])
     assert browser.evaluate("document.documentElement.classList.contains('drawn')")
@@ -111,6 +116,55 @@ def test_a_run_hides_in_all_charts(browser: Browser, pages: dict[str, Path]):
     assert set(browser.evaluate(states)) == {"false"}
 
 
+def test_a_style_hides_in_all_runs_and_stays_hidden_with_them(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    canvas, click = "#chart-gap canvas", "document.querySelector(arguments[0]).click()"
+    run, kind = '#figure-gap [data-group="1"]', '#figure-gap [data-kind="on test points"]'
+    states = []
+    for button in (kind, run, kind, run):
+        states.append(drawn(browser, canvas))
+        browser.script(click, button)
+    assert len(set(states)) == 4
+    assert drawn(browser, canvas) == states[0]
+
+
+def test_a_link_opens_what_is_folded(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    for selector, target in (("nav a[href='#layers']", "#layers"), ("#runs .run a", "#runs .run .sources")):
+        assert browser.script("return document.querySelector(arguments[0]).checkVisibility()", f"{target} *") is (
+            target == "#layers"  # its heading
+        )
+        browser.script("document.querySelector(arguments[0]).click()", selector)
+        time.sleep(0.2)
+        assert browser.script("return document.querySelector(arguments[0]).closest('details').open", f"{target} *")
+    assert browser.evaluate("document.querySelector('#figure-weights').checkVisibility()")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_words_on_gauges_do_not_touch(browser: Browser, pages: dict[str, Path], width: int):
+    browser.resize(width)
+    browser.open(pages["one"])
+    boxes = browser.evaluate("""[...document.querySelectorAll('.gauge > svg')].map((svg) =>
+        [...svg.querySelectorAll('text')].map((t) => {
+            const { left, right, top, bottom } = t.getBoundingClientRect();
+            return [left, right, top, bottom]; }))""")
+    assert len(boxes) == 5
+    for words in boxes:
+        assert len(words) >= 4
+        for i, (left, right, top, bottom) in enumerate(words):
+            assert left >= 0
+            assert right <= width
+            assert not any(left < r and l < right and top < b and t < bottom for l, r, t, b in words[:i])
+
+
+def test_a_card_opens_by_keyboard(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["many"])
+    assert browser.evaluate("document.querySelector('.run .gauges').checkVisibility()") is False
+    browser.script("document.querySelector('.run > summary').focus()")
+    browser.keys("Enter")
+    assert browser.evaluate("document.querySelector('.run .gauges').checkVisibility()")
+
+
 def test_the_window_of_silent_alignment_is_drawn(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["silent"])
     assert "silent alignment: steps" in browser.evaluate("document.querySelector('#timeline').textContent")
@@ -123,8 +177,23 @@ def test_the_window_of_silent_alignment_is_drawn(browser: Browser, pages: dict[s
     assert browser.script(shaded) > 2000
 
 
+def test_a_diverged_run_leaves_room_for_the_others(browser: Browser, pages: dict[str, Path]):
+    """The line of the sound run spans much of the axis, from its lowest to its highest pixel."""
+    browser.open(pages["diverged"])
+    share = browser.script("""
+        const canvas = document.querySelector('#chart-ntk-norm canvas');
+        const context = canvas.getContext('2d');
+        const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+        const rows = [];
+        for (let i = 0; i < pixels.length; i += 4)
+            if (pixels[i + 3] > 200 && pixels[i + 2] - pixels[i] > 90) rows.push(Math.floor(i / 4 / canvas.width));
+        return (Math.max(...rows) - Math.min(...rows)) / canvas.height;""")
+    assert share > 0.3
+
+
 def test_the_slider_moves_by_keyboard(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
+    browser.script(OPEN)
     last = drawn(browser, "#figure-kernels canvas")
     browser.script("document.querySelector('#slider-kernels').focus()")
     browser.keys("Home")
@@ -204,7 +273,7 @@ def test_lines_have_colours_of_the_scheme(browser: Browser, pages: dict[str, Pat
 def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, pages: dict[str, Path], name: str):
     browser.resize(375)
     browser.open(pages[name])
-    browser.script("for (const one of document.querySelectorAll('details')) one.open = true")
+    browser.script(OPEN)
     assert browser.evaluate("document.documentElement.scrollWidth") == 375
     widths = "[...document.querySelectorAll('canvas')].map(c => c.getBoundingClientRect().right)"
     assert max(browser.evaluate(widths)) <= 375
@@ -227,6 +296,7 @@ def test_print_opens_tables_in_light_colours(browser: Browser, pages: dict[str, 
 
 def test_every_control_has_a_name(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
+    browser.script(OPEN)
     nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
     named = {"button", "slider", "image", "region", "table", "figure", "navigation", "link", "heading"}
     found = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]

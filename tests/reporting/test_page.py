@@ -127,9 +127,17 @@ def test_every_section_is_there_and_linked(page: Page):
     assert len(ids) == len(set(ids))
     linked = [a["href"].removeprefix("#") for a in page.having("a") if a["href"].startswith("#")]
     assert set(linked) <= set(ids)
-    assert {"verdict", "loss", "timeline", "spectra", "specialization", "features", "layers", "kernels", "overhead",
-            "provenance", "citations"} <= set(linked)  # fmt: skip
+    assert {"verdict", "steer", "curves", "frozen", "timeline", "spectra", "specialization", "features", "layers",
+            "kernels", "overhead", "provenance", "citations"} <= set(linked)  # fmt: skip
     assert "Not there" not in page.text()
+
+
+def test_the_page_says_on_how_many_samples_of_a_thinned_probe_it_rests(tmp_path: Path):
+    plain = by_hand(tmp_path / "plain", {"loss": [1.0, 0.5]}, [0, 9], probe={"samples": 130})
+    thin = by_hand(tmp_path / "thin", {"loss": [1.0, 0.5]}, [0, 9], probe={"samples": 130}, thinned=4)
+    texts = [data for _, data in Page(report([plain, thin], tmp_path / "both.html")).texts]
+    place = texts.index("probe samples")
+    assert texts[place + 1 : place + 3] == ["130", "33 of 130: the probe was thinned, see the events"]
 
 
 def test_headings_step_down_one_at_a_time(page: Page):
@@ -354,3 +362,9 @@ def test_runs_that_differ_in_their_cost_and_seed_alone_are_one_group(tmp_path: P
     assert runs[0].config["wall_share"] != runs[1].config["wall_share"]
     (group,) = groups(runs, points=100)
     assert len(group.findings) == 2
+
+
+def test_a_cost_that_was_measured_under_another_load_does_not_part_seeds(tmp_path: Path):
+    runs = [by_hand(tmp_path / f"run{seed}", {"probe/loss": [1.0, 0.5]}, [0, 1], seed=seed, costs={"step": 2.0**-seed})
+            for seed in (8, 10)]  # fmt: skip
+    assert len(groups(runs, points=100)) == 1

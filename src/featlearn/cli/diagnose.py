@@ -6,14 +6,16 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
+from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import COLUMNS, Panel, plot
 from featlearn.cli.progress import ProgressDisplay
-from featlearn.cli.settings import Settings
+from featlearn.cli.recorded_runs import FOLDER, recorded_runs
+from featlearn.cli.settings import Settings, option
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
 
@@ -23,22 +25,26 @@ if TYPE_CHECKING:
 
 DEFAULT = Settings()
 PLOTTED = {
-    "loss": (("probe/cross_entropy", "probe/loss"), 0.0),
+    "loss": ((), 0.0),
+    "linearisation gap": (("gap/probe",), 0.1),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
-    "kernel distance": (("ntk/centered_distance", "ntk/distance"), 0.05),
 }
-"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis."""
+"""Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
+the one that was trained on."""
+MEASURING_ONLY = ("seed", "device", "probe")
+"""Settings that mean something where nothing is trained."""
 DECISIVE = {"gap": "gap", "turning": "kernel turned", "growth": "kernel grew", "loss_left": "loss left"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
 
 def diagnose(
     subject: str | None = None, /, *, settings: Settings = DEFAULT, seeds: int = 1, config: Path | None = None,
-    out: Path | None = None, no_report: bool = False, quiet: bool = False, json: bool = False, debug: bool = False,
+    checkpoints: Path | None = None, out: Path | None = None, no_report: bool = False, quiet: bool = False,
+    json: bool = False, debug: bool = False,
 ) -> Answer:  # fmt: skip
     """Train a network, watch it, and say whether it learned features or was lazy.
 
-    Without options: two hidden layers on 200 handwritten digits, in under a
+    Without options: two hidden layers on 200 handwritten digits, in about a
     minute. The run and a report go to a folder below runs. Ctrl-C ends training
     early: what was measured is kept and diagnosed, and the exit status is 130.
 
@@ -49,16 +55,22 @@ def diagnose(
         featlearn diagnose --data mnist --model cnn --width 16 --samples 200
         featlearn diagnose --config mine.toml --lr 0.1
         featlearn diagnose train.py:setup --steps 500
+        featlearn diagnose train.py:setup --checkpoints saved
+        featlearn diagnose runs/a
 
     The function setup takes nothing and returns (model, (x, y), loss), or a
     mapping with model, data, loss and perhaps test=(x, y) and optimizer. The loss
     is "mse", "cross-entropy", or a function of (output, y). It is called once for
-    each seed.
+    each seed. With --checkpoints nothing is trained: its network is measured with
+    the weights in that folder (step0.pt, step100.pt ... or checkpoint-100/).
+    A recorded run, or a folder of seeds, is diagnosed as it is:
+    nothing is trained or written.
 
     Args:
-        subject: module:function or path.py:function that returns a network of your own.
+        subject: module:function or path.py:function that returns a network of your own, or a recorded run.
         seeds: Train so many times, from the seed of --seed on, and judge all of them together.
         config: TOML file with options, named as here; the command line wins.
+        checkpoints: Folder of checkpoints to measure instead of training; with --out again, go on with the new ones.
         out: Folder for the run; by default a new one below runs.
         no_report: Leave the HTML report out.
         quiet: No progress on stderr.
@@ -67,23 +79,23 @@ def diagnose(
     """
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}, expected at least 1")
+    if checkpoints is not None:
+        _refuse_training_options(subject, settings, seeds)
+    recorded = [] if subject is None else recorded_runs(Path(subject))
+    if recorded:
+        if settings != DEFAULT or seeds != 1 or out is not None:
+            raise UsageError(f"{subject} is a recorded run, expected no options of training beside it")
+        return _answer(recorded, Path(str(subject)), False, True)
     folder = _new_folder(subject, settings) if out is None else out
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    resumed = checkpoints is not None and (folder / "run.json").exists()
+    if folder.exists() and not resumed and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"--out {folder} exists already and is not empty, expected a new folder")
-    from featlearn.cli.training import train  # torch takes a second to load
-
     chosen = range(settings.seed, settings.seed + seeds)
     paths = [folder if seeds == 1 else folder / f"seed-{seed}" for seed in chosen]
-    complete = False  # stdout is for the result only; the user's function may print
+    complete = False
     try:
         for seed, path in zip(chosen, paths, strict=True):
-            errors = nullcontext() if subject is None else reporting_user_errors(subject)
-            with (
-                errors,
-                redirect_stdout(sys.stderr),
-                ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress,
-            ):
-                rate = train(subject, replace(settings, seed=seed), path, progress)
+            rate = _recorded(subject, replace(settings, seed=seed), checkpoints, path, quiet)
             settings = replace(settings, lr=rate)  # the same for all seeds, so that they can be averaged
         complete = True
     except KeyboardInterrupt:
@@ -91,6 +103,33 @@ def diagnose(
         if not paths:
             raise
     return _answer(paths, folder, not no_report, complete)
+
+
+def _recorded(
+    subject: str | None, settings: Settings, checkpoints: Path | None, path: Path, quiet: bool
+) -> float | None:
+    """Record one run; returns the learning rate. stdout is for the result only: the user's function may print."""
+    errors = nullcontext() if subject is None else reporting_user_errors(subject)
+    with errors, redirect_stdout(sys.stderr):
+        if checkpoints is not None and subject is not None:
+            from featlearn.cli.checkpoints import measure_checkpoints  # torch takes a second to load
+
+            measure_checkpoints(subject, settings, checkpoints, path, quiet=quiet)
+            return None
+        from featlearn.cli.training import train
+
+        with ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress:
+            return train(subject, settings, path, progress)
+
+
+def _refuse_training_options(subject: str | None, settings: Settings, seeds: int) -> None:
+    """Options that would change a training that is over."""
+    if subject is None:
+        raise UsageError("--checkpoints without FILE.py:function, expected the function that returns your network")
+    given = [one.name for one in fields(Settings) if getattr(settings, one.name) != getattr(DEFAULT, one.name)]
+    training = [option(name) for name in given if name not in MEASURING_ONLY] + (["--seeds"] if seeds > 1 else [])
+    if training:
+        raise UsageError(f"{training[0]} is given beside --checkpoints, expected one of the two: nothing is trained")
 
 
 def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool) -> Answer:
@@ -123,16 +162,18 @@ def _text(
     thresholds = said.index("thresholds:") if "thresholds:" in said else len(said)
     head = " ".join(line.strip() for line in said[:evidence]).removeprefix(f"{', '.join(together.runs)}: ")
     lines = [summary(runs[0], len(runs)), "", _bold(textwrap.fill(head, COLUMNS)), "", plot(curves(runs)), ""]
+    saved = "checkpoints" in runs[0].config
     if not complete:
         lines.insert(0, f"interrupted at step {_steps(runs[-1])}: what follows is of the steps before")
     if diverged:
-        lines += [f"training diverged ({', '.join(diverged)}): take a smaller --lr", ""]
+        advice = "leave out what came after" if saved else "take a smaller --lr"
+        lines += [f"training diverged ({', '.join(diverged)}): {advice}", ""]
     if len(each) > 1:
         rows = [[run.name, one.regime, *(number(float(one.numbers[key])) for key in DECISIVE)]
                 for run, one in zip(runs, each, strict=True)]  # fmt: skip
         lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
     lines += said[evidence:thresholds]
-    if "hardly fallen" in together.headline and not diverged:
+    if "hardly fallen" in together.headline and not diverged and not saved:
         lines += ["", "train longer (--steps) to be able to tell"]
     where = runs[0].path if len(runs) == 1 else runs[0].path.parent
     lines += ["", f"run:     {where}"]
@@ -148,7 +189,9 @@ def summary(run: "Run", runs: int = 1) -> str:
     told = number(rate) if isinstance(rate, int | float) else "-"
     optimizer = f" of {by.get('class')}, learning rate {told}" if by else ""
     seeds = f", {runs} seeds" if runs > 1 else ""
-    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}"
+    given, measured = run.probe_samples or (0, 0)
+    thinned = f", measured on {measured} of {given} probe samples" if measured < given else ""
+    return f"{_trained(run)}: {_steps(run)} steps{optimizer}{seeds}{thinned}"
 
 
 def of_command(run: "Run") -> bool:
@@ -177,7 +220,8 @@ def curves(runs: "Sequence[Run]") -> list[Panel]:
     """The panels of the terminal plot."""
     found = []
     for title, (names, least) in PLOTTED.items():
-        name = next((name for name in names if all(name in run.names for run in runs)), None)
+        known = names or (NUMBERS[loss_label(runs[0])],)
+        name = next((name for name in known if all(name in run.names for run in runs)), None)
         if name is not None:
             pairs = [run.scalar(name) for run in runs]
             found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
@@ -194,7 +238,7 @@ def _new_folder(subject: str | None, settings: Settings) -> Path:
     """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"
-    paths = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
+    paths = (FOLDER / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
     return next(path for path in paths if not path.exists())
 
 

@@ -7,26 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from featlearn.cli.answer import DONE, FAILED, Answer, table
+from featlearn.cli.data_files import FILES, absent_files
 
-NEEDED = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "rich", "cyclopts")
+NEEDED = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "pillow", "rich", "cyclopts")
 EXTRAS = {
-    "lightning": "the Lightning callback",
-    "transformers": "the Trainer callback and the GPT-2 examples",
-    "wandb": "the Weights & Biases sink",
-    "tensorboard": "the TensorBoard sink",
-    "xarray": "Run.to_xarray",
+    "lightning": ("lightning", "the Lightning callback"),
+    "transformers": ("transformers", "the Trainer callback and the GPT-2 examples"),
+    "accelerate": ("transformers", "the Trainer of transformers, which does not run without it"),
+    "wandb": ("wandb", "the Weights & Biases sink"),
+    "tensorboard": ("tensorboard", "the TensorBoard sink"),
+    "xarray": ("xarray", "Run.to_xarray"),
 }
-DATA = {
-    "mnist": ("mnist/train-images-idx3-ubyte*", "MNIST/raw/train-images-idx3-ubyte*"),
-    "cifar10": ("cifar-10-batches-bin/data_batch_1.bin", "cifar-10-batches-py/data_batch_1"),
-    "cifar100": ("cifar-100-binary/train.bin", "cifar-100-python/train"),
-    "svhn": ("svhn/train_32x32.mat",),
-    "stl10": ("stl10_binary/train_X.bin",),
-    "gtsrb": ("[gG][tT][sS][rR][bB]",),
-    "celeba": ("celeba",),
-    "shakespeare": ("shakespeare/input.txt",),
-}
-"""Data set -> patterns of its files below the root."""
+"""Package -> the extra that installs it, and what it is for."""
+LISTED = 3
+"""Largest number of missing files that are named."""
 
 
 def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
@@ -47,23 +41,24 @@ def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = F
     needed, extras = ({name: _version(name) for name in names} for names in (NEEDED, EXTRAS))
     given = os.environ.get("FEATLEARN_DATA") if data_root is None else str(data_root)
     root = Path(given).expanduser() if given else None
-    data = {name: _found(root, patterns) for name, patterns in DATA.items()}
+    absent = {name: list(files) if root is None else absent_files(root, name) for name, files in FILES.items()}
     missing = [name for name, version in needed.items() if version is None]
     devices = [] if "torch" in missing else _devices()
     versions = {"featlearn": _version("featlearn"), "python": platform.python_version()}
     answer = {"versions": {**versions, **needed}, "extras": extras, "devices": devices, "data_root": root,
-              "data": data, "missing": missing}  # fmt: skip
+              "data": {name: not files for name, files in absent.items()}, "data_missing": absent,
+              "missing": missing}  # fmt: skip
     return Answer(data=answer, text=_text(answer), code=FAILED if missing else DONE)
 
 
 def _text(answer: dict[str, Any]) -> str:
     rows = [[name, version or f"missing: pip install {name}"] for name, version in answer["versions"].items()]
-    rows += [[name, version or f"not there: pip install 'featlearn[{name}]', for {EXTRAS[name]}"]
+    rows += [[name, version or "not there: pip install 'featlearn[{}]', for {}".format(*EXTRAS[name])]
              for name, version in answer["extras"].items()]  # fmt: skip
     rows += [["device", one] for one in answer["devices"]]
     root = answer["data_root"]
     rows.append(["data root", str(root) if root else "not set: FEATLEARN_DATA=FOLDER or --data-root FOLDER"])
-    rows += [[f"  {name}", "found" if there else "not there"] for name, there in answer["data"].items() if root]
+    rows += [[f"  {name}", _state(name, absent)] for name, absent in answer["data_missing"].items() if root]
     return table(["", ""], [[left, right.ljust(max(len(row[1]) for row in rows))] for left, right in rows]).lstrip("\n")
 
 
@@ -74,8 +69,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _found(root: Path | None, patterns: tuple[str, ...]) -> bool:
-    return root is not None and root.is_dir() and any(next(root.glob(pattern), None) for pattern in patterns)
+def _state(name: str, absent: list[str]) -> str:
+    """Whether a data set is there, and if not all of it, what is missing."""
+    if not absent or len(absent) == len(FILES[name]):
+        return "not there" if absent else "found"
+    more = f" and {len(absent) - LISTED} more" if len(absent) > LISTED else ""
+    return f"incomplete: no {', '.join(absent[:LISTED])}{more}"
 
 
 def _devices() -> list[str]:

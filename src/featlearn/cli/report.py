@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from featlearn.cli.answer import Answer, UsageError
+from featlearn.cli.recorded_runs import opened_run, recorded_runs
 
 
 def report(
@@ -20,7 +21,7 @@ def report(
         featlearn report runs/a --figures figures
 
     Args:
-        runs: Folders or .zip files; several are laid over each other.
+        runs: Folders or .zip files; several are laid over each other. A folder of seeds stands for all of them.
         out: The page; by default report.html in the folder of the first run.
         title: Of the page; by default the names of the runs.
         figures: Folder for the same as PDF and PNG, with the numbers as CSV.
@@ -31,13 +32,12 @@ def report(
     """
     if not runs:
         raise UsageError("no run is given, expected one folder or .zip at least; featlearn runs ls lists them")
-    from featlearn.record import open_run
     from featlearn.reporting.figures import save_figures
     from featlearn.reporting.page import report as page
 
     first = runs[0]
     path = out or (first.with_suffix(".html") if first.suffix == ".zip" else first / "report.html")
-    opened = [open_run(run) for run in runs]
+    opened = [opened_run(path) for run in runs for path in recorded_runs(run) or [run]]
     written = page(opened, path, title=title, kernels=not no_kernels, bands=not no_bands)
     drawn = [] if figures is None else save_figures(opened, figures, bands=not no_bands)
     lines = [f"report:  {written}", *([f"figures: {figures}, {len(drawn)} files"] if drawn else [])]

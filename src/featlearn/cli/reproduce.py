@@ -2,34 +2,34 @@
 
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
-from featlearn.errors import InputValueError
+from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.papers import registry
-from featlearn.papers.claims import counted, failed, share, verdict
+from featlearn.papers.claims import KINDS, counted, failed, share, verdict
 from featlearn.papers.results import Result, keep, kept
 from featlearn.papers.scale import Scale
 
 if TYPE_CHECKING:
-    from featlearn.papers.request import CostEstimate
+    from featlearn.papers.request import CostEstimate, Request
 
 Flag = Annotated[bool, Parameter(negative=())]
 
 
 def reproduce(
-    figure: str | None = None,
-    /,
-    *,
+    *figures: str,
+    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
     scale: Scale = Scale.SMOKE,
-    seeds: int | None = None,
+    seeds: str | None = None,
     jobs: int | None = None,
     device: str | None = None,
     out: Path | None = None,
+    cache: Path | None = None,
     data_root: Path | None = None,
     fallback_digits: Flag = False,
     fresh: Flag = False,
@@ -41,11 +41,13 @@ def reproduce(
     json: Flag = False,
     debug: Flag = False,
 ) -> Answer:
-    """Repeat a figure of the five papers, and say which of its claims hold.
+    """Repeat figures of the five papers, and say which of their claims hold.
 
     Writes figure.png, figure.pdf, numbers.csv (what is drawn), claims.json and
-    page.html. Exit status 1 if a claim fails that is not known to fail in print.
-    Seeds that are finished are kept: after an interruption run the same again.
+    page.html. A claim holds if the mean over seeds and two thirds of the seeds
+    lie in its band. Exit status 1 if a claim does not hold that no derivation
+    shows to be wrong in print. Figures that show the same runs share them, and
+    seeds that are finished are kept: after an interruption run the same again.
 
     For example:
 
@@ -53,15 +55,21 @@ def reproduce(
         featlearn reproduce 002/figC2
         featlearn reproduce 002/figC2 --scale laptop --dry-run
         featlearn reproduce 000/fig2 --scale laptop --data-root data
+        featlearn reproduce 002/figC2 --scale laptop --seeds 101-103
+        featlearn reproduce --all
         featlearn reproduce --gallery --out gallery.html
 
     Args:
-        figure: PAPER/FIGURE, as --list shows them.
+        figures: PAPER/FIGURE, as --list shows them.
+        all_: all figures that are written.
         scale: smoke runs seconds and needs no data files; laptop minutes, on real data; paper has the paper's size.
-        seeds: how many, from 0 on; by default as many as the scale has.
+        seeds: how many, from 0 on, or which, as in 101-103 or 3,5,8; by default as many as the scale has.
         jobs: seeds that run at a time, each on one core; by default one a core, on a GPU one.
         device: cpu or cuda; by default what the scale is meant for, where there is one.
-        out: folder of the result, by default reproductions/PAPER/FIGURE/SCALE; file of the gallery.
+        out: folder of the result, by default reproductions/PAPER/FIGURE/SCALE; of several figures the folder in place
+            of reproductions; file of the gallery.
+        cache: where experiments keep their seeds, for all figures that share them; by default experiments, in
+            reproductions or --out.
         data_root: folder of the data files, by default FEATLEARN_DATA.
         fallback_digits: let the embedded digits stand in for a data set whose files are missing.
         fresh: run all seeds again, also finished ones.
@@ -77,33 +85,96 @@ def reproduce(
         return _listed()
     if gallery:
         return _gallery(out or Path("gallery.html"))
-    if figure is None:
-        raise UsageError(f"which figure? pass PAPER/FIGURE, as in {registry.DECLARATIONS[0].id}; --list shows all")
+    chosen = _chosen(figures, all_)
     from featlearn.cli.device import checked_device
     from featlearn.papers.request import Request, estimate
-    from featlearn.papers.request import reproduce as run
 
-    declared = _declared(figure)
-    _check_counts(seeds, jobs)
+    _check_jobs(jobs)
     if device is not None:
         checked_device(device)
-    request = Request(
-        id=declared.id, scale=scale, out=out or Path("reproductions") / declared.id / str(scale), seeds=seeds,
-        jobs=jobs, device=device, data_root=data_root, fallback_digits=fallback_digits, fresh=fresh, quiet=quiet,
-    )  # fmt: skip
+    base = out or Path("reproductions")
+    alone = out is not None and len(chosen) == 1 and not all_
+    requests = [
+        Request(
+            id=one.id, scale=scale, out=base if alone else base / one.id / str(scale), seeds=_seeds(seeds), jobs=jobs,
+            cache=cache or base / "experiments", device=device, data_root=data_root, fallback_digits=fallback_digits,
+            fresh=fresh, quiet=quiet,
+        )
+        for one in chosen
+    ]  # fmt: skip
     if dry_run:
-        return _estimated(estimate(request))
-    if not quiet:
-        print(_cost(estimate(request)), file=sys.stderr, flush=True)
+        return _several([_estimated(estimate(request)) for request in requests])
+    return _several(_judged(requests, keep_result=keep_result))
+
+
+def _chosen(figures: tuple[str, ...], every: bool) -> list[registry.Declaration]:
+    if every:
+        return [one for one in registry.DECLARATIONS if one.written]
+    if not figures:
+        first = registry.DECLARATIONS[0].id
+        raise UsageError(f"which figure? pass PAPER/FIGURE, as in {first}, or --all; --list shows all")
+    return [_declared(figure) for figure in figures]
+
+
+def _judged(requests: "list[Request]", *, keep_result: bool) -> list[Answer]:
+    """One answer for each figure; where there are several, an error of one does not stop the others."""
+    from featlearn.papers.request import estimate, refresh
+
+    if requests[0].fresh:  # once: figures that share an experiment must not each run it again
+        refresh(requests)
+    answers = []
+    for request in requests:
+        try:
+            if not request.quiet:
+                print(_cost(estimate(request)), file=sys.stderr, flush=True)
+            answers.append(_result(replace(request, fresh=False), keep_result=keep_result))
+        except FeatlearnError as error:
+            if len(requests) == 1:
+                raise
+            print(f"featlearn: {request.id}: {error}", file=sys.stderr, flush=True)
+            answers.append(
+                Answer(data={"id": request.id, "error": str(error)}, text=f"{request.id}: {error}", code=FAILED)
+            )
+    return answers
+
+
+def _result(request: "Request", *, keep_result: bool) -> Answer:
+    from featlearn.papers.request import reproduce as run
+
     try:
         result = run(request)
     except InputValueError as error:
-        if (words := _of_the_command(str(error), data_root)) == str(error):
+        if (words := _of_the_command(str(error), request.data_root)) == str(error):
             raise
         raise InputValueError(words) from error
     if keep_result:
         keep(request.out)
     return _assessment(result)
+
+
+def _several(answers: list[Answer]) -> Answer:
+    """One as it is; of several the worst exit status."""
+    if len(answers) == 1:
+        return answers[0]
+    text = "\n\n".join(one.text for one in answers)
+    return Answer(data=[one.data for one in answers], text=text, code=max(one.code for one in answers))
+
+
+def _seeds(words: str | None) -> list[int] | None:
+    """'3' as 0, 1, 2; '101-103' and '3,5,8' as they say."""
+    if words is None:
+        return None
+    if re.fullmatch(r"\d+", words):
+        found = list(range(int(words)))
+    else:
+        parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in words.split(",")]
+        if None in parts:
+            raise UsageError(f"--seeds is {words!r}, expected a count as 3, or seeds as 101-103 or 3,5,8")
+        bounds = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+        found = [seed for low, high in bounds for seed in range(low, high + 1)]
+    if not found or len(set(found)) != len(found):
+        raise UsageError(f"--seeds is {words!r}, expected at least 1 seed, and each once")
+    return found
 
 
 def _declared(figure: str) -> registry.Declaration:
@@ -113,10 +184,9 @@ def _declared(figure: str) -> registry.Declaration:
         raise UsageError(str(error)) from error
 
 
-def _check_counts(seeds: int | None, jobs: int | None) -> None:
-    for name, value in (("--seeds", seeds), ("--jobs", jobs)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}, expected at least 1")
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs is {jobs}, expected at least 1")
 
 
 def _of_the_command(message: str, data_root: Path | None) -> str:
@@ -131,17 +201,33 @@ def _listed() -> Answer:
     for one in registry.DECLARATIONS:
         result = kept(one.id)
         state = _state(one, result)
-        rows.append([one.id, one.title, state])
+        found = {} if result is None else result.counts
+        rows.append([one.id, one.title, state, *(str(found.get(name, "")) for name in KINDS)])
         claims = None if result is None else result.claims
-        data.append({"id": one.id, "title": one.title, "written": one.written, "state": state, "claims": claims})
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    text = "\n".join(f"{id:{widths[0]}}  {title:{widths[1]}}  {state}" for id, title, state in rows)
-    return Answer(data=data, text=text)
+        data.append(
+            {"id": one.id, "title": one.title, "written": one.written, "state": state, "claims": claims, **found}
+        )
+    total = [sum(int(row[i]) for row in rows if row[i]) for i in range(3, 3 + len(KINDS))]
+    rows.append(["", "all", "", *map(str, total)])
+    return Answer(data=data, text=_columns(["figure", "", "scale", *KINDS], rows))
+
+
+def _columns(heads: list[str], rows: list[list[str]]) -> str:
+    """A text table with three columns of words, and numbers."""
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    lines = []
+    for row in (heads, *rows):
+        cells = [
+            cell.ljust(width) if i < 3 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def _state(one: registry.Declaration, result: Result | None) -> str:
     if result is not None:
-        return f"{result.scale}: {result.summary}"
+        return str(result.scale)
     return "not run yet" if one.written else "not written yet"
 
 
@@ -183,9 +269,15 @@ def _assessment(result: Result) -> Answer:
         if ours is None:
             ours = _short(claim["measured"])
             spread = "" if details["spread"] is None else f"± {details['spread']:.1g}"
-        words = verdict(claim)
-        rows.append([claim["id"], _short(claim["paper"]), ours, spread, words.upper() if claim in wrong else words])
-    lines = [table(["claim", "paper", "ours", "spread", ""], rows), f"{result.summary}; {result.folder / 'page.html'}"]
+        words = verdict(claim).upper() if claim in wrong else verdict(claim)
+        words = f"check {words}" if claim["check"] else words
+        rows.append([claim["id"], _short(claim["paper"]), ours, spread, claim["band_from"], words])
+    rows.sort(key=lambda row: row[-1].startswith("check "))  # checks apart, at the end
+    lines = [
+        table(["claim", "paper", "ours", "spread", "band from", ""], rows),
+        *result.meta["notes"],
+        f"{result.meta['id']}: {result.summary}; {result.folder / 'page.html'}",
+    ]
     data = {"folder": result.folder, "scale": str(result.scale), "claims": result.claims, "meta": result.meta}
     return Answer(data=data, text="\n".join(lines), code=FAILED if wrong else DONE)
 

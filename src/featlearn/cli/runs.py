@@ -8,33 +8,32 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
+from featlearn.cli.comparison import comparison, word
+from featlearn.cli.comparison import verdict as verdict_of
+from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label, trained_on
 from featlearn.cli.plot import COLUMNS
-from featlearn.cli.settings import option
+from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
 from featlearn.errors import FeatlearnError, RunError
 
 if TYPE_CHECKING:
     from featlearn.record import Run
 
-NUMBERS: dict[str, tuple[str, ...]] = {
-    "loss": ("probe/cross_entropy", "probe/loss", "loss"),
-    "accuracy": ("test/accuracy", "probe/accuracy"),
-    "alignment": ("ntk/centered_alignment",),
-    "distance": ("ntk/centered_distance", "ntk/distance"),
-    "kernel norm": ("ntk/norm",),
-    "weights moved": ("weights/distance",),
+MARKS = {f"probe {ENTROPY}": " ce", f"probe {BINARY}": " bce", "training loss": " tr"}
+LEGENDS = {
+    " ce": "ce: cross-entropy",
+    " bce": "bce: binary cross-entropy",
+    " tr": "tr: training loss, as none on the probe is known",
 }
-"""Column -> scalars, of which the last value of the first available one is shown."""
-EQUIVALENT = {"distance": "kernel_moved", "weights moved": "weights_moved"}
-"""Column -> the equivalent number of a diagnosis."""
-TIMES = {
-    "step of loss_half": "step of half of the loss",
-    "step of alignment_90": "step of 90 % of the rise of alignment",
-    "step of norm_10": "step of 10 % of the kernel norm",
+"""How `runs ls`, which has one column for all losses, marks them, and what the marks mean."""
+DETAILS = {
+    "measuring": "seconds of measuring",
+    "overhead": "measuring between first and last, times training",
+    "wall_share": "share of the wall time",
 }
-"""Times of a diagnosis -> labels."""
+"""Details of events -> labels."""
 
 
-def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = False) -> Answer:
+def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> Answer:
     """List the runs in a folder, the latest first: folders and .zip files, down to two levels.
 
     For example:
@@ -48,19 +47,24 @@ def ls(folder: Path = Path("runs"), /, *, json: bool = False, debug: bool = Fals
         debug: Show where an error comes from.
     """
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}, expected one that holds runs")
+        raise RunError(f"there is no folder {folder}, expected one that holds runs: featlearn runs ls FOLDER")
     entries = [_entry(path) for path in _places(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
         [entry["path"], "-", "-", "cannot be read", "-", "-"] if "error" in entry else
-        [entry["path"], _date(entry), str(entry["steps"]), _verdict(entry),
-         number(entry["numbers"]["loss"]), number(entry["numbers"]["distance"])]
+        [entry["path"], _date(entry), str(entry["steps"]), verdict_of(entry),
+         _loss(entry), number(entry["numbers"]["kernel moved"])]
         for entry in entries
     ]  # fmt: skip
-    text = table(["run", "date", "steps", "verdict", "loss", "distance"], rows) if rows else f"no runs in {folder}"
+    if any(row[4].endswith(mark) for mark in LEGENDS for row in rows):  # digits stand below digits
+        rows = [[*row[:4], row[4] if row[4].endswith((*LEGENDS,)) else f"{row[4]}   ", row[5]] for row in rows]
+    head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
+    text = table(head, rows) if rows else f"no runs in {folder}, down to two levels"
+    legends = [legend for mark, legend in LEGENDS.items() if any(row[4].endswith(mark) for row in rows)]
+    legends = [f"{'; '.join(legends)}; others are squared errors"] if legends else []
     unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
-    reasons = [fill(_word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
-    return Answer(data={"runs": entries}, text="\n".join([text, *reasons]))
+    reasons = [fill(word(line, 400), COLUMNS, subsequent_indent="  ") for line in unread]
+    return Answer(data={"runs": entries}, text="\n".join([text, *legends, *reasons]))
 
 
 def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
@@ -79,15 +83,14 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     from featlearn.cli.diagnose import curves, summary
     from featlearn.cli.plot import plot
     from featlearn.diagnosis import diagnose
-    from featlearn.record import open_run
 
-    opened = open_run(run)
+    opened = opened_run(run)
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
-    text = "\n".join([summary(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened])
-    data = {"path": run, "config": opened.config, "numbers": _numbers(opened), "events": opened.events,
+    parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened]
+    data = {"path": run, "config": opened.config, "numbers": key_numbers(opened), "events": opened.events,
             "diagnosis": jsons.loads(verdict.to_json())}  # fmt: skip
-    return Answer(data=data, text=text)
+    return Answer(data=data, text="\n".join(parts))
 
 
 def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
@@ -99,26 +102,15 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
         featlearn runs compare runs/* --json
 
     Args:
-        runs: Folders or .zip files.
+        runs: Folders or .zip files; a folder of seeds stands for all of them.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    if len(runs) < 2:
-        raise UsageError(f"{len(runs)} runs are given, expected two at least")
-    entries = [_entry(path, strict=True) for path in runs]
-    said = [key for key in entries[0]["verdict"] if any(entry["verdict"][key] is not None for entry in entries)]
-    rows: list[list[str]] = [["verdict", *(_verdict(entry) for entry in entries)]]
-    rows.append(["steps", *(str(entry["steps"]) for entry in entries)])
-    last = [name for name in NUMBERS if EQUIVALENT.get(name) not in said]  # the same number once
-    rows += [[name, *(number(entry["numbers"][name]) for entry in entries)] for name in last]
-    rows += [[TIMES.get(key, key.replace("_", " ")), *(number(entry["verdict"][key]) for entry in entries)]
-             for key in said]  # fmt: skip
-    different = sorted({key for entry in entries for key, value in entry["settings"].items()
-                        if any(other["settings"].get(key) != value for other in entries)})  # fmt: skip
-    ours = all(entry["options"] for entry in entries)
-    rows += [[option(key) if ours else f"setting {_word(key)}", *(_word(e["settings"].get(key)) for e in entries)]
-             for key in different]  # fmt: skip
-    return Answer(data={"runs": entries}, text=table(["", *(entry["name"] for entry in entries)], rows))
+    paths = [path for run in runs for path in recorded_runs(run) or [run]]
+    if len(paths) < 2:
+        raise UsageError(f"{len(paths)} runs are given, expected two at least; featlearn runs show RUN shows one")
+    entries = [_entry(path, strict=True) for path in paths]
+    return Answer(data={"runs": entries}, text=comparison(entries))
 
 
 def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
@@ -135,9 +127,7 @@ def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bo
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    from featlearn.record import open_run
-
-    path = open_run(run).pack(out)
+    path = opened_run(run).pack(out)
     return Answer(data={"packed": path, "bytes": path.stat().st_size}, text=str(path))
 
 
@@ -151,10 +141,9 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """Key numbers of one run; an entry with the error if it cannot be read, unless strict."""
     from featlearn.cli.diagnose import of_command
     from featlearn.diagnosis import diagnose
-    from featlearn.record import open_run
 
     try:
-        run = open_run(path)
+        run = opened_run(path)
         verdict = diagnose(run)
         steps = run.lines[-1]["step"] if run.lines else 0
     except (FeatlearnError, OSError) as error:
@@ -171,19 +160,16 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     return {
         "path": str(path), "name": run.name, "created": created if isinstance(created, int | float) else None,
         "steps": steps, "regime": verdict.regime, "diverged": diverged,
-        "numbers": _numbers(run), "seed": run.config.get("seed"),
+        "seed": run.config.get("seed"),
+        "numbers": key_numbers(run), "loss": loss_label(run), "trained_on": trained_on(run),
         "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "settings": settings if isinstance(settings, dict) else {}, "options": of_command(run),
     }  # fmt: skip
 
 
-def _numbers(run: "Run") -> dict[str, float]:
-    """The last value of each of `NUMBERS`; nan if there is none."""
-    found = {}
-    for column, names in NUMBERS.items():
-        name = next((name for name in names if name in run.names), None)
-        found[column] = float(run.scalar(name)[1][-1]) if name else math.nan
-    return found
+def _loss(entry: dict[str, Any]) -> str:
+    value = number(entry["numbers"][entry["loss"]])
+    return value if value == "-" else value + MARKS.get(entry["loss"], "")
 
 
 def _date(entry: dict[str, Any]) -> str:
@@ -193,17 +179,22 @@ def _date(entry: dict[str, Any]) -> str:
         return "-"
 
 
-def _verdict(entry: dict[str, Any]) -> str:
-    return f"{entry['regime']}, diverged" if entry["diverged"] else str(entry["regime"])
+def _origin(run: "Run") -> str:
+    """Where and when a run was recorded, and with which seed."""
+    seed = run.config.get("seed")
+    told = "" if seed is None else f", seed {word(seed)}"
+    return f"{run.path}, recorded {_date({'created': run.config.get('created')})}{told}"
 
 
 def _event(event: dict[str, Any]) -> str:
-    details = {key: value for key, value in event.items() if key not in ("kind", "step", "at")}
+    details = {key: value for key, value in event.items() if key not in ("kind", "step", "at", "last_line")}
     where = "" if event["step"] is None else f" at step {event['step']}"
-    return f"{_word(event['kind'])}{where}{': ' + jsons.dumps(details) if details else ''}"
+    told = "; ".join(f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}"
+                     for key, value in details.items())  # fmt: skip
+    return fill(f"{word(event['kind'])}{where}{': ' + told if told else ''}", COLUMNS - 4, subsequent_indent="    ")
 
 
-def _word(value: Any, longest: int = 60) -> str:
-    """Text of an untrusted run file, without control characters."""
-    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return "".join(letter if letter.isprintable() else "?" for letter in text)[:longest]
+def _detail(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else word(value, 400)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
 from featlearn.cli.step_size import step_size
 from featlearn.cli.training_task import TrainingTask, placed, scaled
-from featlearn.cli.user_task import user_task
+from featlearn.cli.user_task import BUILT_IN, user_task
 from featlearn.monitoring.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -37,13 +38,13 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
     task = built_in_task(settings) if place is None else user_task(place, settings)
-    task = placed(scaled(task, settings), _device(settings.device))
+    task = placed(scaled(task, settings), chosen_device(settings.device))
     optimizer = task.optimizer or _optimizer(task, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = task.samples <= settings.probe
-    with _shown_warnings(progress), _few_threads(task, settings), watch(
+    with shown_warnings(progress.quiet), _few_threads(task, settings), watch(
         task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
-        loss=task.convention, name=out.name, settings={**settings.entry, "lr": rate, "subject": place},
+        loss=task.convention, name=out.name, settings={**_entry(place, settings), "lr": rate, "subject": place},
         # Kernel regression on a part of the samples cannot be compared with a network trained on all.
         test=task.test if whole else None,
     ) as watched:  # fmt: skip
@@ -52,6 +53,11 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
             watched.step(loss=loss)
             progress.step(watched.steps, loss)
     return rate
+
+
+def _entry(place: str | None, settings: Settings) -> dict[str, Any]:
+    """The settings as they are recorded; without those of built-in networks, data and losses for the user's own."""
+    return settings.entry if place is None else {**settings.entry, **dict.fromkeys(BUILT_IN)}
 
 
 def _step(task: TrainingTask, optimizer: torch.optim.Optimizer, batch: torch.Tensor | slice) -> torch.Tensor:
@@ -78,7 +84,8 @@ def _optimizer(task: TrainingTask, settings: Settings) -> torch.optim.Optimizer:
     return OPTIMIZERS[settings.optimizer](trainable, lr=rate)
 
 
-def _device(name: str) -> str:
+def chosen_device(name: str) -> str:
+    """The device of an option: `auto` takes a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return checked_device(name)
@@ -98,7 +105,7 @@ def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
+def shown_warnings(quiet: bool) -> Iterator[None]:
     """Print warnings in our own format; suppress them if quiet."""
 
     def show(message: Warning | str, *others: object) -> None:
@@ -107,7 +114,7 @@ def _shown_warnings(progress: ProgressDisplay) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = show  # type: ignore[assignment] # catch_warnings puts the old one back
-        if progress.quiet:
+        if quiet:
             with redirect_stderr(StringIO()):
                 yield
         else:

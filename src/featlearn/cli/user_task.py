@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.recorded_runs import advice
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import Loss, TrainingTask, squared_error
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
@@ -38,7 +39,9 @@ def loaded(place: str) -> Callable[[], Any]:
     """The function at `module:function` or `path.py:function`."""
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name.isidentifier():
-        raise UsageError(f"{place!r} is given, expected module:function or path.py:function")
+        raise UsageError(
+            f"{place!r} is given, expected module:function, path.py:function or a recorded run{advice(place)}"
+        )
     module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
     found = getattr(module, name, None)
     if not callable(found):

@@ -1,4 +1,4 @@
-"""How far the network departs from training with its frozen first kernel, at the same losses."""
+"""How far the network departs from the path of training with its frozen first kernel."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featlearn.diagnosis.loss_speed import LossSpeed
-from featlearn.diagnosis.machine import FrozenPath, frozen_path, kernels_at, recorded_path
+from featlearn.diagnosis.machine import FrozenPath, frozen_path, kernels_at, nearest, recorded_path
 from featlearn.diagnosis.run_data import RunData
 from featlearn.linalg.estimate import Estimate
 
@@ -18,10 +18,11 @@ optimiser, kernels between outputs that were not recorded."""
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """|g - f| / |f - f0| for outputs g of training with the frozen first kernel, at the loss of the network.
+    """|g - f| / |f - f0| for outputs g of training with the frozen first kernel, where its path comes closest to f.
 
-    Outputs are centred over samples. The standard error is the departure while the network was still close to its
-    linearisation, where the frozen kernel is exact and only the replay can be wrong.
+    Outputs are centred over samples. On test points g is taken at the same time. The standard error is the departure
+    while the network was still close to its linearisation, where the frozen kernel is exact and only the replay can be
+    wrong.
     """
 
     probe: Estimate
@@ -66,7 +67,7 @@ def departure(run_data: RunData) -> Departure:
     start = run_data.outputs(0)
     on_probe, on_test = [], []
     for step in fallen:
-        g, g_test = path.at(levels[step])
+        g, g_test = nearest(path, run_data.outputs(step))
         on_probe.append(_distance(g, run_data.outputs(step), start))
         f = run_data.array("test", step, "f")
         known = g_test is not None and f is not None and test0 is not None and f.shape == test0.shape

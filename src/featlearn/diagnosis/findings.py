@@ -109,7 +109,7 @@ class Findings:
     @cached_property
     def rich_from(self) -> float:
         """The step from which the gap was rich, for a run that fitted its data while the gap was lazy; else nan."""
-        curve, loss = self.gap.probe, self.run_data.loss or self.run_data.curve("loss")
+        curve, loss = self.gap.over_steps, self.run_data.loss or self.run_data.curve("loss")
         if curve is None or loss is None or loss.first <= 0 or curve.last <= GAP.high:
             return math.nan
         fitted = (loss.values <= FITTED.high * loss.first).nonzero().flatten()

@@ -1,8 +1,11 @@
 """The linearisation gap of a run, over its steps and at its end."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+
+import torch
 
 from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.linalg.estimate import Estimate
@@ -18,8 +21,8 @@ class GapCurve:
     """the same on the test points"""
     unshrunk: Curve | None
     """the same from first weights that shrank, layer by layer, as those of the run did; None if they did not"""
-    probe_error: float
-    test_error: float
+    errors: Mapping[str, float]
+    """standard errors at the end, by the names above"""
     samples: int
 
     @property
@@ -36,11 +39,20 @@ class GapCurve:
         """
         if self.probe is None:
             return Estimate(math.nan, math.nan, 1)
-        curve, error = (self.probe, self.probe_error) if self.test is None else (self.test, self.test_error)
-        value = curve.last
+        name, curve = ("probe", self.probe) if self.test is None else ("test", self.test)
         if self.unshrunk is not None and self.unshrunk.steps[-1] == self.probe.steps[-1]:
-            value = min(value, self.unshrunk.last)
-        return Estimate(value, error, self.samples)
+            name, curve = min((name, curve), ("unshrunk", self.unshrunk), key=lambda one: one[1].last)
+        return Estimate(curve.last, self.errors.get(name, math.nan), self.samples)
+
+    @cached_property
+    def over_steps(self) -> Curve | None:
+        """On the probe over steps, at each the smaller of the gaps with and without the shrinking of layers."""
+        if self.probe is None or self.unshrunk is None:
+            return self.probe
+        other = dict(zip(self.unshrunk.steps.tolist(), self.unshrunk.values.tolist(), strict=True))
+        pairs = zip(self.probe.steps.tolist(), self.probe.values.tolist(), strict=True)
+        values = [min(value, other.get(step, value)) for step, value in pairs]
+        return Curve(self.probe.steps, torch.tensor(values, dtype=torch.float64))
 
     @property
     def steps(self) -> list[int]:
@@ -58,11 +70,11 @@ class GapCurve:
 
 def gap_curve(run_data: RunData) -> GapCurve:
     """The recorded gaps of a run; a single measurement after the start is enough."""
-    curves = {name: run_data.curve(f"gap/{name}", least=1)
-              for name in ("probe", "test", "unshrunk", "probe_error", "test_error")}  # fmt: skip
+    names = ("probe", "test", "unshrunk")
+    curves = {name: run_data.curve(f"gap/{name}", least=1) for name in names}
+    last = {name: run_data.curve(f"gap/{name}_error", least=1) for name in names}
+    errors = {name: curve.last for name, curve in last.items() if curve is not None}
     probe = curves["probe"]
     if probe is not None and not run_data.since_start("probe/loss") and "probe/loss" in run_data.scalar_names:
         probe = None  # the run does not begin at its start
-    errors = [math.nan if curves[name] is None else curves[name].last for name in ("probe_error", "test_error")]  # type: ignore[union-attr]
-    samples = run_data.samples
-    return GapCurve(probe, curves["test"], curves["unshrunk"], errors[0], errors[1], max(samples, 1))
+    return GapCurve(probe, curves["test"], curves["unshrunk"], errors, max(run_data.samples, 1))

@@ -109,7 +109,7 @@ def verdict_of(given: Numbers) -> Verdict:
                        "learning rate.")  # fmt: skip
     if side == 1 and math.isfinite(given.rich_from):
         return Verdict("lazy then rich", f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
-                       f"tenth while the function moved as its linearisation at the start says; features came later "
+                       f"quarter while the function moved as its linearisation at the start says; features came later "
                        f"(gap {gap.words}).")  # fmt: skip
     if side == 1:
         return _left_linearisation(given, gap)
@@ -193,12 +193,12 @@ def _about_departure(findings: Sequence[Findings], departed: bool | None) -> Evi
         reasons = "; ".join(sorted({one.departure.reason for one in findings}))
         return unknown("regime", f"how far training departed from the frozen first kernel: {reasons}")
     where = "on test points" if all(one.test is not None for one in known) else "on the probe"
-    says = f"at the same loss, training with the frozen first kernel is off by {found.words} {where}"
+    says = f"the path of training with the frozen first kernel passes the network at {found.words} {where}"
     # The same answer as in the headline: the two cannot contradict each other.
     verdict = {True: "departed", False: "followed", None: "cannot tell"}[departed]
     error = mean([float(one.value.stderr) for one in known])
     if verdict == "cannot tell" and math.isfinite(error):
-        says += f"; it was off by {error:.2g} from the beginning, so that this does not count"
+        says += f"; it was off by {error:.2g} while the network was linear, so that this does not count"
     return evidence("regime", says, found, f"lazy at most {DEPARTED.high:g}", DEPARTED, verdict)
 
 

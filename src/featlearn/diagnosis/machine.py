@@ -119,6 +119,23 @@ class FrozenPath(NamedTuple):
         return found[0], found[1]
 
 
+def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Outputs of the probe and of the test points where the path comes closest to the outputs (P, C) of the probe.
+
+    Centred over samples: a constant that is learned first does not decide. Between times the path is a straight line.
+    """
+    away = outputs - path.outputs
+    away = away - away.mean(1, keepdim=True)
+    ways = away[:-1] - away[1:]  # (T - 1, P, C) along the path
+    shares = ((away[:-1] * ways).sum((1, 2)) / ways.square().sum((1, 2)).clamp_min(1e-300)).clamp(0, 1)
+    distances = (away[:-1] - shares[:, None, None] * ways).square().sum((1, 2))
+    i = int(distances.argmin())
+    found = [None if part is None else torch.lerp(part[i], part[i + 1], shares[i].to(part.dtype))
+             for part in (path.outputs, path.test_outputs)]  # fmt: skip
+    assert found[0] is not None
+    return found[0], found[1]
+
+
 def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test: Tensor | None) -> FrozenPath | None:
     """Descent with a kernel from the first outputs; None if it cannot be computed."""
     start, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind

@@ -246,6 +246,8 @@ class Chunk:
         for reading in readings:
             assert isinstance(reading.form, Outer)
             part = self._factor(reading, reading.form, grads)
+            scale = where.scales[reading.value]
+            part = part if scale == 1.0 else replace(part, grads=scale * part.grads)
             parts.append(replace(part, rows_first=part.rows_first != where.flipped[reading.value]))
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 

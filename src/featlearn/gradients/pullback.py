@@ -1,5 +1,6 @@
 """From the operand that met the samples back to the parameter."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ class Coordinates:
     second: int
     flipped: Mapping[Value, bool]
     """Operands that are the transpose of that view."""
+    scales: Mapping[Value, float]
+    """What the operands are multiplied by: NTK and mean-field layers have weights like W / sqrt(n)."""
     view: tuple[Any, ...] = ()
     """How the parameter was rearranged into this view; () if its entries keep their order."""
     order: Tensor | None = None
@@ -45,15 +48,17 @@ class Access:
 
 
 def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coordinates | None:
-    """Coordinates in which every use is an outer product and nothing but a rearrangement of the parameter."""
+    """Coordinates in which every use is an outer product and a rearrangement of the parameter, times a number."""
     leaf = graph.leaves[name]
     views: set[tuple[Any, ...]] = set()
     flipped: dict[Value, bool] = {}
+    scales: dict[Value, float] = {}
     for reading in readings:
         form = reading.form
-        chain = _rearrangements(reading.value[0], leaf)
+        chain, scale = _rearrangements(reading.value[0], leaf)
         if not isinstance(form, Outer) or chain is None:
             return None
+        scales[reading.value] = scale
         transposed = _transposed(graph, chain, leaf)
         sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
         if transposed:
@@ -64,11 +69,11 @@ def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coord
     if len(views) != 1:
         return None
     (blocks, first, second, signature) = views.pop()
-    order = _entry_order(graph, leaf, readings[0].value) if signature else None
-    return Coordinates(blocks, first, second, flipped, signature, order)
+    order = _entry_order(graph, leaf, *_first(scales)) if signature else None
+    return Coordinates(blocks, first, second, flipped, scales, signature, order)
 
 
-def _entry_order(graph: Graph, leaf: Node, value: Value) -> Tensor:
+def _entry_order(graph: Graph, leaf: Node, value: Value, scale: float) -> Tensor:
     """Where each entry of the parameter stands when rearranged: the numbers of the places, sent back through it."""
     size, shape = graph.output_shape(value).numel(), graph.output_shape(value)
     places = torch.arange(size, device=leaf.variable.device)
@@ -78,20 +83,50 @@ def _entry_order(graph: Graph, leaf: Node, value: Value) -> Tensor:
         digits = (places // weight % base).reshape(shape).to(graph.output_dtype(value))
         (found,) = backward([GradientEdge(*value)], [leaf.variable], [digits])
         assert found is not None
-        order += weight * found.detach().flatten().long()
+        order += weight * (found.detach().flatten() / scale).round().long()
         weight *= base
     return order
 
 
-def _rearrangements(node: Node, leaf: Node) -> list[Node] | None:
-    """The nodes from an operand down to the parameter if all of them only rearrange their one input."""
-    chain = []
+def _first(scales: Mapping[Value, float]) -> tuple[Value, float]:
+    return next(iter(scales.items()))
+
+
+def _rearrangements(node: Node, leaf: Node) -> tuple[list[Node] | None, float]:
+    """The nodes from an operand down to the parameter that rearrange their one input, and what they multiply it by.
+
+    None if another kind of node is among them.
+    """
+    chain, scale = [], 1.0
     while node is not leaf:
-        if node.name() not in REARRANGEMENTS:
-            return None
-        chain.append(node)
-        node = node.next_functions[0][0]
-    return chain
+        factor = _factor_of(node)
+        if factor is not None:
+            scale *= factor[0]
+            node = node.next_functions[factor[1]][0]
+        elif node.name() in REARRANGEMENTS:
+            chain.append(node)
+            node = node.next_functions[0][0]
+        else:
+            return None, scale
+    return chain, scale
+
+
+def _factor_of(node: Node) -> tuple[float, int] | None:
+    """The number by which a node multiplies one of its inputs, and which one; None if it does anything else."""
+    name, inputs = node.name(), [child for child, _ in node.next_functions]
+    if name == "NegBackward0":
+        return -1.0, 0
+    if name not in ("MulBackward0", "DivBackward0") or sum(child is not None for child in inputs) != 1:
+        return None
+    place = 0 if inputs[0] is not None else 1
+    other = node._saved_other if place == 0 else getattr(node, "_saved_self", None)
+    # A number of Python is a tensor without axes on the CPU; one on a device would have to be waited for.
+    if not isinstance(other, Tensor) or other.dim() or other.device.type != "cpu" or other.is_complex():
+        return None
+    number = float(other)
+    if not math.isfinite(number) or not number or (name == "DivBackward0" and place == 1):
+        return None
+    return (number if name == "MulBackward0" else 1 / number), place
 
 
 _ORDER_KEEPING = ("Alias", "Clone", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")

@@ -127,7 +127,7 @@ def _key(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> object:
     assert isinstance(form, Outer)
     where = chunk.access[names[0]].coordinates
     if where is not None:
-        return form.rows_first != where.flipped[reading.value]
+        return form.rows_first != where.flipped[reading.value], where.scales[reading.value]
     # The gradient of one fixed combination of its entries: other entries, or other functions of them, have another.
     graph = chunk.graph
     assert graph is not None
@@ -162,7 +162,8 @@ def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Proje
     layers = sorted({_layer(name) for name in names})
     if len(layers) > 1:
         return f"the weight is made from parameters of several layers: {', '.join(layers)}"
-    operand, plain = form.linear_map.weight, chunk.access[names[0]].coordinates is not None
+    operand, where = form.linear_map.weight, chunk.access[names[0]].coordinates
+    plain = where is not None and where.scales[reading.value] == 1.0
     if operand is None:
         operand = _rearranged(chunk, names, reading)
     if operand is None:
@@ -185,6 +186,7 @@ def _rearranged(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Tenso
     view = matrix_view(
         chunk.parameters[names[0]].detach(), Factors((), where.blocks, where.first, where.second, order=where.order)
     )
+    view = where.scales[reading.value] * view
     return view.mT if where.flipped[reading.value] else view
 
 

@@ -111,6 +111,11 @@ class Allocation:
         if self.cheap.cost is None and cheap and step > 1:
             self.cheap.cost = rounded(sum(cheap) + common, SMALLEST_CHEAP)
 
+    @property
+    def untimed(self) -> bool:
+        """Whether the duration of a training step is wanted, and not known yet."""
+        return self.share is not None and self.step_seconds is None
+
     def time(self, seconds: float) -> None:
         """Take the duration of a training step, once."""
         if self.step_seconds is None:

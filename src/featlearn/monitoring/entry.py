@@ -20,6 +20,7 @@ from featlearn.monitoring.stopwatch import checked_budget
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.record.replacement import refuse_unless_run
 
 LOSSES = (*NEEDS, "cross-entropy", "binary-cross-entropy")
 
@@ -28,7 +29,7 @@ def watch(
     model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
     budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
     quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
-    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None,
+    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None, overwrite: bool = False,
 ) -> Watch:  # fmt: skip
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -55,8 +56,8 @@ def watch(
             limit.
         test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
-        quantities: names out of gap, richness, weights, kernel, features, layers, test, optimizer; by default all but
-            the last. A
+        quantities: names out of gap, richness, weights, kernel, features, layers, convergence (where weights decay),
+            test, optimizer; by default all but the last. A
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
             a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
@@ -70,7 +71,13 @@ def watch(
         settings: any JSON-serialisable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
             `run.config["settings"]` from the start. `fl.report` treats runs whose settings differ only in `"seed"` as
             seeds of one experiment.
+        overwrite: replace the run in `out`, finished or not, if there is one. It is removed when the first measurement
+            is made and the new run begins, not before; a directory with anything else in it is refused.
     """
+    if resume and overwrite:
+        raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
+    if overwrite:
+        refuse_unless_run(Path(out))
     entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
                "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
     if loss is not None and loss not in LOSSES:
@@ -85,10 +92,10 @@ def watch(
             "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
         )
     tested = None if test is None else probe_data(test, "test", network)
-    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout)
+    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout, loss=loss)
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     entries["quantities"] = [one.name for one in chosen]
-    return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume)
+    return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume, overwrite)
 
 
 def _plain_settings(settings: Any) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class WatchedNetwork:
     """The state dict at the first measurement, on the CPU; empty if unknown."""
     stride: int = 1
     """Stride over the samples of the given probes."""
+    loss: str | None = None
+    """What is trained on, as `fl.watch(loss=...)` was told."""
 
     def thinned(self, stride: int) -> "WatchedNetwork":
         """The same with every `stride`-th sample of the probes."""
@@ -121,6 +123,26 @@ def kept_state(model: nn.Module) -> dict[str, Any]:
     """A copy of the state dict on the CPU."""
     state = unwrapped(model).state_dict()
     return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in state.items()}
+
+
+def decays(optimizer: Optimizer | None) -> bool:
+    """Whether the optimiser decays weights."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return any(float(group.get("weight_decay") or 0.0) > 0 for group in groups)
+
+
+def pull_on_outputs(y: Tensor, outputs: Tensor, loss: str | None) -> Tensor | None:
+    """(P, C) derivative of the training loss by the outputs, up to a factor; None if the loss is not known.
+
+    Where it was not told, labels mean cross-entropy; targets of zeros and ones may be those of two losses.
+    """
+    targets = as_targets(y, outputs)
+    if loss == "cross-entropy" or (loss is None and has_labels(y, outputs.shape[1])):
+        rows = targets - (targets.sum(1, keepdim=True) - 1) / targets.shape[1]
+        return outputs.double().softmax(1) - rows
+    if loss == "binary-cross-entropy":
+        return outputs.double().sigmoid() - targets
+    return None if loss is None and is_binary(targets) else outputs.double() - targets
 
 
 def has_labels(y: Tensor | None, classes: int) -> bool:

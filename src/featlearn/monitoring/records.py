@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from featlearn import metrics
 from featlearn.monitoring.names import Names
-from featlearn.monitoring.probe_data import ProbeData, has_labels, is_binary, is_classification
+from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.layer_alignment import pair_alignment
@@ -140,7 +140,7 @@ def gap(view: StepView, context: RecordContext) -> Record:
     if view.test_gap is not None:
         found |= {"gap/test": view.test_gap.value, "gap/test_error": view.test_gap.stderr}
     if view.unshrunk_gap is not None:
-        found["gap/unshrunk"] = view.unshrunk_gap.value
+        found |= {"gap/unshrunk": view.unshrunk_gap.value, "gap/unshrunk_error": view.unshrunk_gap.stderr}
     return Record(found)
 
 
@@ -149,6 +149,19 @@ def richness(view: StepView, context: RecordContext) -> Record:
     if view.last_features is None:
         return Record()
     return Record({"richness/low_rank": float(metrics.low_rank_richness(view.last_features, view.outputs))})
+
+
+def convergence(view: StepView, context: RecordContext) -> Record:
+    """Cosine of W^T W and -W^T dL/dW for every weight matrix that decays (arXiv 2507.05644)."""
+    if not decays(view.watched.optimizer) or view.loss_gradients is None:
+        return Record()
+    found = {}
+    for name, gradient in view.loss_gradients.items():
+        weight = view.watched.model.get_parameter(name).detach()
+        if weight.dim() > 1 and weight.is_floating_point():
+            cosine = metrics.features_at_convergence(weight, gradient.to(weight.device))
+            found[f"convergence/{context.names[name.rpartition('.')[0]]}"] = float(cosine)
+    return Record(found)
 
 
 def features(view: StepView, context: RecordContext) -> Record:
@@ -252,7 +265,7 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
 
 BUILT_IN: Mapping[str, Read] = {
     "gap": gap, "richness": richness, "weights": weights, "kernel": kernel, "features": features, "layers": layers,
-    "test": test, "optimizer": optimizer,
+    "convergence": convergence, "test": test, "optimizer": optimizer,
 }  # fmt: skip
 """Name -> quantity, in the order of measurement."""
 

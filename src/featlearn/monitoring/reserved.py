@@ -10,8 +10,9 @@ ALWAYS = {"probe"}
 
 _NAMES = {
     "probe": r"probe/(loss|accuracy|(binary_)?cross_entropy)",
-    "gap": r"gap/((probe|test)(_error)?|change|unshrunk)",
+    "gap": r"gap/((probe|test|unshrunk)(_error)?|change)",
     "richness": r"richness/low_rank",
+    "convergence": r"convergence/.+",
     "kernel": r"ntk/(norm|trace|effective_rank|(centered_)?(distance|alignment)|velocity|specialization"
     r"|layers/.+/(share|alignment))",
     "features": r"features/.+/(uncentered|(double_|ptk_)?centered|centered_share|weight_change)",

@@ -91,9 +91,10 @@ def measured_by_class(run: Run) -> dict[str, list[int]]:
 
 
 def _initial(run: Run, watched: WatchedNetwork) -> dict[str, Any]:
+    """The stored weights; if they were too large to be stored, those that are known otherwise, or none."""
     names = run.config.get("initial")
     if not isinstance(names, list) or 0 not in run.arrays.get("initial", ()):
-        return {}
+        return dict(watched.initial)
     arrays, expected = run.array("initial", 0), watched.model.state_dict()
     if names != list(expected) or any(f"t{number}" not in arrays for number in range(len(names))):
         raise RunError(f"{run.path} was recorded with another model, expected the same layers; start a new run")

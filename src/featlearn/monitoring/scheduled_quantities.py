@@ -18,7 +18,7 @@ from featlearn.monitoring.step_view import StepView
 Quantities = Any
 """Names or functions in a list, or a mapping: see `fl.watch`."""
 
-BY_DEFAULT = ("gap", "richness", "weights", "kernel", "features", "layers")
+BY_DEFAULT = ("gap", "richness", "weights", "kernel", "features", "layers", "convergence")
 
 
 @dataclass(eq=False)

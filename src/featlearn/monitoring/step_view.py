@@ -13,7 +13,7 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
-from featlearn.monitoring.probe_data import WatchedNetwork, as_targets
+from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.inputs import Inputs
 from featlearn.preparation import Preparation
@@ -24,7 +24,7 @@ from featlearn.quantities.linearization_gap import Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.representation import last_layer_inputs
+from featlearn.quantities.representation import outputs_with_features
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
@@ -80,7 +80,12 @@ class StepView:
     @cached_property
     def outputs(self) -> Tensor:
         """(P, C) outputs on the probe."""
-        return self._now.outputs(self._now.probes[0]).cpu()
+        return self._forward[0]
+
+    @cached_property
+    def _forward(self) -> tuple[Tensor, Tensor | None]:
+        outputs, features = outputs_with_features(self._now.probes[0])
+        return outputs.cpu(), features
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -123,8 +128,8 @@ class StepView:
 
     @cached_property
     def last_features(self) -> Tensor | None:
-        """(P, N) what enters the last layer; None where its rows are not the samples."""
-        return last_layer_inputs(self._now.probes[0])
+        """(P, N) what enters the last layer, on its device; None where its rows are not the samples."""
+        return self._forward[1]
 
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:
@@ -172,6 +177,16 @@ class StepView:
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
         start = None if self.baseline is None or not self.watched.initial else self._start
         return measured_features(self._now, start, None, outputs)
+
+    @cached_property
+    def loss_gradients(self) -> dict[str, Tensor] | None:
+        """Parameter -> derivative of the training loss on the probe, up to a factor; None if the loss is not known."""
+        y = self.watched.probe.y
+        pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
+        if pull is None:
+            return None
+        probe = self._now.probes[0]
+        return self._now.pulled_back(probe, pull.to(self._now.device))
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
@@ -323,5 +338,6 @@ def step_view(
     """
     with ExitStack() as stack:
         now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
-        refuse_no_layers(now)
+        if baseline is None:
+            refuse_no_layers(now)
         yield StepView(watched, step, baseline, prepared, now, stack, jvp, end=end)

@@ -34,6 +34,7 @@ from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
+from featlearn.record.replacement import replaced
 
 
 class Watch:
@@ -42,6 +43,7 @@ class Watch:
     def __init__(
         self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: float | None,
         chosen: list[ScheduledQuantity], settings: Mapping[str, Any], sinks: Any, resume: bool,
+        overwrite: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         """The directory of the run."""
@@ -50,24 +52,22 @@ class Watch:
         self._observer = Observer(watched, Names())
         self._schedule, self._quantities = schedule, chosen
         self._allocation, self._stopwatch = Allocation(budget, logarithmic=schedule.logarithmic), Stopwatch()
-        self._settings, self._sinks, self._resume = settings, sinks, resume
+        self._settings, self._sinks, self._resume, self._overwrite = settings, sinks, resume, overwrite
         self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
         self._means = Means()
+        self._probe: Mapping[str, Any] = {}  # its entry in run.json
         self._frequent: dict[str, int] = {}
-        self._look_at = 0
+        self._look_at = self._skipped = self._cost_known_from = 0
         self._timed: tuple[int, float] | None = None  # step and clock after the first step, measuring left out
         self._clocked = 0.0  # seconds of measuring on the clock of costs
-        self._skipped = 0
         self._waited = 0.0  # seconds of training that the device was still busy with
         self._trained_before = 0.0  # seconds, by the processes that this one resumes
         self._trained = 0.0  # total seconds when the current action began
-        self._cost_known_from = 0
-        self._diverged = False
         self._measured: set[int] = set()
         self._recorded = -1
-        self._writes = self._over = False
+        self._diverged = self._writes = self._over = False
 
     @property
     def run(self) -> Run:
@@ -78,6 +78,10 @@ class Watch:
     def measurements(self) -> int:
         """Number of measurements in the run, including those before a resume."""
         return len(self._measured - (self._run_log.missing if self._run_log is not None else set()))
+
+    def assume_start(self, initial: Mapping[str, Any]) -> None:
+        """Before entering: the state dict of step 0, in case that a resumed run was too large to store it."""
+        self._observer.watched = replace(self._observer.watched, initial=initial)
 
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
@@ -147,6 +151,11 @@ class Watch:
             self._refuse_taken(given)
             self._spend(lambda: self._write(numbers_of(given)))
 
+    def describe(self, /, **entries: Any) -> None:
+        """Add entries to run.json."""
+        if self._entered().first:
+            self._written().describe(**entries)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
@@ -175,6 +184,8 @@ class Watch:
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
+        with replaced(self.path, self._overwrite):
+            self._probe = config["probe"]
         self._run_log = RunLog(self.path, config, resume=self._resume, sinks_=self._sinks)
         if self._resume:
             self._run_log.describe(**config)  # a run that was killed before its first line may have other entries
@@ -187,6 +198,7 @@ class Watch:
 
     def _resume_run(self) -> None:
         run = open_run(self.path)
+        self._probe = run.config.get("probe", {})
         self._run_log = RunLog(self.path, {}, resume=True, sinks_=self._sinks)
         self.steps = max(self._run_log.last_step, 0)
         self._measured, self._trained_before = measured_steps(run), trained_before(run)
@@ -254,7 +266,7 @@ class Watch:
         return [one for one in wanted if one.name in names]
 
     def _decision(self, wanted: list[ScheduledQuantity]) -> list[str]:
-        if self._allocation.step_seconds is None and self._steps_timed():
+        if self._allocation.untimed and self._steps_timed():
             stride = self._allocation.stride(self._observer.watched.probe.samples)
             self._allocation.thin(stride)
             if stride > 1 and self._observer.watched.initial:
@@ -277,7 +289,8 @@ class Watch:
         log, observer = self._written(), self._observer
         observer.watched = observer.watched.thinned(stride)
         found = observer.observe_start(self._quantities)
-        log.describe(thinned=observer.watched.stride)
+        self._probe = {**self._probe, "measured": observer.watched.probe.samples}
+        log.describe(thinned=observer.watched.stride, probe=self._probe)
         log.event("thinned", self.steps, samples=observer.watched.probe.samples, stride=observer.watched.stride)
         log.measurement(0, found.record.scalars, found.record.arrays, 0.0)
 
@@ -295,8 +308,7 @@ class Watch:
             self._clocked += self._observer.clock() - clock
 
     def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
-        log = self._written()
-        numbers = self._line()
+        log, numbers = self._written(), self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
         except Exception as error:

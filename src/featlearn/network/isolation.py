@@ -52,7 +52,7 @@ def undisturbed(
                 stack.enter_context(context(parts))
             yield Isolation(lambda: None, NOTHING_KEPT, builtin=True)
             return
-        rewind = stack.enter_context(_random_state())
+        rewind = stack.enter_context(random_state_kept())
         for context in (_autocast_off, _full_precision, _eager):
             stack.enter_context(context(parts))
         state = stack.enter_context(state_kept(parts, only_read=only_read))
@@ -87,7 +87,8 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextmanager
-def _random_state() -> Iterator[Callable[[], None]]:
+def random_state_kept() -> Iterator[Callable[[], None]]:
+    """Random numbers go on as before; the function given rewinds them to where they stood on entry."""
     cpu, python, array = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     generators = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     cuda = [(generator, generator.get_state()) for generator in generators]

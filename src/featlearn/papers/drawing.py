@@ -4,9 +4,11 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy
+
+from featlearn.papers.legends import arrange_legends, check_text
 
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#000000",
@@ -42,8 +44,15 @@ def panels(rows: int, columns: int, *, height: float = 2.0, titles: Sequence[str
     return figure, axes
 
 
-def curve(ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style: str = "-", **options: Any) -> None:
-    """Mean over seeds of `values` (S, T) against `x` (T,), with lowest and highest seed as a band.
+Spread = Literal["range", "standard error", "standard deviation"]
+"""What the band around a mean shows: lowest to highest seed, or one deviation to each side."""
+
+
+def curve(
+    ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style: str = "-", spread: Spread = "range",
+    **options: Any,
+) -> None:  # fmt: skip
+    """Mean over seeds of `values` (S, T) against `x` (T,), with a band that shows their spread.
 
     Values (T,) are drawn as they are: a theory, the numbers of the paper.
     """
@@ -53,9 +62,25 @@ def curve(ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style
         return
     ax.plot(x, values.mean(0), style, color=colour, label=label, **options)
     if len(values) > 1:
-        for name, bound in (("lowest seed", values.min(0)), ("highest seed", values.max(0))):
+        bounds = _bounds(values, spread)
+        for name, bound in bounds.items():
             ax.plot(x, bound, color=colour, alpha=0.4, linewidth=0.5, label=f"_{label.removeprefix('_')}: {name}")
-        ax.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        band = ax.fill_between(x, *bounds.values(), color=colour, alpha=0.15, linewidth=0)
+        band.set_gid(f"{spread} of {len(values)} seeds")
+
+
+def _bounds(values: Any, spread: Spread) -> dict[str, Any]:
+    if spread == "range":
+        return {"lowest seed": values.min(0), "highest seed": values.max(0)}
+    deviation = values.std(0, ddof=1) / (len(values) ** 0.5 if spread == "standard error" else 1)
+    return {f"less one {spread}": values.mean(0) - deviation, f"plus one {spread}": values.mean(0) + deviation}
+
+
+def seed_curves(ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style: str = "-") -> None:
+    """Every seed of `values` (S, T) as a thin line of its own, where a mean would hide that they differ."""
+    for seed, row in enumerate(numpy.asarray(values)):
+        name = label if seed == 0 else f"_{label.removeprefix('_')}: seed {seed}"
+        ax.plot(x, row, style, color=colour, linewidth=0.9, alpha=0.8, label=name)
 
 
 def paper_value(ax: Any, value: float, label: str = "paper", *, axis: str = "y") -> None:
@@ -115,6 +140,8 @@ def as_csv(rows: Iterator[Plotted]) -> str:
 
 def save(figure: Any, folder: Path) -> None:
     """figure.png, below `LARGEST` bytes, figure.pdf and numbers.csv."""
+    check_text(figure)
+    arrange_legends(figure)
     picture = folder / "figure.png"
     for dpi in (150, 120, 100, 80, 60):
         figure.savefig(picture, dpi=dpi, metadata={"Software": None})

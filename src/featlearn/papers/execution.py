@@ -1,9 +1,9 @@
-"""Run the seeds that are not there yet, each in a process of its own where there are several."""
+"""Run the seeds of an experiment that are not there yet, each in a process of its own where there are several."""
 
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,20 +16,21 @@ from typing import Any
 
 from featlearn.errors import FeatlearnError
 from featlearn.papers.context import STOOD_IN, Context
-from featlearn.papers.registry import load
-from featlearn.papers.reproduction import Reproduction
+from featlearn.papers.experiment import AnyExperiment
 from featlearn.papers.results import versions
 from featlearn.papers.runs import Runs, key, save, saved
 
 # before a library loads that would start one thread for each core
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+Measure = Callable[[Any, Context], Any]
 
-def cache_folder(reproduction: Reproduction[Any], setup: Any, context: Context, cache: Path) -> Path:
-    """Where the seeds of a set-up are."""
+
+def cache_folder(experiment: AnyExperiment, setup: Any, context: Context, cache: Path) -> Path:
+    """Where the seeds of a set-up are: CACHE/EXPERIMENT/SETTINGS-CODE."""
     device = context.device.split(":")[0]
-    name = key(reproduction.id, setup, reproduction.measure, device=device, fallback=context.fallback_digits)
-    return cache / name
+    name = key(experiment.id, setup, experiment.measure, device=device, fallback=context.fallback_digits)
+    return cache / experiment.id / name
 
 
 def finished(folder: Path, seeds: Sequence[int]) -> list[int]:
@@ -43,20 +44,21 @@ def stood_in(folder: Path) -> list[str]:
 
 
 def execute(
-    reproduction: Reproduction[Any], setup: Any, context: Context, *, seeds: Sequence[int], jobs: int, cache: Path
+    experiment: AnyExperiment, setup: Any, context: Context, *, seeds: Sequence[int], jobs: int, cache: Path
 ) -> Runs:
     """The numbers of all seeds; those already in the cache are not run again.
 
     With one job seeds run here, one after the other; with more each in a spawned process. A seed has one thread, so
     that its numbers do not depend on `jobs`. A process that is killed loses its seed and no other: run the same again.
     """
-    folder = cache_folder(reproduction, setup, context, cache)
+    folder = cache_folder(experiment, setup, context, cache)
     missing = [seed for seed in seeds if seed not in finished(folder, seeds)]
+    tasks = [(_own(context, folder, seed), _place(folder, seed)) for seed in missing]
     if jobs == 1 or len(missing) < 2:
-        for seed in missing:
-            _run(reproduction, setup, _own(context, folder, seed), _place(folder, seed))
+        for own, place in tasks:
+            _run(experiment.measure, setup, own, place)
     else:
-        _run_apart(reproduction.id, setup, [(_own(context, folder, s), _place(folder, s)) for s in missing], jobs)
+        _run_apart(experiment.measure, setup, tasks, jobs)
     found = [saved(_place(folder, seed)) for seed in seeds]
     if None in found:
         raise FeatlearnError(f"seed {seeds[found.index(None)]} left no numbers in {folder}; run the same again")
@@ -71,7 +73,7 @@ def _own(context: Context, folder: Path, seed: int) -> Context:
     return replace(context, seed=seed, folder=folder / f"seed-{seed}", started=time.monotonic())
 
 
-def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: Path) -> None:
+def _run(measure: Measure, setup: Any, context: Context, place: Path) -> None:
     import torch
 
     context.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: P
         made["gpu"] = torch.cuda.get_device_name(context.device)
     torch.set_num_threads(1)
     try:
-        numbers = reproduction.measure(setup, context)
+        numbers = measure(setup, context)
     finally:
         torch.set_num_threads(threads)
     save(place, numbers, time.monotonic() - begin, made)
@@ -91,14 +93,10 @@ def _run(reproduction: Reproduction[Any], setup: Any, context: Context, place: P
     context.say("done")
 
 
-def _run_by_id(id: str, setup: Any, context: Context, place: Path) -> None:
-    _run(load(id), setup, context, place)
-
-
-def _run_apart(id: str, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs: int) -> None:
+def _run_apart(measure: Measure, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs: int) -> None:
     spawn, count = get_context("spawn"), min(jobs, len(tasks))
     with _one_thread(), ProcessPoolExecutor(count, mp_context=spawn, initializer=_end_with_parent) as pool:
-        futures = [pool.submit(_run_by_id, id, setup, context, place) for context, place in tasks]
+        futures = [pool.submit(_run, measure, setup, context, place) for context, place in tasks]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:

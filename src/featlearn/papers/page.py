@@ -10,17 +10,34 @@ from featlearn.papers.registry import Declaration
 from featlearn.papers.results import Result
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-img { max-width: 100%; height: auto; background: #fff }
-table { border-collapse: collapse; width: 100%; font-size: 13px }
-th, td { text-align: left; vertical-align: top; padding: .3rem .5rem; border-bottom: 1px solid #ddd }
-.wide { overflow-x: auto }
-.holds { color: #00664b } .fails { color: #b34700; font-weight: 600 } .known { color: #666 }
-.how { color: #555; font-size: 13px } section { margin-bottom: 3.5rem }
-@media (prefers-color-scheme: dark) { body { background: #161616; color: #ddd } th, td { border-color: #444 }
-.holds { color: #4fc9a4 } .fails { color: #ff9d57 } .known, .how { color: #aaa } a { color: #7ab8e8 } }
+:root { color-scheme: light dark; --ink: #222; --soft: #555; --rule: #ddd; --paper: #fff; --link: #0a5a94;
+--holds: #00664b; --fails: #a63f00; --undecided: #6a5200 }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --soft: #aaa; --rule: #444; --paper: #161616;
+--link: #7ab8e8; --holds: #4fc9a4; --fails: #ff9d57; --undecided: #e5c558 } }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem 1rem 4rem;
+color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: clamp(1.5rem, 6vw, 2rem); line-height: 1.2 }
+h2 { font-size: clamp(1.2rem, 5vw, 1.5rem); line-height: 1.25 }
+ul { padding-left: 1.2rem } li { margin-bottom: .3rem } a { color: var(--link) }
+.box { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; margin: 1rem 0 }
+.box:focus-visible { outline: 3px solid var(--link) }
+.picture { background: #fff; padding: .6rem } /* figures are drawn for white paper */
+img { display: block; max-width: 100%; height: auto; margin: 0 auto }
+table { border-collapse: collapse; width: 100%; min-width: 56rem; font-size: 13px; overflow-wrap: normal }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-top: 1px solid var(--rule) }
+tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-child { min-width: 18rem }
+.holds { color: var(--holds) } .fails { color: var(--fails); font-weight: 600 }
+.undecided { color: var(--undecided); font-weight: 600 } .known, .how { color: var(--soft) }
+.how { font-size: 13px } section { margin-bottom: 3.5rem }
+@media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
+@media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
 """
-COLUMNS = ("claim", "paper", "ours", "spread", "difference", "holds within", "", "why")
+COLUMNS = ("claim", "", "paper", "ours", "spread", "difference", "holds within", "band from", "why")
+CHECKS = (
+    "Checks: sentences that cannot fail, because they are true by construction, compare a formula with itself, or list "
+    "what was put in. They are not counted."
+)
 
 
 def figure_page(result: Result) -> str:
@@ -60,18 +77,44 @@ def _section(result: Result) -> str:
     how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
     how += f" on {meta['versions'].get('gpu', meta['device'])}"
     setup = _words(meta["setup"])
-    left_out = meta["not_judged"]
+    left_out, name = meta["not_judged"], meta["id"]
+    counted_ones = [claim for claim in result.claims if not claim["check"]]
+    checks = [claim for claim in result.claims if claim["check"]]
     return (
-        f'<section id="{_anchor(result)}"><h2>{escape(meta["id"])}: {escape(meta["title"])}</h2>'
+        f'<section id="{_anchor(result)}"><h2>{escape(name)}: {escape(meta["title"])}</h2>'
         f"<p>{escape(meta['about'])}</p>"
-        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}">'
-        f'<div class="wide"><table><tr>{"".join(f"<th>{name}</th>" for name in COLUMNS)}</tr>'
-        f"{''.join(_row(claim, meta['claims'][claim['id']]) for claim in result.claims)}</table></div>"
-        f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}.'
+        f"{_box('picture', f'Figure {name}')}"
+        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}"></div>'
+        f"<p>{escape(result.summary)}.</p>{_table(counted_ones, meta, f'Claims of {name}')}"
+        + (f"<p>{escape(CHECKS)}</p>{_table(checks, meta, f'Checks of {name}')}" if checks else "")
+        + f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}. {escape(_sources(meta))}'
         + (f" Not judged at this scale: {escape(', '.join(left_out))}." if left_out else "")
         + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
         + "</p></section>"
     )
+
+
+def _box(kind: str, label: str) -> str:
+    """The opening tag of a box that scrolls by itself, also by keyboard, so that the page does not."""
+    return f'<div class="box {kind}" tabindex="0" role="region" aria-label="{escape(label)}">'
+
+
+def _table(claims: Iterable[dict[str, Any]], meta: dict[str, Any], label: str) -> str:
+    rows = "".join(_row(claim, meta["claims"][claim["id"]]) for claim in claims)
+    heads = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    return f"{_box('claims', label)}<table><tr>{heads}</tr>{rows}</table></div>"
+
+
+def _sources(meta: dict[str, Any]) -> str:
+    """Which experiments the figure shows, and where their seeds are kept."""
+    each = [f"{one['id']} ({one['key']}, seeds {_seeds(one['seeds'])})" for one in meta["experiments"]]
+    return f"Experiment{'s' * (len(each) != 1)}: {', '.join(each)}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    low, high = min(seeds), max(seeds)
+    whole = len(seeds) > 1 and list(seeds) == list(range(low, high + 1))
+    return f"{low} to {high}" if whole else ", ".join(map(str, seeds))
 
 
 def _words(value: Any) -> str:
@@ -86,18 +129,32 @@ def _inner(value: Any) -> str:
 
 
 def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
-    kind = "holds" if claim["holds"] else "fails" if claim["known"] is None else "known"
+    kind = "known" if claim["known"] is not None and not claim["holds"] else claim["verdict"]
     # what is known against a claim is the reason of a failure, and elsewhere a remark
     known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
-    reason = " ".join(filter(None, (known, details["why"])))
+    reason = " ".join(filter(None, (known, details["why"], *map(_choice, details["choices"]))))
     cells: Iterable[str] = (
         claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
-        _number(details["difference"]), _band(claim["band"]),
+        _number(details["difference"]), _band(claim["band"]), claim["band_from"],
     )  # fmt: skip
     if (yes := share(claim, details["values"])) is not None:
-        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds")
-    text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr>{text}<td class="{kind}">{verdict(claim)}</td><td>{escape(reason)}</td></tr>'
+        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds", claim["band_from"])
+    first, *others = (f"<td>{escape(cell)}</td>" for cell in cells)
+    # the verdict stands beside the claim, where a narrow window shows it
+    return f'<tr>{first}<td class="{kind}">{verdict(claim)}</td>{"".join(others)}<td>{escape(reason)}</td></tr>'
+
+
+def _choice(choice: dict[str, Any]) -> str:
+    """What was chosen, and the verdict under the other choice."""
+    if choice["verdict"] is None:
+        return f"Chosen: {choice['made']}; not tried: {choice['other']}."
+    band = {"band": choice["band"]}
+    found = share(band, choice["values"]) or f"{_number(choice['measured'])} (within {_band(choice['band'])})"
+    return f"Chosen: {choice['made']}. With {choice['other']} it {_verb(choice['verdict'])}: {found}."
+
+
+def _verb(verdict: str) -> str:
+    return "is undecided" if verdict == "undecided" else verdict
 
 
 def _spread(details: dict[str, Any]) -> str:

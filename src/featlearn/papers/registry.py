@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from featlearn.errors import InputValueError
 
@@ -57,7 +57,7 @@ def declaration(id: str) -> Declaration:
     return known[id.lower()]
 
 
-def load(id: str) -> "Reproduction[Any]":
+def load(id: str) -> "Reproduction":
     """The reproduction of an id, from its file."""
     from featlearn.papers.reproduction import Reproduction
 

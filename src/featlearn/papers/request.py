@@ -10,13 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.papers.claims import Claim
+from featlearn.papers.claims import Claim, counted
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import STYLE, save
 from featlearn.papers.execution import cache_folder, execute, finished, stood_in
+from featlearn.papers.experiment import AnyExperiment, Size
 from featlearn.papers.page import figure_page
 from featlearn.papers.registry import declaration, load
-from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.results import Result, kept, versions, write
 from featlearn.papers.runs import Runs
 from featlearn.papers.scale import Scale
@@ -29,8 +30,10 @@ class Request:
     id: str
     scale: Scale
     out: Path
-    seeds: int | None = None
-    """None for as many as the scale has"""
+    cache: Path | None = None
+    """Where experiments keep their seeds; figures that share one must have the same. None for a folder inside `out`."""
+    seeds: Sequence[int] | None = None
+    """None for as many as the scale has, from 0 on"""
     jobs: int | None = None
     """None for one a core, on a GPU for one"""
     device: str | None = None
@@ -42,8 +45,32 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """One experiment of a request, with all that its run needs."""
+
+    name: str
+    experiment: AnyExperiment
+    size: Size[Any]
+    context: Context
+    seeds: Sequence[int]
+    jobs: int
+    cache: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where its seeds are."""
+        return cache_folder(self.experiment, self.size.setup, self.context, self.cache)
+
+    def run(self) -> Runs:
+        """The numbers of all seeds."""
+        return execute(
+            self.experiment, self.size.setup, self.context, seeds=self.seeds, jobs=self.jobs, cache=self.cache
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """What an request will cost."""
+    """What a request will cost; sums over the experiments of the figure."""
 
     id: str
     scale: Scale
@@ -56,7 +83,7 @@ class CostEstimate:
     """None where the time of a seed is known for another kind of device only"""
     mebibytes: float
     measured: bool
-    """whether the time is that of the result kept at this scale; else what its author expects"""
+    """whether the times are those of the result kept at this scale; else what their author expects"""
     seed_seconds: float
     timed_on: str
     """the kind of device that `seed_seconds` are of"""
@@ -68,48 +95,126 @@ TORCH = 400
 
 def estimate(request: Request) -> CostEstimate:
     """Time and memory, before anything is run."""
-    reproduction, size, context, seeds, jobs = _resolved(request)
-    there = [] if request.fresh else finished(cache_folder(reproduction, size.setup, context, _cache(request)), seeds)
-    before, kind = kept(reproduction.id), context.device.split(":")[0]
-    measured = before is not None and before.scale is request.scale and before.meta["device"].split(":")[0] == kind
-    seconds = max(before.meta["seconds"]) if before is not None and measured else size.seconds
-    timed_on = kind if measured else size.device
-    missing = len(seeds) - len(there)
+    each = [_estimate(request, part) for part in _resolved(request)]
+    seconds = [one.seconds for one in each]
+    return replace(
+        each[0],
+        seeds=sum(one.seeds for one in each),
+        finished=sum(one.finished for one in each),
+        jobs=max(one.jobs for one in each),
+        seconds=None if None in seconds else sum(one for one in seconds if one is not None),
+        mebibytes=max(one.mebibytes for one in each),
+        measured=all(one.measured for one in each),
+        seed_seconds=sum(one.seed_seconds for one in each),
+    )
+
+
+def _estimate(request: Request, part: Part) -> CostEstimate:
+    there = [] if request.fresh else finished(part.folder, part.seeds)
+    kind = part.context.device.split(":")[0]
+    measured = _measured_seconds(request, part, kind)
+    seconds = part.size.seconds if measured is None else measured
+    timed_on = part.size.device if measured is None else kind
+    missing = len(part.seeds) - len(there)
     return CostEstimate(
-        id=reproduction.id, scale=request.scale, device=context.device, seeds=len(seeds), finished=len(there),
-        jobs=jobs, seconds=seconds * math.ceil(missing / jobs) if timed_on == kind or not missing else None,
-        mebibytes=(TORCH + size.mebibytes) * min(jobs, max(1, missing)), measured=measured, seed_seconds=seconds,
-        timed_on=timed_on,
+        id=request.id, scale=request.scale, device=part.context.device, seeds=len(part.seeds), finished=len(there),
+        jobs=part.jobs, seconds=seconds * math.ceil(missing / part.jobs) if timed_on == kind or not missing else None,
+        mebibytes=(TORCH + part.size.mebibytes) * min(part.jobs, max(1, missing)), measured=measured is not None,
+        seed_seconds=seconds, timed_on=timed_on,
     )  # fmt: skip
+
+
+def _measured_seconds(request: Request, part: Part, kind: str) -> float | None:
+    """Of the slowest seed in the result that is kept, if it is of this scale and kind of device."""
+    before = kept(request.id)
+    if before is None or before.scale is not request.scale or before.meta["device"].split(":")[0] != kind:
+        return None
+    found = [one["seconds"] for one in before.meta["experiments"] if one["id"] == part.experiment.id]
+    return float(max(found[0])) if found else None
 
 
 def reproduce(request: Request) -> Result:
     """Run the figure and write its files to `request.out`."""
-    reproduction, size, context, seeds, jobs = _resolved(request)
-    folder = cache_folder(reproduction, size.setup, context, _cache(request))
+    reproduction, parts = load(request.id), _resolved(request)
     if request.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
-    runs = execute(reproduction, size.setup, context, seeds=seeds, jobs=jobs, cache=_cache(request))
-    claims = _claims(reproduction, size.setup, runs)
+        refresh([request])
+    runs = {part.name: part.run() for part in parts}
+    claims = _claims(reproduction, parts, runs)
     request.out.mkdir(parents=True, exist_ok=True)
     # files of two results must not lie side by side: they are moved to their place when all are there
     with TemporaryDirectory(prefix=".draft-", dir=request.out) as place:
         draft = Path(place)
         result = write(
-            draft, declaration(request.id), request.scale, claims, seeds=seeds, about=reproduction.about,
-            setup=asdict(size.setup), device=context.device, seconds=[round(s, 2) for s in runs.seconds],
-            versions=runs.versions or versions(),
-            notes=[f"digits stand in for {name}, whose files were missing" for name in stood_in(folder)],
+            draft, declaration(request.id), request.scale, claims, seeds=_longest(parts),
+            enough=not _lacking(request, parts),
+            about=reproduction.about, setup=reproduction.given({p.name: asdict(p.size.setup) for p in parts}),
+            device=parts[0].context.device, seconds=[s for one in parts for s in _seconds(runs[one.name])],
+            versions=_versions(runs), notes=_notes(request, parts),
+            experiments=[_experiment(part, runs[part.name]) for part in parts],
         )  # fmt: skip
-        _draw(reproduction, size.setup, runs, draft)
+        _draw(reproduction, parts, runs, draft)
         (draft / "page.html").write_text(figure_page(result), encoding="utf-8")
         for file in draft.iterdir():
             file.replace(request.out / file.name)
     return replace(result, folder=request.out)
 
 
-def _claims(reproduction: Reproduction[Any], setup: Any, runs: Runs) -> list[Claim]:
-    given = reproduction.claims(setup, runs)
+def refresh(requests: Iterable[Request]) -> None:
+    """Forget the seeds of all experiments that are asked for."""
+    for folder in {part.folder for request in requests for part in _resolved(request)}:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _experiment(part: Part, runs: Runs) -> dict[str, Any]:
+    """What the result says of an experiment."""
+    return {
+        "id": part.experiment.id,
+        "name": part.name,
+        "key": part.folder.name,
+        "seeds": list(part.seeds),
+        "seconds": _seconds(runs),
+    }
+
+
+def _seconds(runs: Runs) -> list[float]:
+    return [round(s, 2) for s in runs.seconds]
+
+
+def _longest(parts: Sequence[Part]) -> list[int]:
+    return max((list(part.seeds) for part in parts), key=len)
+
+
+def _lacking(request: Request, parts: Sequence[Part]) -> list[Part]:
+    """Those with fewer seeds than a verdict needs."""
+    return [part for part in parts if len(part.seeds) < part.experiment.least_seeds(request.scale)]
+
+
+def _enough(request: Request, parts: Sequence[Part]) -> bool:
+    return not _lacking(request, parts)
+
+
+def _notes(request: Request, parts: Sequence[Part]) -> list[str]:
+    names = dict.fromkeys(name for part in parts for name in stood_in(part.folder))
+    notes = [f"digits stand in for {name}, whose files were missing" for name in names]
+    if lacking := _lacking(request, parts):
+        needed = max(part.experiment.least_seeds(request.scale) for part in lacking)
+        notes.append(
+            f"{counted(min(len(part.seeds) for part in lacking), 'seed')} where a verdict needs {needed}: claims about "
+            "chance are undecided"
+        )
+    return notes
+
+
+def _versions(runs: dict[str, Runs]) -> dict[str, str]:
+    """Of all experiments; several, divided by commas, where they differ."""
+    each = [one.versions or versions() for one in runs.values()]
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: ", ".join(dict.fromkeys(one[name] for one in each if name in one)) for name in names}
+
+
+def _claims(reproduction: Reproduction, parts: Sequence[Part], runs: dict[str, Runs]) -> list[Claim]:
+    setups = reproduction.given({part.name: part.size.setup for part in parts})
+    given = reproduction.claims(setups, reproduction.given(runs))
     claims = list(given) if isinstance(given, Iterable) else [given]
     for claim in claims:
         if not isinstance(claim, Claim):
@@ -117,12 +222,13 @@ def _claims(reproduction: Reproduction[Any], setup: Any, runs: Runs) -> list[Cla
     return claims
 
 
-def _draw(reproduction: Reproduction[Any], setup: Any, runs: Runs, folder: Path) -> None:
+def _draw(reproduction: Reproduction, parts: Sequence[Part], runs: dict[str, Runs], folder: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
+    setups = reproduction.given({part.name: part.size.setup for part in parts})
     with matplotlib.rc_context(STYLE):
-        figure = reproduction.plot(setup, runs)
+        figure = reproduction.plot(setups, reproduction.given(runs))
         if not isinstance(figure, Figure):
             raise InputTypeError(
                 f"plot of {reproduction.id} returned {type(figure).__name__}, expected a matplotlib Figure: return it"
@@ -130,20 +236,26 @@ def _draw(reproduction: Reproduction[Any], setup: Any, runs: Runs, folder: Path)
         save(figure, folder)
 
 
-def _resolved(request: Request) -> tuple[Reproduction[Any], Size[Any], Context, Sequence[int], int]:
-    reproduction = load(request.id)
-    size = reproduction.size(request.scale)
-    for name, value in (("seeds", request.seeds), ("jobs", request.jobs)):
-        if value is not None and value < 1:
-            raise InputValueError(f"{name} is {value}, expected at least 1")
-    seeds = range(request.seeds or size.seeds)
+def _resolved(request: Request) -> list[Part]:
+    if request.jobs is not None and request.jobs < 1:
+        raise InputValueError(f"jobs is {request.jobs}, expected at least 1")
+    if request.seeds is not None and (not request.seeds or len(set(request.seeds)) != len(request.seeds)):
+        raise InputValueError(f"seeds is {list(request.seeds)}, expected at least one, and each once")
+    return [_part(request, name, one) for name, one in load(request.id).experiments.items()]
+
+
+def _part(request: Request, name: str, experiment: AnyExperiment) -> Part:
+    size = experiment.size(request.scale)
+    seeds = [0] if not experiment.random else list(request.seeds or range(size.seeds))
     device = request.device or _device(size.device)
-    jobs = request.jobs or (1 if device != "cpu" else min(len(seeds), _cores()))
     context = Context(
         seed=0, folder=request.out, device=device, data_root=request.data_root, fallback_digits=request.fallback_digits,
         quiet=request.quiet,
     )  # fmt: skip
-    return reproduction, size, context, seeds, jobs
+    return Part(
+        name=name, experiment=experiment, size=size, context=context, seeds=seeds, cache=_cache(request),
+        jobs=request.jobs or (1 if device != "cpu" else min(len(seeds), _cores())),
+    )  # fmt: skip
 
 
 def _device(wanted: str) -> str:
@@ -160,4 +272,4 @@ def _cores() -> int:
 
 
 def _cache(request: Request) -> Path:
-    return request.out / "seeds"
+    return request.cache or request.out / "experiments"

@@ -1,6 +1,6 @@
 """Results as files: what a run writes, and the ones that are kept with the package. Reading imports no torch.
 
-figure.png, figure.pdf, numbers.csv (what is drawn), claims.json (the contract's seven fields), meta.json (how it was
+figure.png, figure.pdf, numbers.csv (what is drawn), claims.json (the ten fields of a claim), meta.json (how it was
 made, and seeds, spread and reasons of each claim), page.html.
 """
 
@@ -15,13 +15,15 @@ from typing import Any
 
 import featlearn
 from featlearn.errors import InputValueError
-from featlearn.papers.claims import Claim, counted, write_json
+from featlearn.papers.claims import Claim, counted, counts, write_json
 from featlearn.papers.registry import Declaration
 from featlearn.papers.scale import Scale
 
 KEPT = Path(__file__).parent / "results"
 FILES = ("figure.png", "numbers.csv", "claims.json", "meta.json")
 """of a result that is kept"""
+STANDARD = 2
+"""by which claims are judged: 1 asked for the mean over seeds alone, 2 for the mean and the seeds"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +40,19 @@ class Result:
         return Scale(self.meta["scale"])
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many claims hold, are undecided, fail, fail as known, and how many checks there are."""
+        return counts(self.claims)
+
+    @property
     def summary(self) -> str:
-        """In a few words: how many claims hold."""
-        holding = sum(claim["holds"] for claim in self.claims)
-        known = sum(not claim["holds"] and claim["known"] is not None for claim in self.claims)
-        return f"{holding} of {len(self.claims)} claims hold" + (f", {known} known to fail" if known else "")
+        """The counts in words: zeros are left out, but for how many hold."""
+        found = self.counts
+        words = {"undecided": "undecided", "fails": "fail", "known": "known to fail"}
+        parts = [f"{found[name]} {word}" for name, word in words.items() if found[name]]
+        if found["checks"]:
+            parts.append(counted(found["checks"], "check"))
+        return ", ".join([f"{found['holds']} of {sum(found.values()) - found['checks']} claims hold", *parts])
 
 
 def opened(folder: Path) -> Result | None:
@@ -59,12 +69,13 @@ def opened(folder: Path) -> Result | None:
 
 
 def kept(id: str) -> Result | None:
-    """The result that came with the package."""
-    return opened(KEPT / id)
+    """The result that came with the package; None where there is none, or it was judged by an older standard."""
+    found = opened(KEPT / id)
+    return None if found is None or found.meta.get("standard") != STANDARD else found
 
 
 def keep(folder: Path) -> Path:
-    """Take a result into the package, unless one of a larger scale is there."""
+    """Take a result into the package, unless one of a larger scale, judged by the same standard, is there."""
     result = opened(folder)
     if result is None:
         raise InputValueError(f"{folder} holds no result, expected claims.json and meta.json; run the figure first")
@@ -81,21 +92,26 @@ def keep(folder: Path) -> Path:
 
 
 def write(
-    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], *, seeds: Sequence[int], **made: Any
-) -> Result:
-    """claims.json and meta.json; `made` goes to meta as it is. Claims below their scale are named there only."""
+    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], *, seeds: Sequence[int],
+    enough: bool = True, **made: Any,
+) -> Result:  # fmt: skip
+    """claims.json and meta.json; `made` goes to meta as it is. Claims below their scale are named there only.
+
+    Without `enough` seeds no claim about chance is decided.
+    """
     _check(declared.id, claims, len(seeds))
     judged = [claim for claim in claims if claim.least.rank <= scale.rank]
     meta = {
         "id": declared.id,
         "title": declared.title,
         "scale": str(scale),
+        "standard": STANDARD,
         "seeds": list(seeds),
         **made,
         "claims": {claim.id: claim.details() for claim in judged},
         "not_judged": [claim.id for claim in claims if claim.least.rank > scale.rank],
     }
-    write_json(folder / "claims.json", [claim.to_json() for claim in judged])
+    write_json(folder / "claims.json", [claim.to_json(enough=enough) for claim in judged])
     write_json(folder / "meta.json", meta)
     found = opened(folder)
     assert found is not None

@@ -71,7 +71,10 @@ class Runs:
 
 
 def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object) -> str:
-    """A name for what the numbers of a seed depend on: set-up, surroundings and the source behind `measure`."""
+    """SETTINGS-CODE: what the numbers of a seed depend on.
+
+    A hash of experiment, set-up and surroundings, and one of the source behind `measure`.
+    """
     if not dataclasses.is_dataclass(setup) or isinstance(setup, type):
         raise InputTypeError(f"the set-up of {id} is {type(setup).__name__}, expected a frozen dataclass")
     for name, value in dataclasses.asdict(setup).items():
@@ -82,9 +85,12 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
                 f"{name} in the set-up of {id} is {value!r}, expected finite numbers, words, and tuples or dataclasses "
                 f"of them, as JSON can hold: {error}"
             ) from error
-    content = {"id": id, "setup": dataclasses.asdict(setup), "source": reachable_source(measure), **surroundings}
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    settings = {"id": id, "setup": dataclasses.asdict(setup), **surroundings}
+    return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(reachable_source(measure))}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def save(path: Path, numbers: Mapping[str, Any], seconds: float, versions: Mapping[str, str] | None = None) -> None:

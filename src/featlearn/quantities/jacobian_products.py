@@ -119,19 +119,30 @@ class _Reparametrised(nn.Module):
         return torch.func.functional_call(self.model, self._tensors, args, kwargs)
 
 
+def outputs_and_product(
+    method: JvpMethod, measurement: Measurement, probe: Probe, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    """(n, C) outputs and J u for one u; forward mode has both from one pass."""
+    if method is _forward_mode:
+        return _dual_outputs(measurement, probe, tangents, 0)
+    return probe.outputs(_all(probe)).detach(), method(measurement, probe, tangents)[0].detach()
+
+
 def _forward_mode(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
     """(m, n, C) J u, one forward pass for each u; nothing of the graph is kept."""
-    pushed = []
-    for k in range(_count(tangents)):
-        with forward_ad.dual_level():
-            duals = {
-                name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
-                for name, parameter in measurement.parameters.items()
-            }
-            outputs = replace(probe, model=_Reparametrised(probe.model, duals)).outputs(_all(probe))
-            tangent = forward_ad.unpack_dual(outputs).tangent
-            pushed.append(torch.zeros_like(outputs.detach()) if tangent is None else tangent.detach().clone())
-    return torch.stack(pushed)
+    return torch.stack([_dual_outputs(measurement, probe, tangents, k)[1] for k in range(_count(tangents))])
+
+
+def _dual_outputs(measurement: Measurement, probe: Probe, tangents: Tangents, k: int) -> tuple[Tensor, Tensor]:
+    with forward_ad.dual_level():
+        duals = {
+            name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
+            for name, parameter in measurement.parameters.items()
+        }
+        outputs = replace(probe, model=_Reparametrised(probe.model, duals)).outputs(_all(probe))
+        primal, tangent = forward_ad.unpack_dual(outputs)
+        primal = primal.detach().clone()
+        return primal, torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
 
 
 def _twice_backward(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.linalg.sampling import student
+from featlearn.quantities.feature_table import feature_table
 
 Kind = Literal["cosine", "pearson"]
 QUANTITIES = (
@@ -205,7 +206,7 @@ class LayerFeatures:
 
     def _reason(self, name: str) -> str:
         if name != "uncentered" and self.initial_weight is None:
-            return "no initial= was given: there is nothing to compare with"
+            return "no initial= was given, the state dict at initialisation: there is nothing to compare with"
         if not bool(torch.isfinite(self.weight).all()) or not bool(torch.isfinite(self.ptk_covariance).all()):
             return "weights or gradients are not finite"
         if self.deviations is not None and bool(self.ptk_covariance.any()) and self._drowned(name):
@@ -409,23 +410,4 @@ class NeuralFeatures(dict[str, LayerFeatures]):
         return sum(defined) / len(defined) if defined else torch.nan
 
     def __str__(self) -> str:
-        width = max([5, *map(len, self)])
-        cell = 15 if any(layer.deviations is not None for layer in self.values()) else 7
-        heads = "  ".join(f"{head:>{cell}}" for head in ("UC-NFC", "C-NFC", "C/UC"))
-        lines = [f"{'layer':{width}}  {'shape':>13}  {heads}  {'|W-W0|/|W|':>10}"]
-        for name, layer in self.items():
-            shape = " x ".join(map(str, layer.weight.shape))
-            cells = (_cell(layer, quantity) for quantity in ("uncentered", "centered", "centered_share"))
-            numbers = "  ".join(f"{text:>{cell}}" for text in cells)
-            note = "  readout" if layer.is_readout else ""
-            lines.append(f"{name or '(root)':{width}}  {shape:>13}  {numbers}  {layer.weight_change:10.3f}{note}")
-        lines += [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
-        return "\n".join(lines)
-
-
-def _cell(layer: LayerFeatures, quantity: str) -> str:
-    """A number, with its error where it is an estimate."""
-    value = getattr(layer, quantity)
-    if layer.deviations is None or value != value:
-        return f"{value:.3f}"
-    return f"{value:.3f} ± {layer.errors[quantity]:.3f}"
+        return feature_table(self, self.left_out)

@@ -12,13 +12,13 @@ from featlearn.errors import InputValueError
 from featlearn.measurement import Measurement
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Probe, Readout, batch_size
-from featlearn.planning.chunks import samples_within
-from featlearn.planning.memory import byte_budget
 from featlearn.preparation import Preparation
-from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method
+from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
+TOGETHER = 128
+"""Samples of one Jacobian-vector product: as many as a training batch may have."""
 ROUNDING = 4.0
 """A change of the outputs below this many units of rounding is none."""
 
@@ -124,8 +124,7 @@ class TwoStates:
                     parameter.mul_(self.shrinking[_layer(name)])
                 parameter.requires_grad_(not torch.equal(parameter, self._now[name]))
         self._moved = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._earlier = Preparation(earlier, readout=prepared.readout, dtype=prepared.dtype, memory=prepared.memory)
-        self._earlier.audits = prepared.audits
+        self._earlier = prepared.of_copy(earlier)
 
     def gap(self, x: Inputs, *, method: JvpMethod | None = None, outputs: Tensor | None = None) -> Gap:
         """The gap on these samples; `method` and `outputs` of now where they are known."""
@@ -133,8 +132,8 @@ class TwoStates:
         if not self._moved:
             return _gap(f, f, torch.zeros_like(f))
         with self._earlier.measuring([x], builtin=False) as measurement:
-            (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
-            return _gap(f, measurement.outputs(measurement.probes[0]), linear)
+            first, (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
+            return _gap(f, first, linear)
 
     def method(self, x: Inputs) -> JvpMethod | None:
         """How Jacobian-vector products are made for this model; None where nothing has moved."""
@@ -152,8 +151,8 @@ class TwoStates:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x], builtin=False) as measurement:
             groups = [{name for name in self._moved if _layer(name) == layer} for layer in changed]
-            linear = dict(zip(changed, self._pushed(measurement, jvp_method(measurement), groups), strict=True))
-            first = measurement.outputs(measurement.probes[0])
+            first, pushed = self._pushed(measurement, jvp_method(measurement), groups)
+            linear = dict(zip(changed, pushed, strict=True))
         whole = _gap(f, first, sum(linear.values(), torch.zeros_like(f)))
         if math.isnan(whole.value):
             return dict.fromkeys(layers, math.nan)
@@ -191,17 +190,18 @@ class TwoStates:
         with self._prepared.measuring([x], builtin=False) as measurement:
             return measurement.outputs(measurement.probes[0])
 
-    def _pushed(self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]) -> list[Tensor]:
-        """(P, C) J0 (theta - theta0) for the parameters of each group."""
+    def _pushed(
+        self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(P, C) outputs of the earlier state, and J0 (theta - theta0) for the parameters of each group."""
         (probe,) = measurement.probes
-        size = samples_within(measurement, 0.25 * byte_budget(self._prepared.memory, measurement.device))
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
         found = []
         for group in groups:
             tangents: Tangents = {name: u if name in group else torch.zeros_like(u) for name, u in way.items()}
-            pieces = [method(measurement, part, tangents)[0].detach() for part in _parts(probe, size)]
-            found.append(torch.cat(pieces))
-        return found
+            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(probe)]
+            found.append([torch.cat(column) for column in zip(*pieces, strict=True)])
+        return found[0][0], [linear for _, linear in found]
 
 
 def centred(outputs: Tensor) -> Tensor:
@@ -210,13 +210,14 @@ def centred(outputs: Tensor) -> Tensor:
 
 
 def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
+    now, linear = now.to(first.device), linear.to(first.device)
     change = now.double() - first.double()
     rounding = ROUNDING * torch.finfo(now.dtype).eps * float(torch.maximum(now.abs(), first.abs()).double().norm())
     return Gap(centred(change), centred(change - linear.double()), rounding)
 
 
-def _parts(probe: Probe, size: int) -> Iterator[Probe]:
-    for indices in torch.arange(probe.samples, device="cpu").split(size):
+def _parts(probe: Probe) -> Iterator[Probe]:
+    for indices in torch.arange(probe.samples, device="cpu").split(TOGETHER):
         yield replace(probe, x=probe.take(indices), samples=len(indices))
 
 

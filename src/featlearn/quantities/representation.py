@@ -69,8 +69,8 @@ def representation_kernels(
             return _kernels(probes, modules, of, layers is not None, memory)
 
 
-def last_layer_inputs(probe: Probe, chunk: int = 256) -> Tensor | None:
-    """(P, N) what enters the last layer of a forward pass, flattened; None where its rows are not the samples.
+def outputs_with_features(probe: Probe, chunk: int = 256) -> tuple[Tensor, Tensor | None]:
+    """(P, C) outputs, and (P, N) what enters the last layer, flattened; None where its rows are not the samples.
 
     The last layer is the module with a weight matrix that is called last. Call this with the model in isolation.
     """
@@ -78,16 +78,15 @@ def last_layer_inputs(probe: Probe, chunk: int = 256) -> Tensor | None:
         name: part for name, part in probe.model.named_modules()
         if any(p.dim() > 1 for p in part.parameters(recurse=False))
     }  # fmt: skip
-    pieces = []
+    outputs, features = [], []
     for indices in torch.arange(probe.samples, device="cpu").split(chunk):
-        with _recorded(layers, "input") as values:
-            probe.call(indices)
-        # Dicts keep their order: a layer is put behind the others when it is called.
-        last = next((calls[-1] for calls in reversed(values.values()) if calls), None)
-        if last is None or len(last) != len(indices):
-            return None
-        pieces.append(last.flatten(1))
-    return torch.cat(pieces).cpu() if len({piece.shape[1] for piece in pieces}) == 1 else None
+        with _recorded(layers, "input", last=True) as values:
+            outputs.append(probe.outputs(indices).detach())
+        last = next((calls[-1] for calls in values.values() if calls), None)
+        if last is not None and len(last) == len(indices):
+            features.append(last.flatten(1))
+    whole = len(features) == len(outputs) and len({part.shape[1] for part in features}) == 1
+    return torch.cat(outputs), torch.cat(features) if whole else None
 
 
 def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, str]:
@@ -231,17 +230,22 @@ def _features(
 
 
 @contextmanager
-def _recorded(layers: Mapping[str, nn.Module], of: str) -> Iterator[dict[str, list[Tensor]]]:
-    """What every layer takes or gives, call by call; floating point tensors only, the first of each call."""
+def _recorded(layers: Mapping[str, nn.Module], of: str, *, last: bool = False) -> Iterator[dict[str, list[Tensor]]]:
+    """What every layer takes or gives, call by call; floating point tensors only, the first of each call.
+
+    `last` keeps the latest call of all layers alone.
+    """
     values: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name: str, seen: Any) -> None:
         tensors = [tensor for tensor in tensors_in(seen) if tensor.dim()]
         if tensors:
             first = tensors[0].detach()
+            if last:
+                for calls in values.values():
+                    calls.clear()
             # A copy, because a later op may write into it.
             values[name].append(first.clone() if first.is_floating_point() else first.double())
-            values[name] = values.pop(name)
 
     handles = []
     for name, layer in layers.items():

@@ -66,9 +66,11 @@ def feature_speed(
 
     |dJ/dt| / |J| divided by the rate -d log |f - y| / dt at which the error falls, under the gradient flow of
     |f - y|^2 / 2, norms over all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate
-    enters. Small: the network is lazy (after Chizat). For an L-homogeneous network with outputs near zero it grows as
-    sigma^-L with the scale of its initialisation, and in proportion to a divisor of the output. nan where the loss has
-    no gradient.
+    enters. At 1, features change by their own size while the error falls by a factor of e. Far below 1 the network is
+    lazy (after Chizat); at 1 and above, features are learned while it fits. On 50 digits, two layers of torch's default
+    initialisation have 0.8 at width 100 and 0.03 at width 4000. For an L-homogeneous network with outputs near zero it
+    grows as sigma^-L with the scale of its initialisation, and in proportion to a divisor of the output. nan where the
+    loss has no gradient.
 
     Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
     not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.

@@ -61,6 +61,17 @@ class Run:
         path = self.path.resolve()
         return path.stem if path.suffix == ".zip" else path.name
 
+    @property
+    def probe_samples(self) -> tuple[int, int] | None:
+        """Samples of the probe as it was given, and how many of them are measured: fewer if the probe was thinned.
+
+        None if the run does not say.
+        """
+        probe = self.config.get("probe")
+        given = _whole(probe.get("samples")) if isinstance(probe, dict) else 0
+        # thinning keeps every n-th sample, the first included
+        return (given, -(-given // max(_whole(self.config.get("thinned")), 1))) if given > 0 else None
+
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """Measurements by step: `step`, `seconds` (or None), `values` by name.

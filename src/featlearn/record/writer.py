@@ -88,8 +88,8 @@ class RunWriter:
         """The configuration; removes files that a crash cut off, the next line removes a line."""
         if not resume:
             raise RunError(
-                f"{self.path} already holds a run; pass resume=True to go on with it, another path (out=) for a new "
-                "run beside it, or remove it first"
+                f"{self.path} already holds a run; pass resume=True to go on with it, overwrite=True (fl.watch) to "
+                "replace it, or another path (out=) for a new run beside it"
             )
         run = Run(self.path)
         if run.schema != schema.SCHEMA:

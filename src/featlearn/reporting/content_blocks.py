@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy
 
+NEUTRAL = -1
+"""Index of the colour that belongs to no run."""
 POINTS = 200
 """Largest number of points of a line; longer ones are thinned evenly in the logarithm of the index."""
 
@@ -26,6 +28,10 @@ class ChartLine:
     high: Sequence[float] | None = None
     group: int | None = None
     """index of its run; None for lines of all runs or of a theory"""
+    kind: str = ""
+    """what is drawn of its run, if that is said in the label: "frozen first kernel", a layer"""
+    until: float = math.inf
+    """the last place before its run diverged; axes need not show what comes after"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,14 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Level:
+    """A threshold: a horizontal line."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
 class Window:
     """A marked interval."""
 
@@ -45,6 +59,9 @@ class Window:
     end: float
     label: str
 
+
+MARGIN = 0.05
+"""Share of a limited axis that is left empty at both ends."""
 
 Axis = Literal["steps", "log", "linear"]
 """steps are drawn as log(1 + step), so that step 0 is visible"""
@@ -66,6 +83,9 @@ class Chart:
     windows: Sequence[Window] = ()
     note: str = ""
     """remark below the chart"""
+    levels: Sequence[Level] = ()
+    least: tuple[float, float] | None = None
+    """what the vertical axis shows at least"""
 
     def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
         """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
@@ -75,9 +95,29 @@ class Chart:
             yield place, [line.get(place, nothing) for line in known]
 
     @property
+    def limits(self) -> tuple[float, float] | None:
+        """Limits of the vertical axis, if values after a divergence would stretch it; None to show all values."""
+        places = [(x, line.until, values) for line in self.lines for x, *values in _points(line)]
+        found = [(x <= until, v) for x, until, values in places for v in values if math.isfinite(v)]
+        if self.logarithmic:
+            found = [(sound, v) for sound, v in found if v > 0]
+        sound, all_values = [v for kept, v in found if kept], [v for _, v in found]
+        if not sound or (min(sound), max(sound)) == (min(all_values), max(all_values)):
+            return None
+        return _widened(min(sound), max(sound), self.logarithmic)
+
+    @property
+    def remark(self) -> str:
+        """The note, and what the limits of the axis leave out."""
+        return " ".join(filter(None, (self.note, "" if self.limits is None else CUT)))
+
+    @property
     def logarithmic(self) -> bool:
         """Whether the vertical axis is logarithmic: requested, and possible."""
         return self.y_axis == "log" and any(y > 0 for line in self.lines for y in line.y)
+
+
+CUT = "The axis ends at the values before a run diverged; those after it are in the numbers."
 
 
 @dataclass(frozen=True)
@@ -107,6 +147,8 @@ class MatrixSequence:
     """the centre of a diverging colour scale; None for a sequential one"""
     slider: bool = True
     note: str = ""
+    colors: Sequence[int] = ()
+    """colour of each run; none for a single one"""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
         """Limits of the colour scale: those of this picture, or symmetric about the middle over all pictures."""
@@ -119,13 +161,17 @@ class MatrixSequence:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table."""
+    """A table; `parts` are tables with the same head, folded below it."""
 
     key: str
     title: str
     head: Sequence[str]
     body: Sequence[Sequence[str]]
     note: str = ""
+    colors: Sequence[int] = ()
+    """colour of the run of each row; none if rows are not runs"""
+    parts: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()
+    """(title, rows)"""
 
 
 ContentBlock = Chart | MatrixSequence | Grid
@@ -142,6 +188,13 @@ class Section:
     blocks: Sequence[ContentBlock] = ()
     missing: Sequence[str] = field(default=())
     """what is missing, and why"""
+    folded: bool = True
+    """whether it is closed until it is asked for"""
+
+
+def shade(color: int) -> int:
+    """The colour of the palette that is drawn for an index: the eight of runs and lines repeat."""
+    return 8 if color == NEUTRAL else color % 8
 
 
 def thinned(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:
@@ -154,6 +207,21 @@ def thinned(places: Sequence[float], values: Sequence[float], points: int = POIN
         if len(kept) <= points:
             break
     return [places[i] for i in kept], [values[i] for i in kept]
+
+
+def _points(line: ChartLine) -> Iterator[tuple[float, ...]]:
+    """(x, y), or (x, y, low, high) of a band."""
+    bands = () if line.low is None or line.high is None else (line.low, line.high)
+    yield from zip(line.x, line.y, *bands, strict=True)
+
+
+def _widened(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
+    """The limits with a margin, so that lines do not lie on the frame."""
+    if logarithmic:
+        factor = max((high / low) ** MARGIN, 1 + MARGIN)
+        return low / factor, high * factor
+    margin = MARGIN * ((high - low) or abs(high) or 1.0)
+    return low - margin, high + margin
 
 
 def _by_place(line: ChartLine) -> dict[float, tuple[float, float, float]]:

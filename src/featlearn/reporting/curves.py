@@ -1,4 +1,4 @@
-"""Sections with curves over training: the loss and its predictions, events, alignment and norm of the kernel."""
+"""Sections with curves over training: gap, loss and its predictions, events, alignment and norm of the kernel."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,11 +8,13 @@ from typing import Any
 import numpy
 
 from featlearn.diagnosis.events import alignment_curve
+from featlearn.diagnosis.evidence import DEPARTED, GAP
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.run_data import Curve
-from featlearn.reporting.content_blocks import Chart, ChartLine, Mark, Section, Window
+from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Level, Mark, Section, Window
 from featlearn.reporting.groups import RunGroup
+from featlearn.reporting.markup import written
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 
@@ -29,32 +31,92 @@ def points(curve: Curve | None) -> Points | None:
     return None if curve is None else (curve.steps.tolist(), curve.values.tolist())
 
 
-def loss(groups: Sequence[RunGroup], theory: Overlay) -> Section:
-    """The loss on the probe and the losses that kernels predict."""
-    lines, missing, sources = [], [], set()
+def overview(groups: Sequence[RunGroup], theory: Overlay) -> Section:
+    """The curves that say most: linearisation gap, loss, accuracy, alignment and norm of the kernel."""
+    shown, missing = _loss(groups, theory)
+    lines = _gap_lines(groups)
+    if lines:
+        levels = [Level(GAP.low, f"lazy below {GAP.low:g}"), Level(GAP.high, f"rich above {GAP.high:g}")]
+        shown = [Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0)), *shown]
+    missing += [f"{group.label}: the linearisation gap was not recorded" for group in groups
+                if not any(one.gap.known for one in group.findings)]  # fmt: skip
+    charts, absent = _kernel_charts(groups, theory)
+    return Section("curves", "Over training", "", [*shown, *charts], list(dict.fromkeys([*missing, *absent])), False)
+
+
+def _gap_lines(groups: Sequence[RunGroup]) -> list[ChartLine]:
+    kinds = {"probe": "on the probe", "test": "on test points", "unshrunk": "on the probe, without common shrinking"}
+    lines = [
+        group.line(lambda one, p=place: points(getattr(one.gap, p)), label, dash=dash)  # type: ignore[misc]
+        for group in groups
+        for dash, (place, label) in enumerate(kinds.items())
+    ]
+    return _apart(groups, present(lines))
+
+
+def _loss(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], list[str]]:
+    """The loss on the probe, for one run with the losses that kernels predict; accuracy; and what is missing."""
+    label = "measured" if groups[0].alone else ""
+    lines = present(group.line(lambda one: points(one.run_data.loss), label) for group in groups)
+    note, missing = "", [reason for group in groups for reason in group.left_out]
+    if groups[0].alone:
+        predicted, absent, note = _predictions(groups)
+        missing += absent
+        lines = _apart(groups, [*lines, *predicted])
+    lines += theory.lines("loss", _samples(groups))
+    charts = []
+    if lines:
+        charts.append(Chart("loss", "Loss on the probe", lines, _unit(groups), y_axis="log", note=note))
+    else:
+        missing.append("no loss on the probe was recorded")
+    return [*charts, *_accuracy(groups)], missing
+
+
+def frozen(groups: Sequence[RunGroup]) -> Section:
+    """Against training with the frozen first kernel: the departure over steps, and for several runs the losses."""
+    charts, missing = [], list[str]()
+    kinds = {"on_test": "on test points", "on_probe": "on the probe"}
+    lines = [
+        group.line(lambda one, p=place: _departures(one, p), label, dash=dash)  # type: ignore[misc]
+        for group in groups
+        for dash, (place, label) in enumerate(kinds.items())
+    ]
+    if present(lines):
+        levels = [Level(DEPARTED.high, f"departed above {DEPARTED.high:g}")]
+        charts.append(Chart("departure", "Departure from the frozen first kernel", _apart(groups, present(lines)),
+                            "|g − f| / |f − f₀|, from its path", levels=levels, least=(0.0, 0.5)))  # fmt: skip
+    missing += [f"{group.label}: no departure, as {one.departure.reason}" for group in groups
+                for one in group.findings if one.departure.reason]  # fmt: skip
+    if not groups[0].alone:
+        predicted, absent, note = _predictions(groups)
+        missing += absent
+        if predicted:
+            charts.append(Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log",
+                                note=note))  # fmt: skip
+    return Section("frozen", "Against the frozen first kernel", _FROZEN, charts, list(dict.fromkeys(missing)))
+
+
+def _departures(one: Findings, place: str) -> Points | None:
+    pairs = [(float(s), v) for s, v in zip(one.departure.steps, getattr(one.departure, place), strict=True)
+             if math.isfinite(v)]  # fmt: skip
+    return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
+
+
+def _predictions(groups: Sequence[RunGroup]) -> tuple[list[ChartLine], list[str], str]:
+    """The losses that kernels predict, the reasons where there are none, and the source of the rate."""
+    lines, missing, sources = list[ChartLine](), [], set()
     for group in groups:
         found = {id(one): predicted_loss(one) for one in group.findings}
-        lines += present([group.line(lambda one: points(one.run_data.loss), "measured")])
         for dash, (place, label) in enumerate(_PREDICTED.items(), 1):
             lines += present([group.line(lambda one, f=found, p=place: _prediction(f[id(one)], p), label, dash=dash)])  # type: ignore[misc]
         missing += [f"{group.label}: no prediction, as {f.reason}" for f in found.values() if isinstance(f, Unknown)]
         sources |= {f.source for f in found.values() if isinstance(f, PredictedLoss)}
-    lines = _apart(groups, lines)
-    units = {
-        one.run_data.loss_kind.name if one.run_data.loss_kind.logistic else "|f − y|²"
-        for group in groups
-        for one in group.findings
-    }
-    lines += theory.lines("loss", _samples(groups))
-    charts = []
-    if lines:
-        note = f"Rate of the predictions: {'; '.join(sorted(sources))}." if sources else ""
-        charts.append(Chart("loss", "Loss on the probe", lines, f"mean {' or '.join(sorted(units))}", y_axis="log",
-                            note=note))  # fmt: skip
-    else:
-        missing.append("no loss on the probe was recorded")
-    charts += _accuracy(groups)
-    return Section("loss", "Loss, and what kernels predict", _LOSS, charts, list(dict.fromkeys(missing)))
+    return lines, missing, f"Rate of the predictions: {'; '.join(sorted(sources))}." if sources else ""
+
+
+def _unit(groups: Sequence[RunGroup]) -> str:
+    kinds = {one.run_data.loss_kind for group in groups for one in group.findings}
+    return f"mean {' or '.join(sorted({kind.name if kind.logistic else '|f − y|²' for kind in kinds}))}"
 
 
 _PREDICTED = {
@@ -85,8 +147,8 @@ def _accuracy(groups: Sequence[RunGroup]) -> list[Chart]:
 
 
 def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
-    """The times at which alignment, kernel norm and loss moved, on one axis; then alignment and norm themselves."""
-    lines = [
+    """The times at which alignment, kernel norm and loss moved, on one axis; the trace of the kernel."""
+    lines = present(
         line
         for group in groups
         for line in (
@@ -94,7 +156,31 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
             group.line(lambda one: points(alignment_curve(one.run_data)), "kernel-task alignment, centred", dash=1),
             group.line(_norm_share, "kernel norm, share of the last", dash=2),
         )
-    ]
+    )
+    blocks: list[Chart | Grid] = []
+    if lines:
+        windows, marks = _event_marks(groups) if groups[0].alone else ([], [])
+        blocks.append(Chart("timeline", "Order of events", _apart(groups, lines), "share", marks=marks, windows=windows,
+                            note=_silence(groups)))  # fmt: skip
+    if lines and not groups[0].alone:
+        blocks.append(_event_table(groups))
+    trace = [*present(group.scalar("ntk/trace") for group in groups), *theory.lines("ntk/trace")]
+    if trace:
+        blocks.append(Chart("ntk-trace", "Trace of the kernel", trace, "trace of the kernel", y_axis="log"))
+    return Section("timeline", "Order of events", _TIMELINE, blocks, [] if blocks else ["nothing of it was recorded"])
+
+
+def _event_table(groups: Sequence[RunGroup]) -> Grid:
+    """Times of events by run: marks of several runs in one chart cannot be told apart."""
+    rows = [[group.label, *(written(group.diagnosis.times.get(name, math.nan)) for name in _EVENTS)]
+            for group in groups]  # fmt: skip
+    return Grid("events-by-run", "Steps of events", ["run", *_EVENTS.values()], rows,
+                "–: it did not happen, or lies between measurements that are far apart.",
+                [group.color for group in groups])  # fmt: skip
+
+
+def _kernel_charts(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], list[str]]:
+    """Alignment and norm of the kernel, and what is missing."""
     missing = [
         f"{group.label}: {what} not recorded"
         for group in groups
@@ -102,28 +188,20 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
                             ("the kernel norm was", ("ntk/norm",)))
         if not group.names.intersection(names)
     ]  # fmt: skip
-    windows, marks = _event_marks(groups)
     charts = []
-    if present(lines):
-        shown = _apart(groups, present(lines))
-        charts.append(Chart("timeline", "Order of events", shown, "share", marks=marks, windows=windows,
-                            note=_silence(groups)))  # fmt: skip
-    alignment = [
-        group.scalar(name, label, dash=dash)
-        for group in groups
-        for dash, (name, label) in enumerate(_ALIGNMENTS.items())
-    ]
+    kinds = list(_ALIGNMENTS.items())
+    alignment = [group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds)]
     chosen = [*_apart(groups, present(alignment)), *theory.lines("ntk/alignment")]
     if chosen:
         charts.append(Chart("alignment", "Kernel-task alignment", chosen, "alignment"))
-    for name, title in (("ntk/norm", "Kernel norm"), ("ntk/trace", "Trace of the kernel")):
-        chosen = [*present(group.scalar(name) for group in groups), *theory.lines(name)]
-        if chosen:
-            charts.append(Chart(name.replace("/", "-"), title, chosen, title.lower(), y_axis="log"))
-    moved = present(group.scalar("ntk/distance") for group in groups)
-    if moved:
-        charts.append(Chart("distance", "Distance from the first kernel", moved, "1 − cosine"))
-    return Section("timeline", "Alignment and size of the kernel", _TIMELINE, charts, missing)
+    norm = [*present(group.scalar("ntk/norm") for group in groups), *theory.lines("ntk/norm")]
+    if norm:
+        charts.append(Chart("ntk-norm", "Kernel norm", norm, "kernel norm", y_axis="log"))
+    kinds = [("ntk/centered_distance", "centred"), ("ntk/distance", "not centred")]
+    moved = [group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds)]
+    if present(moved):
+        charts.append(Chart("distance", "How far the kernel turned", _apart(groups, present(moved)), "1 − cosine"))
+    return charts, missing
 
 
 _ALIGNMENTS = {
@@ -170,6 +248,7 @@ _EVENTS = {
     "norm_10": "10 % of the last kernel norm",
     "loss_half": "half of the loss",
     "kernel_settled": "the kernel settled",
+    "rich_from": "the gap became rich",
 }
 
 
@@ -210,7 +289,7 @@ def named_layers(groups: Sequence[RunGroup]) -> Mapping[str, str]:
     return found
 
 
-_LOSS = """<p>Had the network kept its first tangent kernel, its outputs would follow
+_FROZEN = """<p>Had the network kept its first tangent kernel, its outputs would follow
 <math><mfrac><mrow><mi>d</mi><mi>f</mi></mrow><mrow><mi>d</mi><mi>t</mi></mrow></mfrac><mo>=</mo><mo>−</mo><mi>η</mi>
 <msub><mi>K</mi><mn>0</mn></msub><mo>(</mo><mi>f</mi><mo>−</mo><mi>y</mi><mo>)</mo></math>: the frozen curve. The second
 prediction lets that kernel grow as the measured one did, and keeps its shape. What the measured loss gains on both is

@@ -17,16 +17,17 @@ import numpy
 
 from featlearn.errors import InputValueError, RunError
 from featlearn.reporting import curves, layers, matrices
-from featlearn.reporting.content_blocks import POINTS, Chart, MatrixSequence, Section
+from featlearn.reporting.content_blocks import NEUTRAL, POINTS, Chart, MatrixSequence, Section, shade
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
 
 __all__ = [
-    "accuracy", "alignment", "features", "kernel", "kernel_distance", "kernel_norm", "layer_alignment", "loss",
-    "save_figures", "specialization", "spectrum", "style", "task_power", "timeline", "weight_distance", "weight_norms",
+    "accuracy", "alignment", "departure", "features", "gap", "kernel", "kernel_distance", "kernel_norm",
+    "layer_alignment", "loss", "save_figures", "specialization", "spectrum", "style", "task_power", "timeline",
+    "weight_distance", "weight_norms",
 ]  # fmt: skip
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#595959")
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 _WIDE = (6.75, 2.4)
 
@@ -36,14 +37,24 @@ def style() -> str:
     return str(files("featlearn.reporting") / "static" / "figures.mplstyle")
 
 
+def gap(runs: Any, *, ax: Any = None) -> Any:
+    """Linearisation gap on probe and test points, with its thresholds; returns the axes."""
+    return _drawn(runs, curves.overview, "gap", ax)
+
+
+def departure(runs: Any, *, ax: Any = None) -> Any:
+    """Departure from training with the frozen first kernel, with its threshold; returns the axes."""
+    return _drawn(runs, _without_theory(curves.frozen), "departure", ax)
+
+
 def loss(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
-    """Loss on the probe and the losses that kernels predict; returns the axes."""
-    return _drawn(runs, curves.loss, "loss", ax, theory, time_scale)
+    """Loss on the probe, for one run also the losses that kernels predict; returns the axes."""
+    return _drawn(runs, curves.overview, "loss", ax, theory, time_scale)
 
 
 def accuracy(runs: Any, *, ax: Any = None) -> Any:
     """Accuracy on probe and test points; returns the axes."""
-    return _drawn(runs, curves.loss, "accuracy", ax)
+    return _drawn(runs, curves.overview, "accuracy", ax)
 
 
 def timeline(runs: Any, *, ax: Any = None) -> Any:
@@ -53,17 +64,17 @@ def timeline(runs: Any, *, ax: Any = None) -> Any:
 
 def alignment(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
     """Kernel-task alignment; returns the axes."""
-    return _drawn(runs, curves.timeline, "alignment", ax, theory, time_scale)
+    return _drawn(runs, curves.overview, "alignment", ax, theory, time_scale)
 
 
 def kernel_norm(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
     """Norm of the kernel; returns the axes."""
-    return _drawn(runs, curves.timeline, "ntk-norm", ax, theory, time_scale)
+    return _drawn(runs, curves.overview, "ntk-norm", ax, theory, time_scale)
 
 
 def kernel_distance(runs: Any, *, ax: Any = None) -> Any:
-    """1 - cosine of the first kernel and the later ones; returns the axes."""
-    return _drawn(runs, curves.timeline, "distance", ax)
+    """1 - cosine of the first kernel and the later ones, centred and not; returns the axes."""
+    return _drawn(runs, curves.overview, "distance", ax)
 
 
 def spectrum(runs: Any, *, ax: Any = None) -> Any:
@@ -151,9 +162,9 @@ def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
 
 
 _SECTIONS: tuple[Build, ...] = (
-    curves.loss, curves.timeline, curves.overlaid, _without_theory(matrices.spectra),
-    _without_theory(matrices.specialization), _without_theory(layers.features), _without_theory(layers.layers),
-    _kernels,
+    curves.overview, _without_theory(curves.frozen), curves.timeline, curves.overlaid,
+    _without_theory(matrices.spectra), _without_theory(matrices.specialization), _without_theory(layers.features),
+    _without_theory(layers.layers), _kernels,
 )  # fmt: skip
 
 
@@ -186,7 +197,7 @@ def _axes(ax: Any, size: tuple[float, float] | None = None) -> Any:
 def _chart(one: Chart, ax: Any) -> Any:
     ax = _axes(ax, _WIDE if _crowded(one) else None)
     for line in one.lines:
-        color = COLORS[line.color % 8]
+        color = COLORS[shade(line.color)]
         # a label that begins with _ is not shown
         label = line.label if not line.label.startswith("_") else f" {line.label}"
         alone = "o" if sum(map(math.isfinite, line.y)) == 1 else None
@@ -197,6 +208,13 @@ def _chart(one: Chart, ax: Any) -> Any:
         ax.axvspan(window.begin, window.end, color="#009E73", alpha=0.15, linewidth=0, label=_plain(window.label))
     for mark in one.marks:
         ax.axvline(mark.at, color="#7F7F7F", linestyle=":", linewidth=0.8)
+    for level in one.levels:
+        ax.axhline(level.at, color=COLORS[shade(NEUTRAL)], linestyle=(0, (1, 2)), linewidth=0.8)
+        ax.annotate(_plain(level.label), (1, level.at), xycoords=("axes fraction", "data"), fontsize=6, ha="right",
+                    va="bottom", color=COLORS[shade(NEUTRAL)])  # fmt: skip
+    if one.least is not None:
+        ax.update_datalim([(one.lines[0].x[0], end) for end in one.least])
+        ax.autoscale_view(scalex=False)
     if one.x_axis == "steps":
         ax.set_xscale("symlog", linthresh=1)
         ax.set_xlim(left=0)
@@ -204,6 +222,8 @@ def _chart(one: Chart, ax: Any) -> Any:
         ax.set_xscale("log")
     if one.logarithmic:
         ax.set_yscale("log")
+    if one.limits is not None:
+        ax.set_ylim(one.limits)
     ax.set_xlabel(one.x)
     ax.set_ylabel(one.y)
     ax.set_title(one.title)

@@ -18,7 +18,8 @@ from featlearn.reporting.content_blocks import ChartLine, thinned
 
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
-    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "steps", "device",
+    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "costs", "steps",
+    "device", "checkpoints",
 }  # fmt: skip
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 
@@ -49,6 +50,19 @@ class RunGroup:
         return self.findings[0]
 
     @cached_property
+    def sound(self) -> list[Findings]:
+        """The runs that did not diverge."""
+        return [one for one in self.findings if one.run_data.diverged is None]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Runs that are left out of means, with the reason; none if all runs diverged."""
+        return [] if not self.sound else [
+            f"{one.run.name} in the means of {self.label}, as it diverged at step {one.run_data.diverged}"
+            for one in self.findings if one not in self.sound
+        ]  # fmt: skip
+
+    @cached_property
     def diagnosis(self) -> Diagnosis:
         """The diagnosis of these runs."""
         return diagnose(self.runs)
@@ -59,16 +73,19 @@ class RunGroup:
         return {name for run in self.runs for name in run.names}
 
     def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
-        """A curve of the group, the mean over its runs; None if no run has it."""
-        found = [curve for curve in map(read, self.findings) if curve is not None and len(curve[0])]
+        """A curve of the group, the mean over its runs that did not diverge; None if no run has it."""
+        used = self.sound or self.findings
+        found = [curve for curve in map(read, used) if curve is not None and len(curve[0])]
         if not found:
             return None
+        until = math.inf if self.sound else min(float(one.run_data.steps) for one in used)
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color)
-        x, mean, low, high = _band(found, self.points)
-        return ChartLine(name, x, mean, shade, dash, low, high, self.color)
+            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label,
+                             until=until)  # fmt: skip
+        x, mean, low, high = band(found, self.points)
+        return ChartLine(name, x, mean, shade, dash, low, high, self.color, label, until)
 
     def named(self, label: str) -> str:
         """The label of a line."""
@@ -147,7 +164,7 @@ def _labels(names: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _band(
+def band(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Mean, smallest and largest value over the common range of steps, interpolated in log(1 + step).

@@ -1,16 +1,21 @@
-"""Sections by layer: neural features, alignment of consecutive layers, norms."""
+"""Sections by layer: how much each learned, neural features, alignment of consecutive layers, norms.
+
+Layers of deep networks are shown by block, with their own numbers folded.
+"""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from featlearn.diagnosis.findings import Findings
-from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Section
-from featlearn.reporting.curves import Points, named_layers, present, shares
-from featlearn.reporting.groups import RunGroup, finite
+from featlearn.diagnosis.layers import LayerLearning
+from featlearn.record import Run
+from featlearn.reporting.content_blocks import NEUTRAL, Chart, ChartLine, Grid, Section
+from featlearn.reporting.curves import Points, named_layers, shares
+from featlearn.reporting.groups import RunGroup, band, finite
+from featlearn.reporting.layer_blocks import MOST, layer_blocks
 
-MOST = 8
-"""Largest number of lines per run in a chart; more cannot be distinguished."""
+MOST_OF_SEVERAL = 4
+"""Largest number of layers in a chart of several runs, where layers are line styles."""
 
 _KINDS = {
     "uncentered": "uncentred",
@@ -24,7 +29,7 @@ _KINDS = {
 
 def features(groups: Sequence[RunGroup]) -> Section:
     """Neural feature correlations over training, and their final values in a table."""
-    pattern = re.compile(r"features/(?P<layer>.+)/(?P<kind>\w+)")
+    pattern = re.compile(r"features/(?P<layer>(?!mean/).+)/(?P<kind>\w+)")
     charts: list[Chart | Grid] = []
     missing = []
     for kind in ("uncentered", "centered"):
@@ -32,17 +37,25 @@ def features(groups: Sequence[RunGroup]) -> Section:
         if lines:
             title = f"Neural feature correlation, {_KINDS[kind]}"
             charts.append(Chart(f"features-{kind}", title, lines, "cosine of NFM and AGOP", note=left))
-    known = {name for group in groups for name in group.names if pattern.fullmatch(name)}
-    if known:
-        charts.append(_final(groups, pattern, known))
+    found = {match["layer"]: "" for group in groups for n in sorted(group.names) if (match := pattern.fullmatch(n))}
+    if found:
+        columns = {words: lambda group, layer, k=kind: _last(group, f"features/{layer}/{k}")
+                   for kind, words in _KINDS.items()}  # fmt: skip
+        charts.append(_table("features-final", "Neural features at the end", groups, list(found), columns))
     else:
         missing.append('neural features were not recorded; ask fl.watch for quantities=["features", ...]')
     return Section("features", "Features by layer", _FEATURES, charts, missing)
 
 
 def layers(groups: Sequence[RunGroup]) -> Section:
-    """Layer alignment, norms and distances of weights."""
-    charts, missing = [], []
+    """How much each layer learned; layer alignment, norms and distances of weights."""
+    charts: list[Chart | Grid] = []
+    missing = []
+    known = list(dict.fromkeys(layer for group in groups for layer in group.diagnosis.layers))
+    if known:
+        columns = {words: lambda group, layer, n=name: _learned(group, layer, n)
+                   for name, words in _LEARNED.items()}  # fmt: skip
+        charts.append(_table("layer-learning", "How much each layer learned", groups, known, columns))
     lines, left = _by_layer(groups, re.compile(r"layers/(?P<layer>.+--.+)/alignment"))
     if lines:
         charts.append(Chart("layers", "Alignment of layers that follow each other", [*lines, *_random(groups)],
@@ -63,31 +76,73 @@ def layers(groups: Sequence[RunGroup]) -> Section:
     return Section("layers", "Layers", _LAYERS, charts, missing)
 
 
+_LEARNED = {
+    "distance": "weights moved",
+    "correlation": "neural feature correlation, change",
+    "kernel_share": "share of the kernel",
+    "alignment": "alignment of its kernel, change",
+}
+
+
+# ---- charts
+
+
 def _by_layer(
     groups: Sequence[RunGroup], pattern: re.Pattern[str], of_first: bool = False
 ) -> tuple[list[ChartLine], str]:
-    """One line per layer, with a colour per layer and a dash per run; and a remark about omitted layers.
+    """One line per layer or block, and a remark about what is left out.
 
-    The layers that changed most are shown.
+    For one run a colour is a layer; for several a colour is a run, and a line style a layer. Those that changed most
+    are shown.
     """
     real = named_layers(groups)
     found: dict[str, str] = {}
     for group in groups:
         found |= {match["layer"]: name for name in sorted(group.names) if (match := pattern.fullmatch(name))}
-    order = _in_order(found, real)
-    kept = sorted(sorted(order, key=lambda layer: -_change(groups, found[layer]))[:MOST], key=order.index)
+    blocks = _blocks(_in_order(found, real), real)
+    order, most = list(blocks), MOST if groups[0].alone else MOST_OF_SEVERAL
+    changes = {block: max(_change(groups, found[layer]) for layer in members) for block, members in blocks.items()}
+    kept = sorted(sorted(order, key=lambda block: -changes[block])[:most], key=order.index)
+    lines = [
+        line
+        for group in groups
+        for i, block in enumerate(kept)
+        if (line := _line(group, block, [found[layer] for layer in blocks[block]], i, of_first)) is not None
+    ]
+    return lines, _remark(blocks, len(kept), len(found))
 
-    def read(name: str, one: Findings) -> Points | None:
-        curve = finite(one.run, name)
-        return curve if curve is None or not of_first else (curve[0], shares(curve[1]))
 
-    lines = present(
-        group.line(lambda one, n=found[layer]: read(n, one), _real(layer, real), color=color, dash=dash)  # type: ignore[misc]
-        for dash, group in enumerate(groups)
-        for color, layer in enumerate(kept)
+def _line(group: RunGroup, block: str, names: Sequence[str], place: int, of_first: bool) -> ChartLine | None:
+    """The mean over the layers of a block, with a band from the smallest to the largest."""
+    style = {"color": place} if group.alone else {"dash": place}
+    curves = [curve for name in names for one in group.sound or group.findings
+              if (curve := _read(one.run, name, of_first)) is not None]  # fmt: skip
+    if len(names) == 1 or not curves:
+        return group.line(lambda one: _read(one.run, names[0], of_first), block, **style)
+    x, mean, low, high = band(curves, group.points)
+    label = group.named(block)
+    return ChartLine(
+        label, x, mean, style.get("color", group.color), style.get("dash", 0), low, high, group.color, block
     )
-    left = len(order) - len(kept)
-    return lines, f"The {len(kept)} layers that changed most; {left} others are in the run." if left else ""
+
+
+def _read(run: Run, name: str, of_first: bool) -> Points | None:
+    curve = finite(run, name)
+    return curve if curve is None or not of_first else (curve[0], shares(curve[1]))
+
+
+def _remark(blocks: Mapping[str, Sequence[str]], kept: int, layers: int) -> str:
+    grouped = len(blocks) < layers
+    what = "blocks" if grouped else "layers"
+    said = ["A line is the mean over the layers of a block, its band the smallest and the largest."] if grouped else []
+    if len(blocks) > kept:
+        said.append(f"The {kept} {what} that changed most; {len(blocks) - kept} others are in the run.")
+    return " ".join(said)
+
+
+def _blocks(layers: Sequence[str], real: Mapping[str, str]) -> dict[str, list[str]]:
+    """Block -> recorded names of its layers, both in the order of the network."""
+    return layer_blocks({layer: [real.get(part, part) for part in layer.split("--")] for layer in layers})
 
 
 def _in_order(found: Mapping[str, str], real: Mapping[str, str]) -> list[str]:
@@ -101,8 +156,13 @@ def _real(layer: str, real: Mapping[str, str]) -> str:
 
 
 def _change(groups: Sequence[RunGroup], name: str) -> float:
-    curves = [curve for group in groups if (curve := finite(group.first.run, name)) is not None]
-    return max((max(values) - min(values) for _, values in curves), default=-math.inf)
+    """The range of the values before a divergence."""
+    shown = [(group.first.run_data, finite(group.first.run, name)) for group in groups]
+    curves = [
+        [value for step, value in zip(*curve, strict=True) if run_data.diverged is None or step <= run_data.steps]
+        for run_data, curve in shown if curve is not None
+    ]  # fmt: skip
+    return max((max(values) - min(values) for values in curves if values), default=-math.inf)
 
 
 def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
@@ -114,24 +174,53 @@ def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
         return []
     end = max(x[-1] for x, _ in curves)
     value = values.pop()
-    return [ChartLine("random weights", [0.0, end], [value, value], MOST - 1, dash=3)]
+    return [ChartLine("random weights", [0.0, end], [value, value], NEUTRAL, dash=3)]
 
 
-def _final(groups: Sequence[RunGroup], pattern: re.Pattern[str], known: set[str]) -> Grid:
+# ---- tables
+
+
+def _table(
+    key: str, title: str, groups: Sequence[RunGroup], layers: Sequence[str],
+    columns: Mapping[str, Callable[[RunGroup, str], float]],
+) -> Grid:  # fmt: skip
+    """A row per layer; for many layers one per block, with means, and the layers of each block folded."""
     real = named_layers(groups)
-    found = {match["layer"]: "" for name in sorted(known) if (match := pattern.fullmatch(name))}
-    rows = []
+    blocks = _blocks(_in_order(dict.fromkeys(layers, ""), real), real)
+    grouped = len(blocks) < len(layers)
+    body, colors = [], []
+    parts: dict[str, list[list[str]]] = {}
     for group in groups:
-        for layer in _in_order({name: "" for name in found if name != "mean"}, real):
-            cells = [_last(group, f"features/{layer}/{kind}") for kind in _KINDS]
-            rows.append([*([] if group.alone else [group.label]), _real(layer, real), *cells])
-    head = [*([] if groups[0].alone else ["run"]), "layer", *_KINDS.values()]
-    return Grid("features-final", "Neural features at the end", head, rows)
+        run = [] if group.alone else [group.label]
+        for block, members in blocks.items():
+            cells = [[read(group, layer) for read in columns.values()] for layer in members]
+            counted = f"{block} ({len(members)} layers)" if len(members) > 1 else block
+            body.append([*run, counted, *(_cell(_mean(column)) for column in zip(*cells, strict=True))])
+            colors.append(group.color)
+            if grouped and len(members) > 1:
+                rows = [[*run, _real(layer, real), *map(_cell, row)] for layer, row in zip(members, cells, strict=True)]
+                parts.setdefault(counted, []).extend(rows)
+    head = [*([] if groups[0].alone else ["run"]), "block" if grouped else "layer", *columns]
+    note = "Means over the layers of each block; the layers themselves are folded below." if grouped else ""
+    return Grid(key, title, head, body, note, () if groups[0].alone else colors, list(parts.items()))
 
 
-def _last(group: RunGroup, name: str) -> str:
-    values = [curve[1][-1] for run in group.runs if (curve := finite(run, name)) is not None]
-    return f"{sum(values) / len(values):.3g}" if values else "–"
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _cell(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "–"
+
+
+def _last(group: RunGroup, name: str) -> float:
+    return _mean([curve[1][-1] for run in group.runs if (curve := finite(run, name)) is not None])
+
+
+def _learned(group: RunGroup, layer: str, name: str) -> float:
+    found: LayerLearning | None = group.diagnosis.layers.get(layer)
+    return math.nan if found is None else float(getattr(found, name))
 
 
 _FEATURES = """<p>What a layer takes from its input, the neural feature matrix

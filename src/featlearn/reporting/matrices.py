@@ -1,6 +1,7 @@
 """Sections about matrices: spectra, specialisation, the kernel over time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy
 
@@ -26,11 +27,12 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
         ends = [steps[0]] if len(steps) == 1 else [steps[0], steps[-1]]
         for dash, step in enumerate(reversed(ends)):  # solid: the last step
             color = dash if group.alone else group.color
-            label = group.named(f"step {step}")
-            values.append(_ranked(label, _vector(one, step, "eigenvalues"), color, dash, group.points))
+            kind = f"step {step}" if group.alone else "last step" if step == steps[-1] else "first step"
+            style = ChartLine(group.named(kind), (), (), color, dash, group=group.color, kind=kind)
+            values.append(_ranked(style, _vector(one, step, "eigenvalues"), group.points))
             power = _vector(one, step, "task_power")
             if power is not None and power.sum() > 0:
-                powers.append(_ranked(label, numpy.cumsum(power) / power.sum(), color, dash, group.points))
+                powers.append(_ranked(style, numpy.cumsum(power) / power.sum(), group.points))
     charts = []
     if values:
         charts.append(Chart("spectrum", "Eigenvalues of the kernel", [v for v in values if v is not None], "eigenvalue",
@@ -46,11 +48,12 @@ def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
     return None if found is None or found.dim() != 1 else found.double().numpy()
 
 
-def _ranked(label: str, values: numpy.ndarray | None, color: int, dash: int, points: int) -> ChartLine | None:
+def _ranked(style: ChartLine, values: numpy.ndarray | None, points: int) -> ChartLine | None:
+    """A line over the place in the order, in the style of an empty one."""
     if values is None:
         return None
     places, shown = thinned(range(1, len(values) + 1), values.tolist(), points)
-    return ChartLine(label, [float(p) for p in places], shown, color, dash)
+    return replace(style, x=[float(p) for p in places], y=shown)
 
 
 def _of_one(groups: Sequence[RunGroup]) -> str:
@@ -58,13 +61,19 @@ def _of_one(groups: Sequence[RunGroup]) -> str:
     return "; ".join(many) + "." if many else ""
 
 
+def _colors(groups: Sequence[RunGroup], colors: Sequence[int]) -> Sequence[int]:
+    """The colours of the runs; none for a single one, whose colours mean quantities."""
+    return () if groups[0].alone else colors
+
+
 def specialization(groups: Sequence[RunGroup]) -> Section:
     """The specialisation matrix, first and last."""
-    sequences, missing = [], []
+    sequences, colors, missing = [], [], []
     for group in groups:
         found = [p for p in _pictures(group.first, "specialization", "ksm", None) if len(p.values) > 1]
         if found:
             sequences.append((group.label, [found[0]] if len(found) == 1 else [found[0], found[-1]]))
+            colors.append(group.color)
         else:
             outputs = group.first.run_data.targets
             single = outputs is not None and outputs.shape[1] == 1
@@ -72,7 +81,7 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
             missing.append(f"{group.label}: no specialisation matrix, as {reason}")
     title = "Specialisation matrix, before and after"
     block = MatrixSequence("specialization", title, sequences, "kernel of output", "target of output", middle=1.0,
-                           slider=False, note=_of_one(groups))  # fmt: skip
+                           slider=False, note=_of_one(groups), colors=_colors(groups, colors))  # fmt: skip
     return Section("specialization", "Specialisation", _SPECIALIZATION, [block] if sequences else [], missing)
 
 
@@ -80,16 +89,18 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
     """The kernel itself, with samples sorted by their target."""
     if not shown:
         return Section("kernels", "The kernel over time", "", (), ["left out, as was asked for"])
-    sequences, missing = [], []
+    sequences, colors, missing = [], [], []
     for group in groups:
         frames = max(2, FRAMES // len(groups))
         pictures = _pictures(group.first, "kernel", "mean", min(frames, 32))
         if pictures:
             sequences.append((group.label, pictures))
+            colors.append(group.color)
         else:
             missing.append(f"{group.label}: no kernel was recorded")
     title = "Tangent kernel on the probe"
-    block = MatrixSequence("kernels", title, sequences, "sample", "sample", note=_of_one(groups))
+    block = MatrixSequence("kernels", title, sequences, "sample, by target", "sample, by target", note=_of_one(groups),
+                           colors=_colors(groups, colors))  # fmt: skip
     return Section("kernels", "The kernel over time", _KERNELS, [block] if sequences else [], missing)
 
 

@@ -13,13 +13,16 @@ from typing import Any
 from featlearn.errors import RunError
 from featlearn.record import Run
 from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.markup import Html, data, joined, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
-from featlearn.reporting.rendering import numbers, section, swatch
-from featlearn.reporting.verdict import verdict
+from featlearn.reporting.rendering import numbers, section, swatch, titled
+from featlearn.reporting.steering import steering
+from featlearn.reporting.verdict import chip, headline, opinions, statements
+from featlearn.reporting.verdict import numbers as gauges_of
 
 LARGEST = 1_000_000
 """Largest size of a page without kernels in bytes; lines are thinned until it fits."""
@@ -33,7 +36,9 @@ def report(
     runs: Runs, path: str | os.PathLike[str], *, title: str | None = None, kernels: bool = True, bands: bool = True,
     theory: Mapping[str, Any] | None = None, time_scale: float = 1.0,
 ) -> Path:  # fmt: skip
-    """Write a report on runs as one self-contained HTML file: the verdict with its evidence, and charts.
+    """Write a report on runs as one self-contained HTML file: verdict, numbers with their errors, advice, and curves.
+
+    Several runs begin with a table of what differs between them.
 
     Args:
         runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts.
@@ -65,7 +70,8 @@ def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) 
     """All sections except verdict, provenance and citations, in the order of the page."""
     extra = curves.overlaid(found, overlay)
     return [
-        curves.loss(found, overlay),
+        curves.overview(found, overlay),
+        curves.frozen(found),
         curves.timeline(found, overlay),
         *([extra] if extra is not None else []),
         matrices.spectra(found),
@@ -84,23 +90,21 @@ def _weight(shown: Sequence[Section]) -> int:
 
 
 def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
-    heading = title if title is not None else ", ".join(group.label for group in found)
-    places = [("verdict", "Verdict"), *((one.key, one.title) for one in shown),
-              ("provenance", "Provenance"), ("citations", "To cite")]  # fmt: skip
-    blocks = [drawn for one in shown for block in one.blocks if (drawn := numbers(block)) is not None]
+    heading = title if title is not None else _heading(found)
+    parts = _parts(found, shown)
+    blocks = [given for one in shown for block in one.blocks if (given := numbers(block)) is not None]
     scripts = [static("uPlot.iife.min.js"), static("report.js")]
     styles = [static("uPlot.min.css"), static("report.css")]
     return joined(
         "<!doctype html>",
         '<html lang="en">',
         _head(heading, scripts, styles),
-        "<body>",
+        f'<body class="{"several" if len(found) > 1 else "single"}">',
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
         tag("header", tag("p", "featlearn report", class_="kicker"), tag("h1", text(heading)),
-            tag("nav", tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name in places)),
-                aria_label="Sections"),
-            _legend(found)),
-        tag("main", verdict(found), *map(section, shown), provenance(found), citations()),
+            tag("nav", tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
+                aria_label="Sections")),
+        tag("main", *(content for _, _, content in parts)),
         tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
         tag("noscript", tag("p", "Charts need JavaScript; every number is in the tables.")),
         f'<script type="application/json" id="blocks">{data(blocks)}</script>',
@@ -108,6 +112,66 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
         "</body>",
         "</html>\n",
     )  # fmt: skip
+
+
+def _parts(found: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[str, str, Html]]:
+    """(key, title, HTML) of all sections, in the order of the page."""
+    curves = [(one.key, one.title, section(one)) for one in shown if not one.folded]
+    details = [(one.key, one.title, section(one)) for one in shown if one.folded]
+    # curves of several runs come before their cards, what would steer a single run before its curves
+    middle = [*curves, _cards(found)] if len(found) > 1 else [_advice(found[0]), *curves]
+    return [("verdict", "Verdict", _verdict(found)), *middle, *details,
+            ("provenance", "Provenance", provenance(found)), ("citations", "To cite", citations())]  # fmt: skip
+
+
+def _heading(found: Sequence[RunGroup]) -> str:
+    names = [group.label for group in found]
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs: {names[0]} to {names[-1]}"
+
+
+def _verdict(found: Sequence[RunGroup]) -> Html:
+    """The first section: for one run its verdict and numbers, for several the table of runs."""
+    content = [comparison(found), _legend(found)] if len(found) > 1 else [_card(found[0])]
+    return tag("section", tag("h2", "Verdict", id="verdict-title"), *content, id="verdict",
+               aria_labelledby="verdict-title", tabindex=-1)  # fmt: skip
+
+
+def _advice(group: RunGroup) -> tuple[str, str, Html]:
+    """What would steer a single run."""
+    return "steer", _STEER, titled("steer", _STEER, _steering(group), folded=False)
+
+
+def _cards(found: Sequence[RunGroup]) -> tuple[str, str, Html]:
+    """A folded card for each of several runs."""
+    cards = [
+        tag("details",
+            tag("summary", swatch(group.color), tag("h3", text(_counted(group))), chip(group.diagnosis.regime)),
+            _card(group), tag("h4", _STEER), _steering(group), class_=f"run r{group.color % 8}")
+        for group in found
+    ]  # fmt: skip
+    return "runs", "Run by run", titled("runs", "Run by run", *cards, folded=False)
+
+
+_STEER = "What would make it richer or lazier"
+
+
+def _card(group: RunGroup) -> Html:
+    found = group.diagnosis
+    runs = f"{len(found.runs)} runs: {', '.join(found.runs)}" if len(found.runs) > 1 else ""
+    return tag(
+        "div",
+        tag("p", text(runs), class_="note") if runs else "",
+        headline(found),
+        gauges_of(found),
+        opinions(found),
+        statements(group),
+        class_="card",
+    )
+
+
+def _steering(group: RunGroup) -> Html:
+    lost = all(one.run_data.lost for one in group.findings)
+    return steering(group.diagnosis, lost, "h3" if group.alone else "h5")
 
 
 def _legend(found: Sequence[RunGroup]) -> Html:

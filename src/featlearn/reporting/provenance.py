@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from featlearn.citations import citation
@@ -10,7 +10,7 @@ from featlearn.record import Run
 from featlearn.reporting.content_blocks import Grid, Section
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
-from featlearn.reporting.rendering import table
+from featlearn.reporting.rendering import table, titled
 
 MOST_EVENTS = 50
 LONGEST_CONFIG = 20_000
@@ -66,26 +66,22 @@ def _details(event: Mapping[str, Any]) -> str:
 def provenance(groups: Sequence[RunGroup]) -> Html:
     """Versions, seed, device and the whole configuration of every run."""
     runs = _runs(groups)
-    rows = [[label, *(read(run.config) for run in runs)] for label, read in _FACTS.items()]
+    rows = [[label, *(read(run) for run in runs)] for label, read in _FACTS.items()]
     configs = [
         tag("details", tag("summary", text(f"Configuration of {run.name}")),
             tag("pre", text(json.dumps(run.config, indent=1, default=str, ensure_ascii=False)[:LONGEST_CONFIG]),
                 tabindex=0))
         for run in runs
     ]  # fmt: skip
-    return tag(
-        "section",
-        tag("h2", "Provenance", id="provenance-title"),
-        table(["", *(run.name for run in runs)], rows, "What was run, and with what"),
-        *configs,
-        id="provenance",
-        aria_labelledby="provenance-title",
-    )
+    return titled("provenance", "Provenance", table(["", *(run.name for run in runs)], rows, _CAPTION), *configs)
 
 
-def _entry(*path: str) -> Any:
-    def read(config: Mapping[str, Any]) -> str:
-        found: Any = config
+_CAPTION = "What was run, and with what"
+
+
+def _entry(*path: str) -> Callable[[Run], str]:
+    def read(run: Run) -> str:
+        found: Any = run.config
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
         return "–" if found is None else str(found)[:200]
@@ -93,14 +89,23 @@ def _entry(*path: str) -> Any:
     return read
 
 
-def _optimizer(config: Mapping[str, Any]) -> str:
+def _optimizer(run: Run) -> str:
+    config = run.config
     groups = (config.get("optimizer") or {}).get("groups") if isinstance(config.get("optimizer"), Mapping) else None
     first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
     known = [f"{key} {first[key]}" for key in ("lr", "momentum", "weight_decay") if first.get(key)]
-    return ", ".join([_entry("optimizer", "class")(config), *known])
+    return ", ".join([_entry("optimizer", "class")(run), *known])
 
 
-_FACTS: Mapping[str, Any] = {
+def _samples(run: Run) -> str:
+    """Samples of the probe; of a thinned one also how many were measured."""
+    given, measured = run.probe_samples or (0, 0)
+    if not given:
+        return "–"
+    return str(given) if measured == given else f"{measured} of {given}: the probe was thinned, see the events"
+
+
+_FACTS: Mapping[str, Callable[[Run], str]] = {
     "model": _entry("model", "class"),
     "trainable parameters": _entry("model", "trainable"),
     "optimiser": _optimizer,
@@ -108,8 +113,8 @@ _FACTS: Mapping[str, Any] = {
     "seed": _entry("seed"),
     "device": _entry("device"),
     "precision": _entry("dtype"),
-    "probe samples": _entry("probe", "samples"),
-    "probe, SHA-256": lambda config: _entry("probe", "sha256")(config)[:16],
+    "probe samples": _samples,
+    "probe, SHA-256": lambda run: _entry("probe", "sha256")(run)[:16],
     "outputs": _entry("probe", "outputs"),
     "measured": _entry("every"),
     "budget": _entry("budget"),
@@ -127,11 +132,8 @@ def citations() -> Html:
              for line in citation(name, style="text").splitlines()]  # fmt: skip
     entries = [entry for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
                for entry in citation(name).split("\n\n")]  # fmt: skip
-    return tag(
-        "section",
-        tag("h2", "To cite", id="citations-title"),
-        tag("ul", *(tag("li", text(line)) for line in dict.fromkeys(lines)), class_="citations"),
+    listed = [tag("li", text(line)) for line in dict.fromkeys(lines)]
+    return titled(
+        "citations", "To cite", tag("ul", *listed, class_="citations"),
         tag("details", tag("summary", "BibTeX"), tag("pre", text("\n\n".join(dict.fromkeys(entries))), tabindex=0)),
-        id="citations",
-        aria_labelledby="citations-title",
-    )
+    )  # fmt: skip

@@ -2,9 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from featlearn.reporting.content_blocks import Chart, ContentBlock, Grid, MatrixSequence, Picture, Section
+from featlearn.reporting.content_blocks import (
+    NEUTRAL,
+    Chart,
+    ContentBlock,
+    Grid,
+    MatrixSequence,
+    Picture,
+    Section,
+    shade,
+)
 from featlearn.reporting.markup import Html, bytes_of, number, tag, text, written
 
 DASHES = ("", "7 4", "2 3", "8 3 2 3")
@@ -15,15 +24,18 @@ MATRIX_TABLE = 12
 def section(one: Section) -> Html:
     """A section, including what is missing and why."""
     absent = [tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in one.missing]
-    return tag(
-        "section",
-        tag("h2", text(one.title), id=f"{one.key}-title"),
-        one.intro,
-        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "",
-        *absent,
-        id=one.key,
-        aria_labelledby=f"{one.key}-title",
-    )
+    return titled(
+        one.key, one.title, one.intro,
+        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "", *absent,
+        folded=one.folded,
+    )  # fmt: skip
+
+
+def titled(key: str, title: str, *content: str, folded: bool = True) -> Html:
+    """A section under its heading; folded, the heading opens it."""
+    heading = tag("h2", text(title), id=f"{key}-title")
+    inside = [tag("details", tag("summary", heading), *content, class_="fold")] if folded else [heading, *content]
+    return tag("section", *inside, id=key, aria_labelledby=f"{key}-title")
 
 
 def block(one: ContentBlock) -> Html:
@@ -40,10 +52,12 @@ def numbers(one: ContentBlock) -> dict[str, Any] | None:
     return _chart_numbers(one) if isinstance(one, Chart) else _sequence_numbers(one)
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
-    """A scrollable table, also by keyboard; the first cell of a row is its header."""
+def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str, colors: Sequence[int] = ()) -> Html:
+    """A scrollable table, also by keyboard; the first cell of a row is its header, with the colour of its run."""
+    samples = [swatch(color) for color in colors] or [Html("")] * len(body)
     rows = [
-        tag("tr", tag("th", text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:])) for row in body
+        tag("tr", tag("th", sample, text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:]))
+        for sample, row in zip(samples, body, strict=True)
     ]
     return tag(
         "div",
@@ -58,7 +72,8 @@ def _numbers_below(head: Sequence[str], body: Sequence[Sequence[str]], caption: 
 
 
 def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
-    note = [tag("p", text(one.note), class_="note")] if one.note else []
+    remark = one.remark if isinstance(one, Chart) else one.note
+    note = [tag("p", text(remark), class_="note")] if remark else []
     return tag("figure", tag("figcaption", tag("h3", text(one.title))), *content, *note, id=f"figure-{one.key}")
 
 
@@ -66,18 +81,6 @@ def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
 
 
 def _chart(one: Chart) -> Html:
-    buttons = [
-        tag(
-            "button",
-            swatch(line.color, line.dash),
-            text(line.label),
-            type="button",
-            aria_pressed="true",
-            data_line=i,
-            data_group=line.group,
-        )
-        for i, line in enumerate(one.lines)
-    ]  # fmt: skip
     marks = [tag("li", text(f"{mark.label}: step {written(mark.at)}")) for mark in one.marks]
     spans = [tag("li", text(f"{w.label}: steps {written(w.begin)} to {written(w.end)}")) for w in one.windows]
     head = [one.x, *(line.label for line in one.lines)]
@@ -86,16 +89,42 @@ def _chart(one: Chart) -> Html:
         one,
         tag("div", class_="chart", id=f"chart-{one.key}", role="img", aria_label=_said(one)),
         tag("p", class_="readout", aria_hidden="true"),
-        tag("div", *buttons, class_="legend", role="group", aria_label=f"Lines of: {one.title}"),
+        *_legend(one),
         tag("ul", *spans, *marks, class_="marks") if marks or spans else "",
         _numbers_below(head, body, one.title),
     )
 
 
+def _legend(one: Chart) -> list[Html]:
+    """Buttons that show and hide lines. Several lines of several runs: one button a run, and one a kind of line."""
+    runs = {line.group: line for line in one.lines if line.group is not None}
+    kinds = {line.kind: line for line in one.lines if line.group is not None and line.kind}
+    rows: list[tuple[str, list[Html]]] = []
+    if len(runs) > 1 and len(kinds) > 1:
+        rows.append(("Runs", [_button(swatch(line.color), line.label.removesuffix(f": {line.kind}"), data_group=group)
+                              for group, line in runs.items()]))  # fmt: skip
+        rows.append(("Line styles", [_button(swatch(NEUTRAL, line.dash), kind, data_kind=kind)
+                                     for kind, line in kinds.items()]))  # fmt: skip
+        own = [(i, line) for i, line in enumerate(one.lines) if line.group is None]
+    else:
+        own = list(enumerate(one.lines))
+    if own:
+        rows.append(("Lines", [_button(swatch(line.color, line.dash), line.label, data_line=i, data_group=line.group)
+                               for i, line in own]))  # fmt: skip
+    return [
+        tag("div", *buttons, class_="legend", role="group", aria_label=f"{what} of: {one.title}")
+        for what, buttons in rows
+    ]
+
+
+def _button(sample: Html, label: str, **attributes: object) -> Html:
+    return tag("button", sample, text(label), type="button", aria_pressed="true", **attributes)
+
+
 def swatch(color: int, dash: int = 0) -> Html:
     """A sample of a line style for legends."""
     stroke = tag("line", x1=1, x2=27, y1=5, y2=5, stroke_dasharray=DASHES[dash % 4] or None)
-    return tag("svg", stroke, width=28, height=10, aria_hidden="true", class_=f"c{color % 8}")
+    return tag("svg", stroke, width=28, height=10, aria_hidden="true", class_=f"c{shade(color)} swatch")
 
 
 def _cell(values: tuple[float, float, float]) -> str:
@@ -112,7 +141,8 @@ def _said(one: Chart) -> str:
             (x0, y0), (x1, y1) = seen[0], seen[-1]
             ends.append(f"{line.label} from {written(y0)} at {one.x} {written(x0)} to {written(y1)} at {written(x1)}")
     more = f"; and {len(one.lines) - 8} more lines" if len(one.lines) > 8 else ""
-    return f"Chart of {one.y} over {one.x}. {'; '.join(ends)}{more}. The numbers are in the table below."
+    limits = f" Thresholds: {', '.join(level.label for level in one.levels)}." if one.levels else ""
+    return f"Chart of {one.y} over {one.x}. {'; '.join(ends)}{more}.{limits} The numbers are in the table below."
 
 
 def _chart_numbers(one: Chart) -> dict[str, Any]:
@@ -121,10 +151,11 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
     for i, line in enumerate(one.lines):
         entry: dict[str, Any] = {
             "label": line.label,
-            "color": line.color % 8,
+            "color": shade(line.color),
             "dash": line.dash % 4,
             "y": [number(cells[i][0]) for _, cells in rows],
         }
+        entry |= {} if line.group is None else {"group": line.group, "kind": line.kind}
         if line.low is not None:
             entry["low"] = [number(cells[i][1]) for _, cells in rows]
             entry["high"] = [number(cells[i][2]) for _, cells in rows]
@@ -135,11 +166,14 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         "x": [number(x) for x, _ in rows],
         "xAxis": one.x_axis,
         "yAxis": "log" if one.logarithmic else "linear",
+        **({} if one.limits is None else {"yLimits": [*map(number, one.limits)]}),
         "xLabel": one.x,
         "yLabel": one.y,
         "lines": lines,
-        "marks": [{"at": number(m.at), "label": m.label, "color": m.color % 8} for m in one.marks],
+        "marks": [{"at": number(m.at), "label": m.label, "color": shade(m.color)} for m in one.marks],
         "windows": [{"begin": number(w.begin), "end": number(w.end), "label": w.label} for w in one.windows],
+        "levels": [{"at": number(level.at), "label": level.label} for level in one.levels],
+        "least": None if one.least is None else list(one.least),
     }
 
 
@@ -147,8 +181,9 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
 
 
 def _matrix_sequence(one: MatrixSequence) -> Html:
+    samples = [swatch(color) for color in one.colors] or [Html("")] * len(one.sequences)
     sequences = [
-        tag("div", tag("h4", text(label)), *_canvases(one, i, pictures), class_="sequence")
+        tag("div", tag("h4", samples[i], text(label)), *_canvases(one, i, pictures), class_="sequence")
         for i, (label, pictures) in enumerate(one.sequences)
     ]
     count = len(_steps(one))
@@ -176,13 +211,22 @@ def _scale(one: MatrixSequence) -> Html:
 def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -> list[Html]:
     shown = [pictures[-1]] if one.slider else pictures
     return [
-        tag("div",
+        tag("div", _axis_names(one, picture, "rows"),
             tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence,
                 data_picture=len(pictures) - 1 if one.slider else i, width=len(picture.values[0]),
                 height=len(picture.values)),
+            _axis_names(one, picture, "columns"),
             tag("p", text(_range(picture)), class_="range"), class_="picture")
         for i, picture in enumerate(shown)
     ]  # fmt: skip
+
+
+def _axis_names(one: MatrixSequence, picture: Picture, axis: Literal["rows", "columns"]) -> Html:
+    """The name of an axis, and the indices of a small matrix that is shown as it is."""
+    count = picture.values.shape[0 if axis == "rows" else 1]
+    indices = [tag("span", str(i)) for i in range(count)] if not one.slider and count <= MATRIX_TABLE else []
+    name = tag("span", text(one.rows if axis == "rows" else one.columns), class_="name")
+    return tag("div", name, tag("div", *indices, class_="indices"), class_=axis, aria_hidden="true")
 
 
 def _pictured(one: MatrixSequence, picture: Picture) -> str:
@@ -248,5 +292,7 @@ def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
 
 def _grid(one: Grid) -> Html:
     note = [tag("p", text(one.note), class_="note")] if one.note else []
-    return tag("div", tag("h3", text(one.title)), table(one.head, one.body, one.title), *note, class_="grid",
-               id=f"grid-{one.key}")  # fmt: skip
+    parts = [tag("details", tag("summary", text(title)), table(one.head, rows, f"{one.title}: {title}"))
+             for title, rows in one.parts]  # fmt: skip
+    return tag("div", tag("h3", text(one.title)), table(one.head, one.body, one.title, one.colors), *note, *parts,
+               class_="grid", id=f"grid-{one.key}")  # fmt: skip

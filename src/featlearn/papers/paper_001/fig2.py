@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 import featlearn as fl
-from featlearn.papers.claims import Claim
+from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
-from featlearn.papers.drawing import COLOURS, GREY, curve, panels
+from featlearn.papers.drawing import COLOURS, GREY, panels, seed_curves
+from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import WideResNet
-from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
+
+LEVELS = (0.7, 0.6, 0.4)
+"""losses at which networks of different gamma are compared"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,99 +162,161 @@ def likeness(runs: Runs) -> Any:
     return numpy.array([numpy.corrcoef(numpy.log(ours), numpy.log(theirs))[0, 1] for ours, theirs in pairs])
 
 
+def reached(runs: Runs, level: float, name: str) -> Any:
+    """(S, gammas): a curve, or the steps themselves, when the loss first is at a level; nan where it never is."""
+    found = numpy.full(runs["loss"].shape[:2], numpy.nan)
+    for seed, gamma in numpy.ndindex(*found.shape):
+        loss = runs["loss"][seed, gamma]
+        values = runs["steps"][seed] if name == "steps" else runs[name][seed, gamma]
+        if (below := loss <= level).any():
+            end = int(below.argmax())
+            share = (loss[end - 1] - level) / (loss[end - 1] - loss[end])
+            found[seed, gamma] = values[end - 1] + share * (values[end] - values[end - 1])
+    return found
+
+
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The caption, Sec. 4.2, and the kernels themselves."""
-    loss, alignment = runs["loss"][:, :, -1], runs["alignment"]
     falls = first_fall(runs)
     yield Claim(
         id="same-start", claim="The loss begins to fall alike for all gamma (A): first step, largest over smallest",
-        paper=1.0, values=falls[:, -1] / falls[:, 0], band=(0.8, 1.25), why="1 for infinitely small steps.",
+        paper=1.0, values=falls[:, -1] / falls[:, 0], band=(0.8, 1.25), band_from="theory", check=True,
+        why="1 for infinitely small steps: the rate was made so.",
     )  # fmt: skip
+    yield from _gammas(runs)
+    yield from _alignments(runs)
+    yield from _evolution(runs)
+
+
+def _gammas(runs: Runs) -> Iterable[Claim]:
+    faster = [rises(-reached(runs, level, "steps")) for level in LEVELS]
     yield Claim(
-        id="lower-loss", claim="Larger gamma makes training faster (A): loss at the end falls with gamma", paper="yes",
-        values=rises(-loss), band=(1, None), least=Scale.LAPTOP,
-    )  # fmt: skip
-    yield Claim(
-        id="aligns-more", claim="Larger gamma ends with a higher alignment (B)", paper="yes",
-        values=rises(alignment[:, :, -1]), band=(1, None), least=Scale.LAPTOP,
-        why="In our networks the alignment at the largest gamma peaks when the loss is at 0.6 to 0.7 and often falls "
-        "again, while the norm of the kernel grows 30- to 70-fold: in one of three seeds at paper scale from 0.170 to "
-        "0.132, where gamma = 3 ends at 0.143.",
-    )  # fmt: skip
-    yield Claim(
-        id="peaks-higher", claim="Beyond the print: the highest alignment on the way grows with gamma",
-        paper="not shown", values=rises(alignment.max(2)), band=(1, None), least=Scale.LAPTOP,
+        id="faster", claim="Larger gamma makes training faster (A): steps to losses of 0.7, 0.6 and 0.4 fall with it",
+        paper="yes", values=numpy.all(faster, axis=0), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        choices=[
+            Choice(made="steps to three losses", other="the losses at the end", values=rises(-runs["loss"][:, :, -1])),
+        ],
     )  # fmt: skip
     yield Claim(
         id="aligns-faster", claim="Larger gamma aligns more quickly (B): the fastest rise per step grows with gamma",
-        paper="yes", values=rises(fastest_rise(runs, "alignment")), band=(1, None),
+        paper="yes", values=rises(fastest_rise(runs, "alignment")), band=(1, None), band_from="print",
         least=Scale.LAPTOP,
     )  # fmt: skip
     yield Claim(
         id="lazy", claim="At gamma = 1 no significant feature evolution occurs (Sec. 4.2): distance of the last kernel "
-        "from the first", paper="small", values=runs["moved"][:, 0, -1], band=(None, 0.05), least=Scale.PAPER,
+        "from the first", paper="small", values=runs["moved"][:, 0, -1], band=(None, 0.05), band_from="choice",
+        least=Scale.PAPER,
         why="1 - cosine. Of wide networks only: narrower ones, as at laptop scale, are richer at the same gamma.",
     )  # fmt: skip
+
+
+def _alignments(runs: Runs) -> Iterable[Claim]:
+    alignment = runs["alignment"]
+    for level in LEVELS:
+        yield Claim(
+            id=f"aligns-more-{level:g}", claim=f"Larger gamma aligns more (B): alignment when the loss is at {level:g}",
+            paper="yes", values=rises(reached(runs, level, "alignment")), band=(1, None), band_from="print",
+            least=Scale.LAPTOP, why="At the same loss, as networks of different gamma learn at different speed. At the "
+            "largest gamma the alignment peaks when the loss is at 0.6 to 0.7, and may fall again.",
+            choices=[
+                Choice(made="at the same loss", other="after the same steps", values=rises(alignment[:, :, -1])),
+            ],
+        )  # fmt: skip
+    gains = {level: (reached(runs, level, "alignment") / alignment[:, :, 0])[:, -1] for level in LEVELS}
+    made = "at a loss of 0.6"
     yield Claim(
-        id="rich", claim="At large gamma the alignment gets high (Sec. 4.2): end over start, largest gamma",
-        paper="high", values=alignment[:, -1, -1] / alignment[:, -1, 0], band=(1.5, None), least=Scale.LAPTOP,
-        why="At paper scale 1.6 at its highest on the way (mean over seeds), and 1.45 at the end.",
+        id="rich", claim="At large gamma the alignment gets high (Sec. 4.2): at a loss of 0.6 over start, largest "
+        "gamma", paper="high", values=gains[0.6], band=(1.5, None), band_from="choice", least=Scale.LAPTOP,
+        choices=[
+            Choice(made=made, other="a loss of 0.7", values=gains[0.7]),
+            Choice(made=made, other="a loss of 0.4", values=gains[0.4]),
+            Choice(made=made, other="the end of training", values=alignment[:, -1, -1] / alignment[:, -1, 0]),
+        ],
     )  # fmt: skip
     yield Claim(
+        id="peaks-higher", claim="Beyond the print: the highest alignment on the way grows with gamma",
+        paper="not shown", values=rises(alignment.max(2)), band=(1, None), band_from="choice", least=Scale.LAPTOP,
+    )  # fmt: skip
+
+
+def _evolution(runs: Runs) -> Iterable[Claim]:
+    yield Claim(
         id="ofe-loss", claim="OFE has a similar loss (C): correlation of the logarithms over time, largest gamma",
-        paper="qualitatively", values=likeness(runs), band=(0.9, None), least=Scale.LAPTOP,
-        why="Both start at 1 with the same slope; OFE's feature rate is read off the alignments only.",
+        paper="qualitatively", values=likeness(runs), band=(0.9, None), band_from="choice", least=Scale.LAPTOP,
+        check=True, why="Both start at 1 with the same slope and fall: any two such curves correlate.",
     )  # fmt: skip
     yield Claim(
         id="ofe-order", claim="OFE has the same order (C, D): loss falls and alignment rises with gamma", paper="yes",
         values=rises(-runs["ofe/loss"][:, :, -1]) & rises(runs["ofe/alignment"][:, :, -1]), band=(1, None),
-        least=Scale.LAPTOP, why="OFE is told the last alignment of the network: where that has fallen, so has its own.",
+        band_from="print", least=Scale.LAPTOP,
+        why="OFE is told the last alignment of the network: where that has fallen, so has its own.",
     )  # fmt: skip
     ratio = half_time(runs, "alignment") / half_time(runs, "ofe/alignment")
     yield Claim(
         id="ofe-time", claim="OFE aligns as fast (D): factor between the steps of half the rise, network and OFE, "
-        "largest gamma", paper="qualitatively", values=numpy.maximum(ratio, 1 / ratio), band=(1, 3), least=Scale.LAPTOP,
-        why="A factor of three, for 'qualitatively similar'; no value where a network ends less aligned than it began. "
-        "At paper scale two networks align sooner than OFE, by 6 and 16, and one later, by 4.",
+        "largest gamma", paper="qualitatively", values=numpy.maximum(ratio, 1 / ratio), band=(1, 3),
+        band_from="choice", least=Scale.LAPTOP,
+        why="A factor of three, for 'qualitatively similar'; no value where a network ends less aligned than it began.",
     )  # fmt: skip
     yield Claim(
         id="ofe-kernel",
         claim="Beyond the print: OFE's last kernel is nearer to the network's than the first kernel is, largest gamma: "
         "ratio of distances", paper="not shown", values=runs["apart"][:, -1, -1] / runs["moved"][:, -1, -1],
-        band=(None, 1.0), least=Scale.LAPTOP,
+        band=(None, 1.0), band_from="choice", least=Scale.LAPTOP,
         why="Sec. 4.1 says that OFE 'does not necessarily capture the trajectory of the NTK'.",
     )  # fmt: skip
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
-    """The four panels of the paper, and how far kernels are from each other."""
-    titles = ("A", "B", "from the first kernel", "C", "D", "from OFE's kernel")
-    figure, axes = panels(2, 3, height=2.1, titles=titles)
+    """The four panels of the paper; in the right column alignment against loss, and distances of kernels."""
+    titles = ("A", "B", "at equal loss", "C", "D", "kernels")
+    figure, axes = panels(2, 3, height=2.2, titles=titles)
     steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     rates = runs["feature_rate"].mean(0)
     for i, gamma in enumerate(setup.gammas):
-        for ax, name in zip(axes, ("loss", "alignment", "moved", "ofe/loss", "ofe/alignment", "apart"), strict=True):
+        for ax, name in ((axes[0], "loss"), (axes[1], "alignment"), (axes[3], "ofe/loss"), (axes[4], "ofe/alignment")):
             label = rf"$\hat\gamma$ = {rates[i]:.2g}" if name == "ofe/loss" else rf"$\gamma$ = {gamma:g}"
-            curve(ax, steps, runs[name][:, i], label, colour=COLOURS[i])
-        curve(axes[5], steps, runs["moved"][:, i].mean(0), "from its first kernel" if i == 0 else "_from its first",
-              colour=GREY, style=":", linewidth=0.8)  # fmt: skip
-    for ax in axes:
+            seed_curves(ax, steps, runs[name][:, i], label, colour=COLOURS[i])
+        for seed in range(len(runs)):
+            label = rf"$\gamma$ = {gamma:g}" if seed == 0 else f"_gamma = {gamma:g}: seed {seed}"
+            pair = runs["loss"][seed, i], runs["alignment"][seed, i]
+            axes[2].plot(*pair, color=COLOURS[i], linewidth=0.9, label=label)
+        own, other = ("from OFE's", "from the first") if i == 0 else ("_from OFE's", "_from the first")
+        seed_curves(axes[5], steps, runs["apart"][:, i], own, colour=COLOURS[i])
+        seed_curves(axes[5], steps, runs["moved"][:, i], other, colour=COLOURS[i], style=":")
+    for ax in (axes[0], axes[1], *axes[3:]):
         ax.set(xscale="log", xlabel="step")
+    for level in LEVELS:
+        axes[2].axvline(level, color=GREY, linewidth=0.6, linestyle="--", label=f"_loss {level:g}")
+    axes[2].set(xlabel="loss", ylabel="alignment, network")
+    axes[2].invert_xaxis()
     for ax, other in ((axes[0], axes[3]), (axes[1], axes[4])):
         low, high = (pick(ax.get_ylim()[i], other.get_ylim()[i]) for i, pick in enumerate((min, max)))
         ax.set_ylim(low, high)
         other.set_ylim(low, high)
-    axes[0].set_ylabel("loss, network")
-    axes[1].set_ylabel("alignment, network")
-    axes[3].set_ylabel("loss, OFE")
-    axes[4].set_ylabel("alignment, OFE")
-    for ax in (axes[2], axes[5]):
-        ax.set_ylabel("distance of the kernel")
-    for ax in (axes[0], axes[3]):
+    words = {0: "loss, network", 1: "alignment, network", 3: "loss, OFE", 4: "alignment, OFE", 5: "distance"}
+    for i, label in words.items():
+        axes[i].set_ylabel(label)
+    for ax in (axes[0], axes[3], axes[5]):
         ax.legend()
-    axes[5].legend(fontsize=5)
     return figure
 
+
+EXPERIMENT = Experiment(
+    id="001/fig2",
+    sizes={
+        Scale.SMOKE: Size(
+            setup=Setup(data="digits", samples=12, k=0.25, b=1, gammas=(0.3, 1.0), steps=20, growth=1.8),
+            seeds=1, seconds=3, mebibytes=50,
+        ),
+        Scale.LAPTOP: Size(
+            setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=1500, growth=1.25),
+            seeds=3, seconds=170, mebibytes=300,
+        ),
+        Scale.PAPER: Size(setup=Setup(speed=0.03, steps=4000), seeds=3, seconds=265, mebibytes=1800, device="cuda"),
+    },
+    measure=measure,
+)  # fmt: skip
 
 FIG_2 = Reproduction(
     id="001/fig2",
@@ -266,20 +332,11 @@ FIG_2 = Reproduction(
         "the start is subtracted, without which losses would not start alike; channels have mean 0 and deviation 1. At "
         "laptop scale the network is narrower (k = 1, b = 1), and gammas are smaller by the square root of that, as "
         "what a network learns depends on gamma over the root of its width; there are 60 images of 8 x 8 pixels, and "
-        "600 steps of 0.05. The right column is beyond the print: kernels of network and OFE are compared."
+        "1500 steps of 0.05. Each seed is a line, and networks are compared at losses of 0.7, 0.6 and 0.4, as they "
+        "learn at different speed. The right column is beyond the print: alignment against loss, and how far the "
+        "network's kernel is from its first one and from OFE's."
     ),
-    sizes={
-        Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=12, k=0.25, b=1, gammas=(0.3, 1.0), steps=20, growth=1.8),
-            seeds=1, seconds=3, mebibytes=50,
-        ),
-        Scale.LAPTOP: Size(
-            setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=600, growth=1.4),
-            seeds=3, seconds=60, mebibytes=300,
-        ),
-        Scale.PAPER: Size(setup=Setup(speed=0.03, steps=4000), seeds=3, seconds=265, mebibytes=1800, device="cuda"),
-    },
-    measure=measure,
+    experiment=EXPERIMENT,
     plot=plot,
     claims=claims,
-)  # fmt: skip
+)

@@ -32,28 +32,29 @@ class TwoClasses:
 
 def two_classes(
     context: Context, data: str, samples: int, test_samples: int, *, power: float = 0.0, mean_eigenvalue: float = 1.0,
-    pooling: int = 1, flatten: bool = True,
+    pooling: int = 1, flatten: bool = True, cut: float = SEEN, normalization: str = "channel",
 ) -> TwoClasses:  # fmt: skip
     """The first two classes of a data set, whitened by the training points: eigenvalues l of X^T X become as l^power.
 
     `mean_eigenvalue` is that of X^T X / P over the directions kept. Test points are others of the same files (of
-    CIFAR-10 the first), and see the same map. Directions with singular values below `SEEN` are dropped before.
+    CIFAR-10 the first), and see the same map. Directions with singular values below `cut` times the largest are dropped
+    before. `normalization` is that of the pixels of CIFAR-10.
     """
-    files: dict[str, Any] = {"batches": (1,), "normalization": "channel"} if data == "cifar10" else {}
+    files: dict[str, Any] = {"batches": (1,), "normalization": normalization} if data == "cifar10" else {}
     drawn = context.dataset(
         data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
     )  # fmt: skip
     pictures, y = torch.nn.functional.avg_pool2d(drawn.x, pooling).double(), drawn.signs().to(context.device)
-    rows = seen_directions(pictures.flatten(1), samples)
+    rows = seen_directions(pictures.flatten(1), samples, cut)
     exact = fl.steer.whiten(rows[:samples], power, mean_eigenvalue=mean_eigenvalue).transform(rows)
     x = (exact if flatten else exact.view_as(pictures)).float().to(context.device)
     return TwoClasses(x[:samples], y[:samples], x[samples:], y[samples:], exact[:samples])
 
 
-def seen_directions(rows: Tensor, samples: int) -> Tensor:
+def seen_directions(rows: Tensor, samples: int, cut: float = SEEN) -> Tensor:
     """Rows (P + P', D), without the directions that the first `samples` of them hardly have."""
     _, sizes, directions = torch.linalg.svd(rows[:samples], full_matrices=False)
-    kept = directions[sizes > SEEN * sizes[0]]
+    kept = directions[sizes > cut * sizes[0]]
     projected: Tensor = rows @ kept.mT @ kept
     return projected
 
@@ -68,6 +69,9 @@ class TrainingPath:
     test_error: Tensor
     """share of test points on the wrong side of zero"""
     alignment: Tensor
+    """as the paper prints it"""
+    centered_alignment: Tensor
+    """of kernel and targets less their means, as Cortes et al. 2012 define it"""
     norm: Tensor
     """of the kernel, Frobenius"""
     start: "Predictor"
@@ -77,7 +81,7 @@ class TrainingPath:
 
     def curves(self) -> dict[str, Tensor]:
         """All that has T numbers."""
-        names = ("steps", "loss", "test_error", "alignment", "norm")
+        names = ("steps", "loss", "test_error", "alignment", "centered_alignment", "norm")
         return {name: getattr(self, name) for name in names}
 
     def predictions(self, y: Tensor) -> Tensor:
@@ -115,22 +119,24 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
 
 def train_and_measure(
     model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
-    stride: int, dtype: torch.dtype | None = None,
+    stride: int, dtype: torch.dtype | None = None, along: torch.dtype | None = None,
 ) -> TrainingPath:  # fmt: skip
     """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and at all before.
 
-    `dtype` is that of the kernels that predict; those along the way are in the precision of the network.
+    `dtype` is that of the kernels that predict, `along` of those along the way; None for the network's.
     """
-    found: dict[str, list[float]] = {"steps": [], "loss": [], "test_error": [], "alignment": [], "norm": []}
+    names = ("steps", "loss", "test_error", "alignment", "centered_alignment", "norm")
+    found: dict[str, list[float]] = {name: [] for name in names}
     start = predictor(model, task, dtype=dtype)
     for step in range(steps + 1):
         residual = model(task.x) - task.y
         if step % stride == 0 or step < stride:
-            kernel = fl.ntk(model, task.x)
+            kernel = fl.ntk(model, task.x, dtype=along)
             with torch.no_grad():
                 wrong = (model(task.test_x) * task.test_y <= 0).double().mean()
             loss = residual.detach().square().mean()
-            values = step, loss, wrong, fl.metrics.alignment(kernel, task.y), torch.linalg.matrix_norm(kernel)
+            aligned = fl.metrics.alignment(kernel, task.y), fl.metrics.centered_alignment(kernel, task.y)
+            values = step, loss, wrong, *aligned, torch.linalg.matrix_norm(kernel)
             for row, value in zip(found.values(), values, strict=True):
                 row.append(float(value))
             context.progress(step, steps, loss=found["loss"][-1], alignment=found["alignment"][-1])

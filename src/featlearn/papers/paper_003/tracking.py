@@ -30,6 +30,8 @@ class Images:
     data: str
     samples: int
     """the first ones"""
+    drawn: bool = False
+    """in place of the first ones, for files that are in the order of their classes"""
     epochs: int
     lr: float
     batch: int = 128
@@ -68,6 +70,8 @@ class Language:
 def images(chosen: Images, context: Context) -> tuple[Tensor, Tensor]:
     """x (P, channels, height, width) and targets (P, C)."""
     options: dict[str, Any] = {"batches": chosen.batches} if chosen.data == "cifar10" else {}
+    if chosen.drawn:
+        options["generator"] = context.generator(4)
     data = context.dataset(chosen.data, samples=chosen.samples, **options)
     x = nn.functional.avg_pool2d(data.x, chosen.pooling)
     return x.to(context.device), data.one_hot(centered=True).to(context.device)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import featlearn as fl
-from featlearn.papers.claims import Claim
+from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, curve, panels
+from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
-from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
 
@@ -42,6 +43,10 @@ class Setup:
     steps: int = 2000
     moments: int = 50
     """at which the alignment is measured, besides the start"""
+    law_widths: tuple[int, ...] = (300, 1000, 3000)
+    """at which the kernel phase is run to see how its alignment vanishes with the width"""
+    variances: tuple[float, ...] = (1.0, 3.0)
+    """of orthogonal starts of sigmoid units, beside the 10 of the figure"""
 
     @property
     def stride(self) -> int:
@@ -63,16 +68,19 @@ class InitialState:
     lr: float
 
 
-def initial_state(setup: Setup, start: str, activation: str, generator: torch.Generator) -> InitialState:
-    """The four starts of the figure (Sec. 3.2, App. B.1)."""
-    width, large = setup.widths(activation), start.endswith("orthogonal")
+def initial_state(
+    setup: Setup, start: str, activation: str, generator: torch.Generator, *, width: int | None = None,
+    variance: float = 10.0,
+) -> InitialState:  # fmt: skip
+    """The four starts of the figure (Sec. 3.2, App. B.1); `variance` is that of u in the two orthogonal ones."""
+    width, large = width or setup.widths(activation), start.endswith("orthogonal")
     speed = setup.sigmoid_speed if activation == "sigmoid" else setup.large_speed if large else setup.speed
     first, second = torch.randn(2, width, generator=generator, dtype=torch.float64)
     if start == "kernel":
         return InitialState(first, second, width**-0.5, speed)
     if start == "feature":
         return InitialState(first, second, 1 / width, speed * width)
-    u = math.sqrt(10) * first
+    u = math.sqrt(variance) * first
     w = u if start == "orthogonal" else u + math.sqrt(0.1) * second
     return InitialState(u, w, 1 / width, speed * width)
 
@@ -92,12 +100,34 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
             done = 1 + j + len(STARTS) * i
             context.progress(done, len(ACTIVATIONS) * len(STARTS), alignment=alignment[-1], loss=loss[-1])
     shape = (len(ACTIVATIONS), len(STARTS), setup.moments + 1)
-    return {
+    return varied(setup, context) | {
         "steps": setup.stride * numpy.arange(setup.moments + 1),
         "alignment": numpy.reshape(alignments, shape),
         "loss": numpy.reshape(losses, shape),
         "theory": torch.stack(theory),
     }
+
+
+def varied(setup: Setup, context: Context) -> dict[str, Numbers]:
+    """First and last zeta of kernel starts (all but linear, widths, 2), and the lowest of orthogonal sigmoids."""
+    ends = []
+    for activation in ACTIVATIONS[1:]:
+        x, y = points(setup, activation, context)
+        starts = [
+            initial_state(setup, "kernel", activation, context.generator(1), width=width) for width in setup.law_widths
+        ]
+        paths = [trained(setup, at, activation, x, y, moments=1)[0] for at in starts]
+        ends.append([[path[0], path[-1]] for path in paths])
+        context.say(f"kernel phase over widths, {activation}")
+    x, y = points(setup, "sigmoid", context)
+    lowest = [
+        min(trained(setup, at, "sigmoid", x, y)[0])
+        for at in (
+            initial_state(setup, "orthogonal", "sigmoid", context.generator(3), variance=variance)
+            for variance in setup.variances
+        )
+    ]
+    return {"law": ends, "lowest": lowest}
 
 
 def points(setup: Setup, activation: str, context: Context) -> tuple[Tensor, Tensor]:
@@ -118,8 +148,11 @@ def solved(setup: Setup, at: InitialState, x: float, y: float) -> Tensor:
     return path.layer_alignment
 
 
-def trained(setup: Setup, at: InitialState, activation: Any, x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
+def trained(
+    setup: Setup, at: InitialState, activation: Any, x: Tensor, y: Tensor, *, moments: int | None = None
+) -> tuple[list[float], list[float]]:
     """zeta with its sign, and the loss, at the moments of gradient descent on the mean of (f - y)^2."""
+    stride = setup.stride if moments is None else setup.stride * setup.moments // moments
     model = MLP(1, None, width=len(at.u), hidden_layers=1, activation=activation).to(x)
     inner, readout = model.hidden[0], model.readout
     with torch.no_grad():
@@ -130,7 +163,7 @@ def trained(setup: Setup, at: InitialState, activation: Any, x: Tensor, y: Tenso
     alignments, losses = [], []
     for step in range(setup.stride * setup.moments + 1):
         loss = (model(x) - y).square().mean()
-        if step % setup.stride == 0:
+        if step % stride == 0:
             (pair,) = fl.layer_alignment(model, x, dtype=torch.float64).values()
             # a product of two vectors has a sign, which the norm of a product of matrices has not
             alignments.append(math.copysign(pair.value, float((readout.weight[0] @ inner.weight[:, 0]).detach())))  # type: ignore[index]
@@ -151,64 +184,101 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     kernel, feature, orthogonal, near = (by_start(runs, start) for start in STARTS)
     yield Claim(
         id="theory-lines", claim="The lines of Eq. 11 lie on the points, linear: largest distance", paper="overlay",
-        values=abs(runs["alignment"][:, 0] - runs["theory"]).max((1, 2)), band=(None, 0.005),
+        values=abs(runs["alignment"][:, 0] - runs["theory"]).max((1, 2)), band=(None, 0.005), band_from="theory",
         why="Steps of descent against flow: 8e-4 at half the step size, and in proportion to it.",
     )  # fmt: skip
     yield Claim(
         id="kernel", claim="The increase is negligible in the kernel phase, linear", paper="about 0",
-        values=kernel[:, 0, -1] - kernel[:, 0, 0], band=(0, 3 / math.sqrt(setup.linear_width)),
+        values=kernel[:, 0, -1] - kernel[:, 0, 0], band=(0, 3 / math.sqrt(setup.linear_width)), band_from="theory",
         why=f"2 / sqrt(width) = {2 / math.sqrt(setup.linear_width):.3f} by the exact solution.",
     )  # fmt: skip
     yield Claim(
         id="feature", claim="In the feature phase zeta rises, linear: end", paper=round(LIMIT, 4),
-        values=feature[:, 0, -1], band=(0.85, 0.94),
+        values=feature[:, 0, -1], band=(0.85, 0.94), band_from="theory",
         why="The paper shows the curve; 2 / sqrt(5) is the exact solution's value for infinite width.",
     )  # fmt: skip
     yield Claim(
         id="orthogonal", claim="From the orthogonal start zeta remains 1, linear: lowest", paper=1.0,
-        values=orthogonal[:, 0].min(1), band=(0.9999, 1.0001),
+        values=orthogonal[:, 0].min(1), band=(0.9999, 1.0001), band_from="theory", check=True,
+        why="Equal layers get equal gradients.",
     )  # fmt: skip
     yield Claim(
         id="near-orthogonal", claim="From near-orthogonal layers zeta falls, linear: end", paper=round(LIMIT, 4),
-        values=near[:, 0, -1], band=(0.86, 0.93), least=Scale.LAPTOP,
+        values=near[:, 0, -1], band=(0.86, 0.93), band_from="theory", least=Scale.LAPTOP,
         why="The value of the exact solution for infinite width, from 0.9950.",
     )  # fmt: skip
     yield Claim(
         id="monotone", claim="zeta is monotone, linear: up in the feature phase, down from near-orthogonal",
-        paper="yes", values=rises(feature[:, 0]) & rises(-near[:, 0]), band=(1, None),
+        paper="yes", values=rises(feature[:, 0]) & rises(-near[:, 0]), band=(1, None), band_from="print",
     )  # fmt: skip
     yield Claim(
         id="align", claim="Layers align for all activations: lowest end in the feature phase", paper="yes",
-        values=feature[:, :, -1].min(1), band=(0.5, None), why="A change of order 1 from 0.",
+        values=feature[:, :, -1].min(1), band=(0.5, None), band_from="choice", why="A change of order 1 from 0.",
     )  # fmt: skip
-    yield Claim(
-        id="kernel-others", claim="Not in the kernel phase, for all activations: largest end times sqrt(width)",
-        paper="about 0", values=abs(kernel[:, 1:, -1]).max(1) * math.sqrt(setup.width), band=(None, 6),
-        why="It vanishes as 1 / sqrt(width); 4.1 was found for ReLU, which must be twice as large as linear units. "
-        "Sigmoid units, of slope 1/4 and less, must turn further: they alone are above the band (9.7 at paper scale, "
-        "the others 3.9, as 1 / sqrt(width) wants it: 9.4 at a tenth of the width).",
-    )  # fmt: skip
+    yield from vanishing(setup, runs)
     yield Claim(
         id="disalign", claim="Near-orthogonal layers disalign for all activations: least fall of zeta", paper="yes",
-        values=(near[:, :, 0] - near[:, :, -1]).min(1), band=(0.005, None), least=Scale.LAPTOP,
+        values=(near[:, :, 0] - near[:, :, -1]).min(1), band=(0.005, None), band_from="trial", least=Scale.LAPTOP,
         why="ReLU networks must only fall to 0.97 of 0.995: half of their units carry each side.",
     )  # fmt: skip
     yield Claim(
         id="disalign-monotone", claim="They do so monotonically for all activations", paper="yes",
-        values=numpy.all(rises(-near), axis=1), band=(1, None), least=Scale.LAPTOP,
-        known="Sigmoid units begin with too small an output (slope 0.87 < 2): zeta first rises, then falls.",
+        values=numpy.all(rises(-near), axis=1), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        why="Sigmoid units begin with too small an output (slope 0.87 < 2): zeta first rises, then falls.",
     )  # fmt: skip
     yield Claim(
         id="orthogonal-homogeneous", claim="Orthogonal layers stay parallel with ReLU and leaky ReLU: lowest zeta",
-        paper=1.0, values=orthogonal[:, [1, 4]].min((1, 2)), band=(0.999, 1.0001),
-        why="Both layers of a homogeneous unit get the same gradient where they are equal.",
+        paper=1.0, values=orthogonal[:, [1, 4]].min((1, 2)), band=(0.999, 1.0001), band_from="theory",
+        check=True, why="Both layers of a homogeneous unit get the same gradient where they are equal.",
     )  # fmt: skip
     yield Claim(
-        id="orthogonal-others", claim="And nearly so with sigmoid and swish: lowest zeta", paper="about 1",
-        values=orthogonal[:, [2, 3]].min((1, 2)), band=(0.9, 1.0001),
-        why="No law keeps them equal there; 0.91 and 0.96 were found in the classification of Fig. 7. Swish stays at 1 "
-        "here, sigmoid falls as far as its learning rate and steps allow, to 0.87 to 0.89 at paper scale.",
+        id="orthogonal-swish", claim="And nearly so with swish: lowest zeta", paper="about 1",
+        values=orthogonal[:, 3].min(1), band=(0.9, 1.0001), band_from="theory", check=True,
+        why="The gradients differ by z^2 s'(z), s the logistic function, which is even in the input and averages out.",
     )  # fmt: skip
+    yield Claim(
+        id="orthogonal-sigmoid", claim="And nearly so with sigmoid: lowest zeta", paper="about 1",
+        values=orthogonal[:, 2].min(1), band=(0.9, 1.0001), band_from="trial",
+        why="No law keeps the layers equal; 0.91 was found in the classification of Fig. 7. It falls as far as "
+        "variance, learning rate and steps allow; the paper gives none of them.",
+        choices=[
+            Choice(made="weights of variance 10, as near-orthogonal ones", other=f"variance {variance:g}",
+                   values=runs["lowest"][:, i])
+            for i, variance in enumerate(setup.variances)
+        ],
+    )  # fmt: skip
+
+
+def vanishing(setup: Setup, runs: Runs) -> Iterable[Claim]:
+    """The kernel phase at several widths: its alignment vanishes as 1 / sqrt(width)."""
+    powers, ends = law_exponents(setup, runs), runs["law"][..., 1] * numpy.sqrt(setup.law_widths)
+    others = powers[:, [0, 2, 3]]  # of ReLU, swish, leaky ReLU
+    furthest = numpy.take_along_axis(others, abs(others + 0.5).argmax(1)[:, None], axis=1)[:, 0]
+    widths = ", ".join(map(str, setup.law_widths))
+    yield Claim(
+        id="kernel-others", claim="In the kernel phase the rise of zeta vanishes with the width, ReLU, swish, leaky "
+        "ReLU: exponent that is furthest from -1/2", paper="about 0", values=furthest, band=(-0.6, -0.4),
+        band_from="theory", least=Scale.LAPTOP, why=f"Widths {widths}. The paper shows one width.",
+    )  # fmt: skip
+    found = ", ".join(f"{value:.1f}" for value in ends[:, 1].mean(0))
+    yield Claim(
+        id="kernel-sigmoid", claim="So it does with sigmoid: exponent", paper="about 0", values=powers[:, 1],
+        band=(-0.6, -0.4), band_from="theory", least=Scale.LAPTOP,
+        why=f"zeta sqrt(width) is {found} at widths {widths}: units of slope 1/4 and less must turn further.",
+        choices=[
+            Choice(made="how zeta vanishes with the width", other="zeta sqrt(width) at most 6, at one width",
+                   values=abs(by_start(runs, "kernel")[:, 2, -1]) * math.sqrt(setup.width), band=(None, 6)),
+        ],
+    )  # fmt: skip
+
+
+def law_exponents(setup: Setup, runs: Runs) -> Array:
+    """(S, activations but linear): of the rise of zeta in the kernel phase, over the width; nan where it falls."""
+    with numpy.errstate(invalid="ignore"):
+        logs = numpy.log(runs["law"][..., 1] - runs["law"][..., 0])
+    widths = numpy.log(setup.law_widths)
+    slopes: Array = (logs * (widths - widths.mean())).sum(-1) / ((widths - widths.mean()) ** 2).sum()
+    return slopes
 
 
 def rises(curves: Array) -> Array:
@@ -243,10 +313,27 @@ def plot(setup: Setup, runs: Runs) -> Any:
             ax.set_ylabel(r"$\zeta$")
         else:
             ax.tick_params(labelleft=False)
-    axes[0].legend(fontsize=6, loc="center right")
-    axes[len(ACTIVATIONS) + 1].legend(fontsize=6, loc="lower center")
+    axes[0].legend(loc="center right")
+    axes[len(ACTIVATIONS) + 1].legend(loc="lower center", handlelength=1)
     return figure
 
+
+EXPERIMENT = Experiment(
+    id="004/fig1",
+    sizes={
+        Scale.SMOKE: Size(
+            setup=Setup(width=100, linear_width=1000, samples=40, steps=300, speed=4e-3, large_speed=8e-4, moments=10,
+                        law_widths=(50, 200)),
+            seeds=1, seconds=5, mebibytes=20,
+        ),
+        Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=50),
+        Scale.PAPER: Size(
+            setup=Setup(width=10_000, law_widths=(1000, 3000, 10_000)), seeds=3, seconds=176, mebibytes=100,
+            device="cuda",
+        ),
+    },
+    measure=measure,
+)  # fmt: skip
 
 FIG_1 = Reproduction(
     id="004/fig1",
@@ -256,18 +343,11 @@ FIG_1 = Reproduction(
         "N(0, 0.1) with u ~ N(0, 10) (near-orthogonal), both with scale 1 / width: they stay parallel, or disalign. "
         "The paper leaves learning rates and steps open; ours are 0.002 above, 0.0004 below and 0.04 for sigmoid "
         "units, times the width where the scale is 1 / width, and 2000 steps: all but sigmoid units have converged. "
-        "It does not say the variance of the orthogonal start: ours is 10, as for the near-orthogonal one. At laptop "
-        "scale only the linear networks have the width of 10000 of the paper, the others 1000."
+        "It does not say the variance of the orthogonal start: ours is 10, as for the near-orthogonal one, and for "
+        "sigmoid units 1 and 3 beside it. The kernel phase is run at three widths, to see its alignment vanish. At "
+        "laptop scale only the linear networks have the width of 10000 of the paper, the others 1000."
     ),
-    sizes={
-        Scale.SMOKE: Size(
-            setup=Setup(width=100, linear_width=1000, samples=40, steps=300, speed=4e-3, large_speed=8e-4, moments=10),
-            seeds=1, seconds=5, mebibytes=20,
-        ),
-        Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=50),
-        Scale.PAPER: Size(setup=Setup(width=10_000), seeds=3, seconds=176, mebibytes=100, device="cuda"),
-    },
-    measure=measure,
+    experiment=EXPERIMENT,
     plot=plot,
     claims=claims,
-)  # fmt: skip
+)

@@ -8,7 +8,8 @@ from typing import Any
 from featlearn.papers.claims import Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import panels
-from featlearn.papers.reproduction import Reproduction, Size
+from featlearn.papers.experiment import Experiment, Size
+from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
 from featlearn.theory import phases
@@ -80,14 +81,15 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for scaling, name in SCALINGS.items():
         yield Claim(
             id=f"{scaling}-start", claim=f"{name}: exponents of width, output scale and variances of u and w",
-            paper=STARTS[scaling], values=start_of(runs, scaling), band=STARTS[scaling],
-            known=EXCHANGED if scaling == "kaiming" else None,
+            paper=STARTS[scaling], values=start_of(runs, scaling), band=STARTS[scaling], band_from="print",
+            known=EXCHANGED if scaling == "kaiming" else None, check=True,
+            why="What the scaling is by definition: an input of the table.",
         )  # fmt: skip
     for block, (meaning, *cells) in BLOCKS.items():
         for (scaling, name), printed in zip(SCALINGS.items(), cells, strict=True):
             yield Claim(
                 id=f"{scaling}-{block}", claim=f"{name}: {meaning}", paper=printed,
-                values=cell_of(runs, scaling, block), band=printed,
+                values=cell_of(runs, scaling, block), band=printed, band_from="print",
             )  # fmt: skip
 
 
@@ -115,6 +117,13 @@ def _beside(ours: str, printed: str) -> str:
     return ours if ours == printed else f"{ours}\n(print: {printed})"
 
 
+EXPERIMENT = Experiment(
+    id="004/table1",
+    sizes={scale: Size(setup=Setup(), seeds=1, seconds=0.1, mebibytes=10) for scale in Scale},
+    measure=measure,
+    random=False,
+)
+
 TABLE_1 = Reproduction(
     id="004/table1",
     about=(
@@ -123,9 +132,7 @@ TABLE_1 = Reproduction(
         "to 3 and compared with the print cell by cell; nothing is left open but the kernel-phase rates, which are the "
         "paper's choice."
     ),
-    sizes={scale: Size(setup=Setup(), seeds=1, seconds=0.1, mebibytes=10) for scale in Scale},
-    measure=measure,
+    experiment=EXPERIMENT,
     plot=plot,
     claims=claims,
-    random=False,
 )

@@ -32,6 +32,9 @@
     return found;
   };
 
+  // whole steps of a logarithmic axis, so that its ticks are round numbers
+  const limits = ({ yAxis, yLimits: [low, high] }) => yAxis === "log" ? uPlot.rangeLog(low, high, 10, false) : [low, high];
+
   function build(box, block) {
     const scale = axis[block.xAxis];
     const xs = block.x.map(scale.to);
@@ -65,7 +68,10 @@
       width: width(box), height: height(box), padding: [block.marks.length ? 28 : 10, 14, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
-      scales: { x: { time: false }, y: { distr: block.yAxis === "log" ? 3 : 1 } },
+      scales: {
+        x: { time: false },
+        y: { distr: block.yAxis === "log" ? 3 : 1, ...(block.yLimits ? { range: () => limits(block) } : least(block)) },
+      },
       axes: [
         {
           stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", label: block.xLabel, labelSize: 20,
@@ -76,26 +82,33 @@
           }),
         },
         {
-          stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", size: 58, label: block.yLabel,
+          stroke: ink, grid: { ...grid, filter: coarse(block) }, ticks: { ...grid, filter: coarse(block) },
+          font: "12px system-ui, sans-serif", size: 58, label: block.yLabel,
           labelSize: 20, labelFont: "12px system-ui, sans-serif",
           values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))),
         },
       ],
       series, bands,
-      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => marks(u, block, scale)],
+      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => levels(u, block), (u) => marks(u, block, scale)],
                setCursor: [(u) => readout(u, block, box)] },
     };
     const plot = new uPlot(options, values, box);
     charts.push({ box, plot });
-    const legend = box.parentElement.querySelectorAll(".legend button");
-    legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button))));
-    function show(button, shown) {
+    const legend = [...box.parentElement.querySelectorAll(".legend button")];
+    const meant = ({ dataset: { line, kind, group } }, i) => line !== undefined ? Number(line) === i
+      : kind !== undefined ? kind === block.lines[i].kind : Number(group) === block.lines[i].group;
+    // a line is shown unless a button that means it is off
+    const update = () => owners.forEach((owner, i) => {
+      if (owner === null) return;
+      const shown = legend.every((button) => pressed(button) || !meant(button, owner));
+      if (plot.series[i].show !== shown) plot.setSeries(i, { show: shown });
+    });
+    const show = (button, shown) => {
       button.setAttribute("aria-pressed", String(shown));
-      owners.forEach((owner, i) => {
-        if (owner === Number(button.dataset.line)) plot.setSeries(i, { show: shown });
-      });
-    }
-    toggles.push(...[...legend].map((button) => ({ button, show })));
+      update();
+    };
+    legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button))));
+    toggles.push(...legend.map((button) => ({ button, show })));
   }
 
   // one button for all lines of a run
@@ -116,6 +129,44 @@
       u.ctx.fillRect(left, u.bbox.top, right - left, u.bbox.height);
       u.ctx.restore();
     }
+  }
+
+  // lines of a logarithmic grid that spans decades: one a decade
+  const coarse = (block) => (u, splits) => {
+    const wide = block.yAxis === "log" && u.scales.y.max > 100 * u.scales.y.min;
+    return wide ? splits.map((v) => (Math.abs(Math.log10(v) % 1) < 1e-9 ? v : null)) : splits;
+  };
+
+  // what an axis shows at least, with a little room above
+  function least(block) {
+    if (!block.least) return {};
+    const [low, high] = block.least;
+    return { range: (u, from, to) => [Math.min(low, from ?? low), Math.max(high, 1.05 * (to ?? high))] };
+  }
+
+  function levels(u, block) {
+    const ctx = u.ctx, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.lineJoin = "round";
+    for (const level of block.levels) {
+      const y = Math.round(u.valToPos(level.at, "y", true)), left = u.bbox.left;
+      if (y < u.bbox.top || y > u.bbox.top + u.bbox.height) continue;
+      ctx.strokeStyle = ctx.fillStyle = variable("--soft");
+      ctx.lineWidth = 1.5 * ratio;
+      ctx.setLineDash([1.5 * ratio, 4 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(left, y);
+      ctx.lineTo(left + u.bbox.width, y);
+      ctx.stroke();
+      ctx.setLineDash([]);
+      ctx.strokeStyle = variable("--paper"); // a rim, so that words are readable over lines
+      ctx.lineWidth = 3 * ratio;
+      ctx.strokeText(level.label, left + 4 * ratio, y - 5 * ratio);
+      ctx.fillText(level.label, left + 4 * ratio, y - 5 * ratio);
+    }
+    ctx.restore();
   }
 
   function marks(u, block, scale) {
@@ -177,7 +228,7 @@
     }
     ctx.putImageData(image, 0, 0);
     canvas.setAttribute("aria-label", picture.label);
-    canvas.nextElementSibling.textContent = picture.range;
+    canvas.closest(".picture").querySelector(".range").textContent = picture.range;
   }
 
   function matrixSequence(figure, block) {
@@ -203,6 +254,18 @@
     if (block.kind === "chart") build(document.getElementById(`chart-${block.key}`), block);
     else matrixSequence(document.getElementById(`figure-${block.key}`), block);
   }
+
+  // ---- a link into what is folded opens it
+  const reveal = () => {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    const folds = [target.querySelector(":scope > details.fold")];
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") folds.push(at);
+    for (const one of folds) if (one) one.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
 
   // ---- what changes around the charts: the width, the scheme, and print
   const redraw = () => charts.forEach(({ box, plot }) => plot.setSize({ width: width(box), height: height(box) }));

@@ -1,0 +1,25 @@
+"""`featlearn diagnose FILE.py:setup --checkpoints DIR`: measure saved checkpoints of the user's task, train nothing."""
+
+from pathlib import Path
+
+import torch
+
+from featlearn.cli.settings import Settings
+from featlearn.cli.training import chosen_device, shown_warnings
+from featlearn.cli.training_task import placed
+from featlearn.cli.user_task import user_task
+from featlearn.monitoring.checkpoints import watch_checkpoints
+
+
+def measure_checkpoints(subject: str, settings: Settings, checkpoints: Path, out: Path, *, quiet: bool) -> None:
+    """Measure the checkpoints with the network, samples and test points of the user's function, and record the run."""
+    torch.manual_seed(settings.seed)
+    task = placed(user_task(subject, settings), chosen_device(settings.device))
+    whole = task.samples <= settings.probe
+    with shown_warnings(quiet):
+        watch_checkpoints(
+            task.model, checkpoints, task.some(slice(settings.probe)), out, loss=task.convention,
+            # Kernel regression on a part of the samples cannot be compared with a network trained on all.
+            test=task.test if whole else None,
+            settings={"subject": subject, "probe": settings.probe, "checkpoints": checkpoints.name},
+        )  # fmt: skip

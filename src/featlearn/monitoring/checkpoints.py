@@ -1,0 +1,193 @@
+"""`fl.watch_checkpoints`: the run that a watch would have recorded, from the checkpoints of a finished training."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from featlearn.errors import InputTypeError, RunError
+from featlearn.monitoring.checkpoint_files import Checkpoint, listed_checkpoints
+from featlearn.monitoring.checkpoint_states import CheckpointReader, Load
+from featlearn.monitoring.description import model_entry
+from featlearn.monitoring.entry import watch
+from featlearn.monitoring.probe_data import kept_state, probe_data
+from featlearn.monitoring.resumption import measured_steps
+from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
+from featlearn.monitoring.watch import Watch
+from featlearn.network.checks import refuse_unmeasurable, unwrapped
+from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.isolation import random_state_kept
+from featlearn.network.precision import copied
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.record import Run, RunWriter, open_run
+from featlearn.record.layout import RUN
+
+ENTRY = "checkpoints"
+"""The entry of run.json: step, name and mark of every checkpoint."""
+
+
+def watch_checkpoints(
+    model: nn.Module, checkpoints: str | os.PathLike[str] | Sequence[tuple[int, Any]],
+    probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], *, load: Load | None = None,
+    test: tuple[Inputs, Tensor | None] | None = None, readout: Readout | None = None, loss: str | None = None,
+    quantities: Quantities = None, name: str | None = None, settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Run:  # fmt: skip
+    """Measure the checkpoints of a training run: the run that `fl.watch` would have recorded at these steps.
+
+        run = fl.watch_checkpoints(model, "checkpoints", probe=(x, y), out="runs/a")
+        print(fl.diagnose(run))
+
+    Every checkpoint is measured; there is no budget. The model gives the architecture: a copy of it is loaded and
+    measured, and the model itself, its mode and random numbers stay as they are, bit for bit. Files are read without
+    running code in them; one that is damaged, does not fit the model or has weights that are not finite is a
+    `featlearn.errors.CheckpointError` that names it.
+
+    Called again with the same `out`, also after a kill, it goes on with the checkpoints that are not yet measured. A
+    file that was written anew since is an error: `overwrite=True` starts over. What only training knows is not in such
+    a run: the loss of the steps, the optimiser, and the duration of a step (`seconds` is what loading took).
+
+    Args:
+        model: the network that was trained, with any weights.
+        checkpoints: a folder, or a list of (step, path). In a folder: files `.pt`, `.pth`, `.bin`, `.ckpt` (a state
+            dict, or a mapping with one as `state_dict`, `model` or `model_state_dict`), `.safetensors`, and folders
+            with `model.safetensors` or `pytorch_model.bin`, whole or divided, as Hugging Face writes them; steps are
+            read from names (`step100.pt`, `checkpoint-100`). In a list a state dict may stand for a path. One must be
+            of step 0, the state before training: every other is compared with it.
+        probe, test, readout, loss, quantities, name, settings, overwrite: as for `fl.watch`.
+        out: a directory for the run: new, empty, or that of an earlier call.
+        load: a function of (model, path) for other formats; it loads into the model it is given, or returns a state
+            dict. `path` is what the list or folder has.
+    """
+    if load is not None and not callable(load):
+        raise InputTypeError(f"load is {type(load).__name__}, expected a function of (model, path), or None")
+    network, path = unwrapped(model), Path(out)
+    refuse_unmeasurable(network)
+    listed = listed_checkpoints(checkpoints, own_format=load is not None)
+    past = None if overwrite else _past(path)
+    if past is not None:
+        _refuse_other(past, network, probe, test, quantities)
+        _refuse_changed(past, listed)
+    pending = listed[1:] if past is None else _pending(past, listed)
+    if past is not None and not pending and past.config.get("finished") is True:
+        return past
+    with random_state_kept():  # a function of the user's may draw some
+        twin, reader = copied(network, None), CheckpointReader(network, load)
+        reader.put(listed[0], twin)
+        seen = watch(
+            twin, probe, path, every=at_every_checkpoint, budget=None, test=test, quantities=quantities,
+            readout=readout, loss=loss, name=name, settings=settings, overwrite=overwrite, resume=not overwrite,
+        )  # fmt: skip
+        if past is not None:
+            seen.assume_start(kept_state(twin))
+            reader.put(_last_measured(past, listed), twin)
+        _measure(seen, twin, reader, pending, _entries(past, listed))
+    # Shares of the training time mean nothing here.
+    RunWriter(path, {}, resume=True).describe(overhead=None, wall_share=None)
+    return open_run(path)
+
+
+def at_every_checkpoint(step: int) -> bool:
+    """The schedule: all steps there are."""
+    return True
+
+
+def _measure(
+    seen: Watch, network: nn.Module, reader: CheckpointReader, pending: Sequence[Checkpoint], entries: Any
+) -> None:
+    with seen:
+        progress = ProgressLine("measuring checkpoints", len(pending) + 1)  # the last is measured once more at the end
+        try:
+            seen.describe(**{ENTRY: entries})
+            for checkpoint in pending:
+                reader.put(checkpoint, network)
+                seen.step(step=checkpoint.step)
+                progress.advance()
+        finally:
+            progress.close()
+
+
+def _past(path: Path) -> Run | None:
+    """The run of an earlier call; None if it has not measured anything."""
+    if not (path / RUN).exists():
+        return None
+    run = open_run(path)
+    if not run.lines:
+        return None
+    if run.config.get("every") != at_every_checkpoint.__name__:
+        raise RunError(
+            f"{path} holds a run that was not made from checkpoints; pass overwrite=True to replace it, or another out="
+        )
+    return run
+
+
+def _refuse_other(run: Run, network: nn.Module, probe: Any, test: Any, quantities: Quantities) -> None:
+    """Refuse to go on with a run of other samples, of another model or with other quantities."""
+    given = {"probe": probe_data(probe, "probe", network).digest,
+             "test": None if test is None else probe_data(test, "test", network).digest}  # fmt: skip
+    for name, digest in given.items():
+        entry = run.config.get(name)
+        if (entry.get("sha256") if isinstance(entry, Mapping) else None) != digest:
+            raise RunError(
+                f"{run.path} was recorded with another {name}, expected the same samples in the same order; pass them, "
+                "overwrite=True to start over, or another out="
+            )
+    chosen = scheduled_quantities(quantities, test=test is not None, optimizer=False)
+    same = {"model": model_entry(network), "quantities": [one.name for one in chosen]}
+    for name, entry in same.items():
+        if run.config.get(name) != entry:
+            raise RunError(
+                f"{run.path} was recorded with another {name.replace('quantities', 'choice of quantities')}, expected "
+                "the same; pass overwrite=True to start over, or another out="
+            )
+
+
+def _marks(run: Run) -> dict[int, Any]:
+    """Step -> mark of every checkpoint that an earlier call was given."""
+    entries = run.config.get(ENTRY)
+    listed = entries if isinstance(entries, list) else []
+    return {one["step"]: one.get("mark") for one in listed if isinstance(one, Mapping) and "step" in one}
+
+
+def _refuse_changed(run: Run, listed: Sequence[Checkpoint]) -> None:
+    marks, measured = _marks(run), measured_steps(run)
+    for one in listed:
+        if one.step in measured and one.step in marks and marks[one.step] != one.mark:
+            raise RunError(
+                f"{one} has changed since {run.path} measured it; pass overwrite=True to measure all again, or another "
+                "out="
+            )
+
+
+def _pending(run: Run, listed: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Checkpoints after the last that was measured; those in between that could not be measured are left."""
+    measured, known = measured_steps(run), _marks(run)
+    last = max(measured)
+    for one in listed:
+        if one.step < last and one.step not in measured and one.step not in known:
+            raise RunError(
+                f"{one} is new, and {run.path} has measured step {last} already: measurements follow each other; pass "
+                "overwrite=True to measure all again, or another out="
+            )
+    return [one for one in listed if one.step > last]
+
+
+def _last_measured(run: Run, listed: Sequence[Checkpoint]) -> Checkpoint:
+    """The checkpoint that a run ends with: if it stays the last, its large arrays are still to be recorded."""
+    last = max(measured_steps(run))
+    found = next((one for one in listed if one.step == last), None)
+    if found is None:
+        raise RunError(
+            f"{run.path} has measured step {last}, which is not among the checkpoints, expected it to go on from "
+            "there; put it back, or pass overwrite=True"
+        )
+    return found
+
+
+def _entries(run: Run | None, listed: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+    """What run.json says of the checkpoints, those of earlier calls among them."""
+    entries = {} if run is None else {one["step"]: one for one in run.config.get(ENTRY) or []}
+    entries |= {one.step: {"step": one.step, "name": one.name, "mark": one.mark} for one in listed}
+    return [entries[step] for step in sorted(entries)]

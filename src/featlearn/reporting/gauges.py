@@ -1,0 +1,249 @@
+"""The numbers behind a verdict on their scales: ticks, thresholds, the value with its error."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from featlearn.diagnosis import Diagnosis
+from featlearn.diagnosis.evidence import DEPARTED, GAP, GREW, TURNED, Threshold
+from featlearn.linalg.estimate import Estimate
+from featlearn.reporting.markup import Html, tag, text, written
+
+BAR = 2.0
+"""Standard errors either way that an error bar shows: the margin by which a number must pass a threshold."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The axis of a gauge, from lazy on the left to rich on the right."""
+
+    begin: float
+    end: float
+    ticks: Sequence[float]
+    logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value lies, from 0 at the beginning to 1 at the end; values outside are at the nearer end."""
+        if self.logarithmic:
+            found = math.log(max(value, 1e-300) / self.begin) / math.log(self.end / self.begin)
+        else:
+            found = (value - self.begin) / (self.end - self.begin)
+        return min(max(found, 0.0), 1.0)
+
+    def outside(self, value: float) -> int:
+        """-1 before the beginning, 1 after the end, else 0."""
+        return -1 if value < self.begin else int(value > self.end)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A value on a gauge."""
+
+    label: str
+    value: float
+    error: float = math.nan
+    """standard error; nan if unknown"""
+    shape: Literal["needle", "ring", "diamond"] = "needle"
+
+    @property
+    def words(self) -> str:
+        """The value with its error."""
+        return with_error(self.value, self.error)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """One or several values on a scale."""
+
+    title: str
+    about: str
+    scale: Scale
+    markers: Sequence[Marker]
+    """the first is the one that is judged"""
+    threshold: Threshold | None = None
+    zones: Sequence[str] = ()
+    """names of the parts of the scale, from left to right: two, or three with one between the thresholds"""
+
+    @property
+    def verdict(self) -> str:
+        """The zone in which the whole error bar lies; the one between, or none, if it lies in no single one."""
+        if self.threshold is None:
+            return ""
+        one = self.markers[0]
+        margin = BAR * one.error if math.isfinite(one.error) else 0.0
+        if one.value + margin < self.threshold.low:
+            return self.zones[0]
+        if one.value - margin > self.threshold.high:
+            return self.zones[-1]
+        return self.zones[1] if len(self.zones) == 3 else "cannot tell"
+
+
+def with_error(value: float, error: float) -> str:
+    """A value and its standard error, to one digit of the error, or two if it begins with 1.
+
+    The value alone if the error is unknown or vanishes.
+    """
+    if not math.isfinite(value):
+        return "–"
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.3g}"
+    place = math.floor(math.log10(error))
+    digits = max((1 if error < 2 * 10.0**place else 0) - place, 0)
+    return f"{value:.3g} ± {error:.1g}" if digits > 6 else f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def estimate_words(found: Estimate) -> str:
+    """An estimate for a table."""
+    return with_error(float(found), float(found.stderr))
+
+
+# ---- the gauges of a diagnosis
+
+
+_UNIT = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+
+
+def gauges(found: Diagnosis) -> list[Gauge]:
+    """The numbers that are known, the one that decides first."""
+    tested = found.departure.test is not None
+    made = [
+        _estimated("Linearisation gap", "share of the change of the outputs that the linearisation at the start misses",
+                   found.numbers["gap"], _UNIT, GAP, ("lazy", "between", "rich")),
+        _estimated("Departure from the frozen first kernel",
+                   f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
+                   found.numbers["departure"], Scale(0.0, 1.0, (0.0, 0.5, 1.0)), DEPARTED, ("followed", "departed")),
+        _estimated("The kernel turned by", "1 − cosine of the centred first and last kernel", found.turning,
+                   Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True), TURNED, ("lazy", "between", "rich")),
+        _estimated("The kernel grew by", "norm of the last kernel over that of the first", found.growth,
+                   Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True), GREW, ("kept its size", "grew")),
+        _usefulness(found),
+    ]  # fmt: skip
+    return [one for one in made if one is not None]
+
+
+def unknown_numbers(found: Diagnosis) -> list[str]:
+    """The numbers that are not known, with the reason."""
+    reasons = {
+        "the linearisation gap": (float(found.numbers["gap"]), "it was not recorded"),
+        "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
+        "how far the kernel turned": (float(found.turning), "the first kernel and a later one are needed"),
+        "whether the last kernel is better": (found.useful.later, found.useful.reason),
+    }
+    return [
+        f"{name}{f', as {why}' if why else ''}" for name, (value, why) in reasons.items() if not math.isfinite(value)
+    ]
+
+
+def _estimated(
+    title: str, about: str, value: Estimate, scale: Scale, threshold: Threshold, zones: Sequence[str]
+) -> Gauge | None:
+    if not math.isfinite(float(value)):
+        return None
+    return Gauge(title, about, scale, [Marker("", float(value), float(value.stderr))], threshold, zones)
+
+
+def _usefulness(found: Diagnosis) -> Gauge | None:
+    useful = found.useful
+    if not math.isfinite(useful.first + useful.later):
+        return None
+    unit = "of the test points misclassified" if useful.unit == "misclassified" else "of the test variance missed"
+    markers = [Marker("last kernel", useful.later, useful.error), Marker("first kernel", useful.first, shape="ring")]
+    if math.isfinite(useful.network):
+        markers.append(Marker("the network", useful.network, shape="diamond"))
+    end = next((end for end in (0.1, 0.2, 0.5, 1.0) if 0.9 * end > max(one.value for one in markers)), 1.0)
+    ticks = [end * i / 4 for i in range(5)]
+    return Gauge("Is the last kernel better?", f"share {unit}, by regression with each kernel",
+                 Scale(0.0, end, ticks), markers)  # fmt: skip
+
+
+# ---- as HTML
+
+
+def gauge(one: Gauge) -> Html:
+    """A gauge with its value in words; the drawing repeats them."""
+    first = one.markers[0]
+    verdict = tag("span", text(one.verdict), class_="told") if one.verdict else ""
+    value = tag("p", tag("strong", text(first.words)), verdict, class_="value") if one.threshold is not None else ""
+    keys = [
+        tag("span", _key(each), text(f"{each.label} {each.words}"))
+        for each in (one.markers if len(one.markers) > 1 else ())
+    ]
+    return tag(
+        "div",
+        tag("p", text(one.title), class_="title"),
+        value or tag("p", *keys, class_="keys"),
+        tag("svg", *_band(one), *(_drawn(one.scale, each) for each in reversed(one.markers)), height=56,
+            aria_hidden="true"),
+        tag("p", text(one.about), tag("span", text(_limits(one)), class_="unseen"), class_="note"),
+        class_="gauge",
+    )  # fmt: skip
+
+
+def _limits(one: Gauge) -> str:
+    """The thresholds in words, for those who do not see the drawing."""
+    if one.threshold is None:
+        return ""
+    return f". {one.zones[0]} below {one.threshold.low:g}, {one.zones[-1]} above {one.threshold.high:g}"
+
+
+_NEEDLE, _RING, _DIAMOND = "M0 23l-6 -11h12z", "M-5 28a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z", "M0 22l5 6l-5 6l-5 -6z"
+_LEFT, _RIGHT = "M-6 17l11 -6v12z", "M6 17l-11 -6v12z"
+
+
+def _key(one: Marker) -> Html:
+    shape = {
+        "needle": "M6 11l-5 -9h10z",
+        "ring": "M2 6a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
+        "diamond": "M6 1l4 5l-4 5l-4 -5z",
+    }
+    return tag("svg", tag("path", d=shape[one.shape], class_=one.shape), width=12, height=12, aria_hidden="true")
+
+
+def _at(share: float) -> str:
+    """Percent of the width; ends keep room for labels."""
+    return f"{4 + 92 * share:.2f}%"
+
+
+def _band(one: Gauge) -> list[Html]:
+    """Zones with their names, ticks, thresholds."""
+    scale, limits = one.scale, [] if one.threshold is None else sorted({one.threshold.low, one.threshold.high})
+    edges = [0.0, *map(scale.share, limits), 1.0]
+    levels = ["low", "high"] if len(edges) == 3 else ["low", "between", "high"] if len(edges) == 4 else ["plain"]
+    parts = []
+    for i, level in enumerate(levels):
+        begin, end = edges[i], edges[i + 1]
+        parts.append(
+            tag("rect", x=_at(begin), y=25, width=f"{92 * (end - begin):.2f}%", height=7, class_=f"zone-{level}")
+        )
+        if one.zones and end - begin > 0.12:
+            parts.append(tag("text", text(one.zones[i]), x=_at((begin + end) / 2), y=9, text_anchor="middle"))
+    ticks = [
+        tick for tick in scale.ticks if all(abs(scale.share(tick) - scale.share(limit)) > 0.13 for limit in limits)
+    ]
+    for tick in ticks:
+        parts.append(tag("line", x1=_at(scale.share(tick)), x2=_at(scale.share(tick)), y1=32, y2=37, class_="tick"))
+        parts.append(_label(scale, tick, "tick"))
+    for limit in limits:
+        parts.append(tag("line", x1=_at(scale.share(limit)), x2=_at(scale.share(limit)), y1=12, y2=38, class_="limit"))
+        parts.append(_label(scale, limit, "limit"))
+    return parts
+
+
+def _label(scale: Scale, value: float, kind: str) -> Html:
+    return tag("text", text(written(value)), x=_at(scale.share(value)), y=50, text_anchor="middle", class_=kind)
+
+
+def _drawn(scale: Scale, one: Marker) -> Html:
+    """A marker with its error bar; an arrow at the end for a value outside of the scale."""
+    parts = []
+    if one.shape == "needle" and math.isfinite(one.error) and one.error > 0:
+        low, high = (_at(scale.share(one.value + sign * BAR * one.error)) for sign in (-1, 1))
+        parts.append(tag("line", x1=low, x2=high, y1=17, y2=17, class_="error"))
+        parts += [tag("line", x1=end, x2=end, y1=13, y2=21, class_="error") for end in (low, high)]
+    shape = {"needle": _NEEDLE, "ring": _RING, "diamond": _DIAMOND}[one.shape]
+    beyond = scale.outside(one.value)
+    if beyond and one.shape == "needle":
+        shape = _RIGHT if beyond > 0 else _LEFT
+    here = tag("svg", tag("path", d=shape, class_=one.shape), x=_at(scale.share(one.value)), overflow="visible")
+    return Html("".join([*parts, here]))
