@@ -141,18 +141,25 @@ def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test
     start, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind
     rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
     first = None if f0_test is None or cross is None else f0_test.double().reshape(len(f0_test), -1)
-    try:
-        slowest = 1 / _largest_eigenvalue(rows.double())
-        spans = LONGEST_OF_ENTROPY if kind.logistic else LONGEST
-        path = kernel_descent(
-            kernel, targets, f0=start,
-            times=slowest * torch.logspace(-2, math.log10(spans), TIMES, dtype=torch.float64),
-            K_test=cross, f0_test=first, loss=kind.name,
-        )  # fmt: skip
-    except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
-        return None
-    losses = torch.stack([kind.mean(f, targets) for f in path.outputs])
-    return FrozenPath(losses, path.outputs, path.test_outputs)
+    lowest = math.inf if run_data.loss is None else float(run_data.loss.values.min())
+    # What is integrated is followed no further than the run went: its cost grows with time.
+    spans = [10.0**k for k in range(1, round(math.log10(LONGEST_OF_ENTROPY)) + 1)] if kind.logistic else [LONGEST]
+    found = None
+    for span in spans:
+        try:
+            slowest = 1 / _largest_eigenvalue(rows.double())
+            path = kernel_descent(
+                kernel, targets, f0=start,
+                times=slowest * torch.logspace(-2, math.log10(span), TIMES, dtype=torch.float64),
+                K_test=cross, f0_test=first, loss=kind.name,
+            )  # fmt: skip
+        except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
+            break
+        losses = torch.stack([kind.mean(f, targets) for f in path.outputs])
+        found = FrozenPath(losses, path.outputs, path.test_outputs)
+        if float(losses[-1]) <= lowest:
+            break
+    return found
 
 
 def recorded_path(run_data: RunData, place: str, step: int, f0_test: Tensor) -> FrozenPath | None:
