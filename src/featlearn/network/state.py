@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 # The flag and the hook tables of a module, which belong to the measurement while it runs.
 _MODULE_KEYS = frozenset(nn.Module().__dict__) - {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_HOOK_KEYS = tuple(key for key in _MODULE_KEYS if isinstance(nn.Module().__dict__[key], dict))
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class KeptState:
     """Put back everything but parameters: each forward pass then starts from the same state."""
     rewritten: Callable[[], set[int]]
     """Identities of the tensors that have been written to."""
+    tensors: Sequence[Tensor] = ()
+    """All tensors that it held."""
 
 
 NOTHING_KEPT = KeptState(lambda: None, set)
@@ -57,14 +60,10 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
     parameters = parameters_of(parts)
     weights = set(map(id, parameters))
     tables = {id(part.__dict__) for part in parts}
-    own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+    hooks = [table for part in parts for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
+    own = set(map(id, hooks))
     containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
-    empty_hooks: list[dict[Any, Any]] = [
-        value
-        for part in parts
-        for key, value in part.__dict__.items()
-        if key in _MODULE_KEYS and isinstance(value, dict) and not value
-    ]
+    empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = _kept([tensor for tensor in held["tensor"] if tensor.device.type != "meta"])
@@ -79,7 +78,8 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
         for table, kept in attributes:
             _refill_attributes(table, kept)
         for container, entries in others:
-            _refill(container, entries)
+            if container or entries:
+                _refill(container, entries)
         for generator, state in generators:
             _set_generator_state(generator, state)
         for array, copy in arrays:
@@ -95,7 +95,7 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten)
+        yield KeptState(rewind, rewritten, held["tensor"])
         written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
         if written:
             raise UnsupportedModelError(
@@ -107,7 +107,8 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
             parameter.grad = grad
         rewind()
         for container, entries in containers:
-            _refill(container, entries)
+            if container or entries:
+                _refill(container, entries)
         for table in empty_hooks:
             if table:
                 table.clear()
