@@ -86,9 +86,7 @@ class Graph:
 
 def _described(node: Node) -> tuple[Description, ...]:
     # Ragged ones (nested tensors) count as empty, so that no axis of them is ever read.
-    return tuple(
-        [(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in node._input_metadata or ()]
-    )
+    return tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in node._input_metadata or ()])
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:

@@ -27,6 +27,7 @@ from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, b
 
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
+_SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
 
 
 class _Value(NamedTuple):
@@ -107,7 +108,7 @@ class SeparationProof:
             return self.give_up()
         made = [result] if isinstance(result, Tensor) else result
         if all(value.number == UNTOUCHED for value in values):
-            for tensor in made if isinstance(made, tuple | list) else ():
+            for tensor in made if isinstance(made, _SEVERAL) else ():
                 if isinstance(tensor, Tensor):
                     self._mark(tensor, UNTOUCHED, _aliases(facts, values))
         elif _is_listed(facts, tensors, values, made):
@@ -175,7 +176,7 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
     if isinstance(argument, Tensor):
         tensors.append(argument)
         return None
-    if isinstance(argument, tuple | list) and any(isinstance(one, Tensor) for one in argument):
+    if isinstance(argument, _SEVERAL) and any(isinstance(one, Tensor) for one in argument):
         tensors += [one for one in argument if isinstance(one, Tensor)]
         return None
     return argument
@@ -183,7 +184,12 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
 
 def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[_Value], made: Any) -> bool:
     """Whether there is a rule for such an op, and nothing about its tensors is out of the ordinary."""
-    if facts.rule is None or not isinstance(made, tuple | list) or not all(map(_is_plain, (*tensors, *made))):
+    if (
+        facts.rule is None
+        or not isinstance(made, _SEVERAL)
+        or not all(map(_is_plain, tensors))
+        or not all(map(_is_plain, made))
+    ):
         return False
     # Another tensor in the same memory would change without an op of its own.
     return not facts.writes or (facts.in_place and values[0].aliases == [1])
@@ -198,7 +204,7 @@ def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _Facts(NamedTuple):
@@ -302,7 +308,7 @@ class _ReadingNotes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) and func not in _DESCRIPTIONS:
-            several = isinstance(result, tuple | list) and all(isinstance(one, Tensor | None) for one in result)
+            several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
             if not several:
                 self._proof.give_up()
         elif func in _CALLING_BACK:
