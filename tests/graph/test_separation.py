@@ -322,6 +322,16 @@ def test_a_buffer_that_samples_are_written_to_proves_nothing():
     assert not is_proved(function, torch.randn(6, 3), [buffer])
 
 
+def test_constants_may_be_read():
+    table = torch.randn(3)
+
+    def function(x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        return x * table.max().item() if bool((places[1:] > places[:-1]).all()) else x.flip(0)
+
+    assert is_proved(function, torch.randn(6, 3), [table])
+
+
 def test_a_tensor_of_an_earlier_pass_proves_nothing():
     kept: list[Tensor] = []
 

@@ -28,6 +28,7 @@ from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, b
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
 _SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
+_SIMPLE = (bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Value(NamedTuple):
@@ -120,6 +121,13 @@ class SeparationProof:
         else:
             self.give_up()
         return None
+
+    def is_untouched(self, argument: Any) -> bool:
+        """Whether no sample has touched what a function was given."""
+        if isinstance(argument, Tensor):
+            value = self._value(argument)
+            return value is not None and value.number == UNTOUCHED
+        return argument is None or type(argument) in _SIMPLE
 
     def _mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         if id(tensor) not in self._held:
@@ -309,7 +317,7 @@ class _ReadingNotes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) and func not in _DESCRIPTIONS:
             several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
-            if not several:
+            if not several and not all(map(self._proof.is_untouched, (*args, *(kwargs or {}).values()))):
                 self._proof.give_up()
         elif func in _CALLING_BACK:
             self._proof.give_up()
