@@ -21,7 +21,7 @@ from featlearn.audit.independence import expect_independent, piece_count, refuse
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
-from featlearn.errors import ChangedOutputsError, InputValueError
+from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.gradients.fallback import sample_gradients
 from featlearn.graph.graph import Node, backward_to
@@ -58,6 +58,8 @@ class Measurement:
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
+    separate: bool = False
+    """Whether the ops of a forward pass of a few samples prove that samples do not influence each other."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
@@ -81,7 +83,7 @@ class Measurement:
 
     def _example(self, probe: Probe, *, anew: bool = False) -> Chunk:
         """A few samples, audited if their graph is not known yet, or `anew`."""
-        chunk = Chunk(probe, torch.arange(probe.samples, device="cpu")[spread(probe.samples)], self.parameters)
+        chunk = self._few(probe)
         if chunk.graph is None:
             return chunk
         known = self.audits.get(chunk.graph.ordered_names)
@@ -93,6 +95,16 @@ class Measurement:
             self.audits[audit.nodes] = audit
         chunk.unproved = _unproved(chunk)
         return chunk
+
+    def _few(self, probe: Probe) -> Chunk:
+        indices = torch.arange(probe.samples, device="cpu")[spread(probe.samples)]
+        # Scripted code may read numbers in a way that no op shows.
+        if not self.builtin and not any(isinstance(part, torch.jit.ScriptModule) for part in self.model.modules()):
+            try:
+                return Chunk(probe, indices, self.parameters, proving=True)
+            except UnsupportedModelError:  # some code does not bear that its ops are noted
+                pass
+        return Chunk(probe, indices, self.parameters)
 
     def defer(self, checks: DeferredChecks | None) -> None:
         """Collect checks instead of waiting for their answers; None: evaluate them at once again."""
@@ -115,7 +127,7 @@ class Measurement:
 
     def pieces(self, samples: int) -> int:
         """In how many pieces so many samples are run again, to see that they do not influence each other."""
-        return piece_count(samples, self.launch_bytes)
+        return piece_count(samples, self.launch_bytes, self.separate)
 
     def of_pair(self, first: Probe, second: Probe) -> "Measurement":
         """The same network on two other batches of the same kind."""
@@ -133,8 +145,12 @@ class Measurement:
         whole = end - begin == probe.samples
         indices = slice(begin, end) if whole else torch.arange(begin, end, device="cpu")
         # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
-        parts = [] if self.builtin else run_parts(probe, begin, end, self.pieces(end - begin), self._generator)
-        chunk = Chunk(probe, indices, self.parameters)
+        pieces = self.pieces(end - begin)
+        parts = [] if self.builtin else run_parts(probe, begin, end, pieces, self._generator)
+        chunk = Chunk(probe, indices, self.parameters, proving=not pieces)
+        if not pieces and not chunk.separate:  # though a few samples were: a flag has changed, say
+            self.separate = False
+            return self.chunk(probe, begin, end)
         found, expected = chunk.outputs, (self.classes, self.dtype, self.device)
         if (found.shape[1], chunk.accumulate, found.device) != expected:
             raise ChangedOutputsError(

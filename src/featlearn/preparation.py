@@ -30,6 +30,8 @@ class OutputFacts(NamedTuple):
     device: torch.device
     launch_bytes: int
     """Bytes of one sample's activations on a GPU, 0 on a CPU."""
+    separate: bool
+    """Whether the ops of the forward pass prove that samples do not influence each other."""
 
 
 class Preparation:
@@ -91,7 +93,7 @@ class Preparation:
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             probes = tuple(
                 Probe(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
-                      copying=not isolation.builtin)
+                      copying=not isolation.builtin, held=isolation.state.tensors)
                 for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
             )  # fmt: skip
             measurement = Measurement(
@@ -115,8 +117,9 @@ class Preparation:
                 f"the model gives {facts[0].classes} outputs on x and {facts[1].classes} on x2, expected the same "
                 "number; pass a readout= that makes them equal"
             )
-        measurement.classes, measurement.dtype, measurement.device, _ = facts[0]
+        measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
+        measurement.separate = all(one.separate for one in facts)
 
     def forget(self) -> None:
         """Drop what is known of outputs, and the plans made from it; audits stay."""
@@ -157,7 +160,7 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
         activations = max(1, example.graph.output_bytes // len(example.indices))
-    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
+    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations, example.separate)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

@@ -542,4 +542,4 @@ def test_every_rule_has_a_test():
         "ScaledDotProductFlashAttention", "ScaledDotProductCudnnAttention", "ScaledDotProductEfficientAttention",
         "ScaledDotProductFusedAttentionOverrideable",
     }  # fmt: skip
-    assert set(sample_flow._RULES) <= tested | elsewhere | same_as_another
+    assert set(sample_flow.RULES) <= tested | elsewhere | same_as_another

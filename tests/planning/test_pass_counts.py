@@ -19,8 +19,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     outputs, grad = Probe.outputs, torch.autograd.grad
 
-    def counting_outputs(self: Probe, indices: Any) -> Tensor:
-        result = outputs(self, indices)
+    def counting_outputs(self: Probe, *args: Any) -> Tensor:
+        result = outputs(self, *args)
         found["forward of one" if len(result) == 1 else "forward"] += 1
         return result
 
@@ -37,6 +37,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def own() -> nn.Module:
     parts = {"a": nn.Linear(3, 7), "b": nn.Linear(7, 2)}
     return Net(lambda self, x: self.b(torch.tanh(self.a(x))), **parts).double()
+
+
+def with_an_index() -> nn.Module:
+    """An index may reorder samples: that it does not is seen in all parts of the batch."""
+    parts = {"a": nn.Linear(3, 7), "b": nn.Linear(7, 2)}
+    return Net(lambda self, x: self.b(torch.tanh(self.a(x[torch.arange(len(x))]))), **parts).double()
 
 
 def sequential() -> nn.Module:
@@ -71,7 +77,7 @@ def without_rule() -> nn.Module:
 
 
 @pytest.mark.parametrize("outputs", ["mean", "each", 1])
-@pytest.mark.parametrize("build", [own, sequential])
+@pytest.mark.parametrize("build", [own, with_an_index, sequential])
 @pytest.mark.parametrize("samples", [29, 130])
 def test_passes_are_those_of_the_plan(build: Any, samples: int, outputs: Any, counted: Counter[str]):
     torch.manual_seed(0)
@@ -130,5 +136,9 @@ def test_passes_of_the_fallback_are_counted(counted: Counter[str]):
 def test_the_table_says_it():
     torch.manual_seed(0)
     text = str(fl.plan(own(), torch.randn(29, 3, dtype=torch.float64)))
+    assert (
+        "1 forward pass of 29 samples and 2 backward passes, checked by its ops and 1 forward pass over parts" in text
+    )
+    text = str(fl.plan(with_an_index(), torch.randn(29, 3, dtype=torch.float64)))
     assert "1 forward pass of 29 samples and 2 backward passes, checked by 8 forward passes over parts" in text
     assert "no passes to check it" in str(fl.plan(sequential(), torch.randn(29, 3, dtype=torch.float64)))

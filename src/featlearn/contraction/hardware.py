@@ -42,7 +42,7 @@ def _measured(kind: str, index: int | None) -> float:
     device = torch.device(kind, index) if index is not None else torch.device(kind)
     size = 384 if kind == "cpu" else 4096
     with torch.no_grad():
-        a, b = (torch.full((size, size), 0.5, device=device) for _ in range(2))
+        a, b = (torch.full((size, size), 0.5, dtype=torch.float32, device=device) for _ in range(2))
         product = min(_seconds(a, b, multiply=True) for _ in range(3)) / size**3
         element = min(_seconds(a, b, multiply=False) for _ in range(3)) / size**2
     ratio = min(max(element / max(product, 1e-15), 2.0), 256.0)  # also where the clock did not advance

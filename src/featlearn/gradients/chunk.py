@@ -22,6 +22,7 @@ from featlearn.gradients.stacks import Stack, stacked, used_positions
 from featlearn.graph.graph import Graph, Node, Value, backward, backward_to, build_graph
 from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes
+from featlearn.graph.separation import SeparationProof
 from featlearn.graph.uses import find_uses
 from featlearn.network.inputs import Probe
 from featlearn.ops import Direct, Outer, is_built_in
@@ -43,16 +44,28 @@ class Backpropagated:
 
 
 class Chunk:
-    """The outputs of one batch of samples with their graph."""
+    """The outputs of one batch of samples with their graph.
 
-    def __init__(self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor]) -> None:
+    `proving`: the ops of the forward pass are noted, to see whether they keep the samples apart.
+    """
+
+    def __init__(
+        self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor], *, proving: bool = False
+    ) -> None:
         self.probe, self.parameters = probe, parameters
         self.count = len(range(probe.samples)[indices]) if isinstance(indices, slice) else len(indices)
         self._asked_for = indices
         if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
             self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
         before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
-        outputs = probe.outputs(self._asked_for)
+        self.separate = False
+        """Whether it is proved that no sample has had an influence on another."""
+        if proving:
+            proof = SeparationProof(probe.held, max(self.count, 2))
+            outputs = probe.outputs(self._asked_for, proof.noting)
+            self.separate = proof.holds(outputs)
+        else:
+            outputs = probe.outputs(self._asked_for)
         self.hooked = RemovableHandle.next_id != before
         """Whether the forward pass has put hooks on anything. They may change gradients, and no graph shows them."""
         # A parameter returned as it is has no node of its own.
@@ -90,7 +103,7 @@ class Chunk:
                 continue
             reading = read_use(graph, edge, axes.get(edge.consumer), edge.consumer in several_outputs)
             for name in names:
-                nodes[name].append(edge.consumer.name())
+                nodes[name].append(graph.names[edge.consumer])
                 if isinstance(reading, str):
                     reasons.setdefault(name, reading)
                 else:
@@ -133,7 +146,8 @@ class Chunk:
         have.
         """
         readings = (reading for name in names for reading in self.access[name].readings)
-        return all(is_built_in(reading.use.node.name()) for reading in readings)
+        names = {} if self.graph is None else self.graph.names
+        return all(is_built_in(names[reading.use.node]) for reading in readings)
 
     def backpropagate(
         self, names: Collection[str], directions: Tensor, *, apart: bool = False, last: bool = False,

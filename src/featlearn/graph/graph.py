@@ -15,7 +15,7 @@ from featlearn.errors import UnsupportedModelError
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
 """One output of one node."""
-Description = tuple[torch.Size, torch.dtype, torch.device]
+Description = tuple[torch.Size, torch.dtype]
 """Of one output of a node."""
 
 
@@ -43,14 +43,10 @@ class Graph:
     """Identities of all leaf tensors walked to, whether or not they were asked for."""
     precision: float = 0.0
     """Machine epsilon of the coarsest floating type that any node's output has."""
-    dtypes: frozenset[torch.dtype] = frozenset()
-    """Floating types of all node outputs."""
-    output_bytes: int = 0
-    """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
     order: tuple[Node, ...] = ()
     """All nodes walked, in an order that two passes of the same code share."""
     described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
-    """Shape, type and device of every output of every node; asking a node makes them anew each time."""
+    """Shape and type of every output of every node; asking a node makes them anew each time."""
     inputs: Mapping[Node, tuple[tuple[Node | None, int], ...]] = field(default_factory=dict)
     """What every node takes: `next_functions`, which a node makes anew each time."""
     names: Mapping[Node, str] = field(default_factory=dict)
@@ -60,6 +56,17 @@ class Graph:
     def precisions(self) -> Mapping[str, float]:
         """The same for each parameter, of the nodes between it and the outputs alone."""
         return _precisions_above(self)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
+        return sum(
+            shape.numel() * dtype.itemsize
+            for node, described in self.described.items()
+            if self.names[node].partition("Backward")[0] not in _VIEWS
+            and (self.inputs[node] or getattr(node, "variable", None) is None)
+            for shape, dtype in described
+        )
 
     @cached_property
     def ordered_names(self) -> tuple[str, ...]:
@@ -78,14 +85,8 @@ class Graph:
 
 
 def _described(node: Node) -> tuple[Description, ...]:
-    return tuple([(_shape(m.shape), m.dtype, m.device) for m in node._input_metadata or ()])
-
-
-def _shape(given: Sequence[Any]) -> torch.Size:
-    """The shape of a value; ragged ones (nested tensors) count as empty, so that no axis of them is ever read."""
-    if all(type(size) is int for size in given):
-        return torch.Size(given)
-    return torch.Size((0,))
+    # Ragged ones (nested tensors) count as empty, so that no axis of them is ever read.
+    return tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in node._input_metadata or ()])
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
@@ -95,13 +96,11 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     below: dict[Node, frozenset[str]] = {}
     leaves: dict[str, Node] = {}
     consumers: dict[Node, list[Edge]] = defaultdict(list)
-    held = 0
     variables: set[int] = set()
-    dtypes: set[torch.dtype] = set()
     described: dict[Node, tuple[Description, ...]] = {}
     names: dict[Node, str] = {}
     for node, children in inputs.items():
-        names[node] = name = node.name()
+        names[node] = node.name()
         described[node] = _described(node)
         found = frozenset[str]()
         variable = None if children else getattr(node, "variable", None)
@@ -117,12 +116,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
                 # Reused where it is equal: deep networks would otherwise hold depth x parameters names.
                 found = carried if found <= carried else found if carried <= found else found | carried
         below[node] = found
-        owning = variable is None and name.partition("Backward")[0] not in _VIEWS
-        for shape, dtype, _ in described[node]:
-            if owning:
-                held += shape.numel() * dtype.itemsize
-            dtypes.add(dtype)
-    dtypes = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
+    dtypes = {dtype for several in described.values() for _, dtype in several}
     return Graph(
         root=(outputs.grad_fn, outputs.output_nr),
         leaves=leaves,
@@ -130,9 +124,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         names_below={node: found for node, found in below.items() if found},
         node_names=frozenset(names.values()),
         variables=frozenset(variables),
-        precision=max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0),
-        dtypes=frozenset(dtypes),
-        output_bytes=held,
+        precision=max((torch.finfo(t).eps for t in dtypes if t.is_floating_point or t.is_complex), default=0.0),
         order=tuple(inputs),
         described=described,
         inputs=inputs,
@@ -152,7 +144,7 @@ def _precisions_above(graph: Graph) -> dict[str, float]:
     """The coarsest precision on any path from each leaf to the root."""
     coarsest: dict[Node, float] = defaultdict(float)
     for node in reversed(graph.order):
-        kinds = [dtype for _, dtype, _ in graph.described[node] if dtype.is_floating_point or dtype.is_complex]
+        kinds = [dtype for _, dtype in graph.described[node] if dtype.is_floating_point or dtype.is_complex]
         coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
         for child, _ in graph.inputs[node]:
             if child is not None:

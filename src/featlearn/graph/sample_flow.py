@@ -54,12 +54,12 @@ class Step(NamedTuple):
 Rule = Callable[[Step], Layout | None]
 
 
-def _broadcast(step: Step) -> Layout | None:
+def broadcast(step: Step) -> Layout | None:
     """Entry by entry, axes aligned at the end."""
     return step.in_axis(step.at.axis - len(step.output) + len(step.input))
 
 
-def _same_elements(step: Step) -> Layout | None:
+def same_elements(step: Step) -> Layout | None:
     """Elements keep their order."""
     return step.layout if step.input.numel() == step.output.numel() else None
 
@@ -82,7 +82,7 @@ def _product(first: int) -> Rule:
 
     def rule(step: Step) -> Layout | None:
         if step.operand < first:
-            return _broadcast(step)
+            return broadcast(step)
         left, axis, last = step.operand == first, step.at.axis, len(step.output) - 1
         shared = axis < last - 1  # the batch of matrices
         return step.in_axis(axis) if shared or axis == (last - 1 if left else last) else None
@@ -110,7 +110,7 @@ def _distances(step: Step) -> Layout | None:
     return step.in_axis(step.at.axis)
 
 
-def _images(step: Step) -> Layout | None:
+def images(step: Step) -> Layout | None:
     """Samples first, channels second; operand 0 are the images."""
     return step.in_axis(0) if step.operand == 0 and step.at.axis == 0 else None
 
@@ -133,7 +133,7 @@ def _layer_norm(step: Step) -> Layout | None:
 
 
 def _batch_norm(step: Step) -> Layout | None:
-    return None if step.saved("training") else _images(step)
+    return None if step.saved("training") else images(step)
 
 
 def _reduced(step: Step) -> Layout | None:
@@ -201,20 +201,22 @@ def _padded(step: Step) -> Layout | None:
 def _attention(step: Step) -> Layout | None:
     """Queries, keys and values (..., tokens, width), batch and heads one by one; the bias is added."""
     if step.operand > 2:  # (..., queries, keys): its last axis is not that of the output
-        return _broadcast(step) if step.at.axis < len(step.output) - 1 else None
+        return broadcast(step) if step.at.axis < len(step.output) - 1 else None
     return step.in_axis(step.at.axis) if step.at.axis < len(step.output) - 2 else None
 
 
-_RULES: dict[str, Rule] = {
+# `featlearn.graph.separation` follows them too, also for values without gradients. A rule says None of an operand that
+# is the same for all samples or mixes them. Ops that take an index, or choose by value, are excluded there.
+RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("Abs", "Add", "Addcdiv", "Addcmul", "Atan2", "Celu", "Clamp", "ClampMax", "ClampMin", "Clone", "Cos", "Div",
          "Elu", "Erf", "Exp", "Expand", "Expm1", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyRelu", "Lerp",
          "Log", "Log1P", "LogSigmoid", "MaskedFill", "Maximum", "Minimum", "Mish", "Mul", "NativeDropout", "Neg", "Pow",
          "PreluKernel", "Reciprocal", "Relu", "Rsqrt", "Rsub", "Selu", "Sigmoid", "Silu", "Sin", "Softplus", "Sqrt",
          "Sub", "Tanh", "Threshold", "ToCopy", "Where"),
-        _broadcast,
+        broadcast,
     ),
-    **dict.fromkeys(("Alias", "ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"), _same_elements),
+    **dict.fromkeys(("Alias", "ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"), same_elements),
     **dict.fromkeys(("Mm", "Bmm"), _product(0)),
     **dict.fromkeys(("Addmm", "Baddbmm"), _product(1)),
     "Mv": _matrix_vector,
@@ -223,7 +225,7 @@ _RULES: dict[str, Rule] = {
     "Permute": _permuted,
     **dict.fromkeys(("Transpose", "Swapaxes"), _transposed),
     "T": _matrix_transposed,
-    **dict.fromkeys(("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "NativeGroupNorm"), _images),
+    **dict.fromkeys(("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "NativeGroupNorm"), images),
     **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _batch_norm),
     **dict.fromkeys(("AdaptiveAvgPool2D", "AvgPool2D", "MaxPool2DWithIndices"), _pooled(2)),
     **dict.fromkeys(("AvgPool3D", "MaxPool3DWithIndices"), _pooled(3)),
@@ -276,11 +278,11 @@ def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict
 def _rule(name: str, used: list[int]) -> Rule | None:
     """The rule of an op, if only its first output is used or it gives pieces of its input."""
     kind, _, rest = name.partition("Backward")
-    rule = _RULES.get(kind) if rest.isdigit() else None
-    return rule if used == [0] or kind in _PIECES else None
+    rule = RULES.get(kind) if rest.isdigit() else None
+    return rule if used == [0] or kind in PIECES else None
 
 
-_PIECES = frozenset(["Split", "SplitWithSizes", "UnsafeSplit", "Unbind"])
+PIECES = frozenset(["Split", "SplitWithSizes", "UnsafeSplit", "Unbind"])
 
 
 def _below(

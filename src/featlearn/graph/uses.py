@@ -95,8 +95,8 @@ def find_uses(graph: Graph, axes: Axes) -> FoundUses:
         for operand, child, number in children:
             if child in without and reach[child]:
                 edges.append((Edge((child, number), node, operand), reach[child]))
-                both = reach[child] & by_samples[child]
-                mixed |= dict.fromkeys(both, f"part of it meets the samples before {node.name()}")
+                if both := reach[child] & by_samples[child]:
+                    mixed |= dict.fromkeys(both, f"part of it meets the samples before {graph.names[node]}")
     return FoundUses(tuple(edges), mixed)
 
 

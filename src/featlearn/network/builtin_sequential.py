@@ -86,6 +86,8 @@ def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readou
     """Whether a network of these modules, with these inputs, is such a one: no hooks, no readout, nothing replaced."""
     if readout is not None or type(x) is not Tensor or x.dim() < 2 or x.requires_grad or x.is_inference():
         return False
+    if any(type(part) not in _METHODS for part in parts):
+        return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # they may do anything
         return False
     if any(getattr(module_globals, f"_global{hooks}") for hooks in _HOOKS):

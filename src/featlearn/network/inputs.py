@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,15 @@ def _takes_inputs(readout: Readout) -> bool:
     return sum(p.default is p.empty for p in positional) >= 2
 
 
+Noting = Callable[[Sequence[Tensor]], AbstractContextManager[None]]
+"""Makes a context in which a model runs, from the inputs that it is given."""
+
+
+def _unnoted(inputs: Sequence[Tensor]) -> AbstractContextManager[None]:
+    del inputs
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Probe:
     """A network with the inputs on which it is measured."""
@@ -129,6 +138,8 @@ class Probe:
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
     copying: bool = True
     """Whether the model gets a copy of its inputs, into which it may write."""
+    held: Sequence[Tensor] = ()
+    """The tensors that the model held when the measurement began."""
 
     def take(self, indices: Tensor | slice) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
@@ -147,22 +158,24 @@ class Probe:
 
         return map_tensors(self.x, rows)
 
-    def call(self, indices: Tensor | slice) -> tuple[Any, Inputs]:
+    def call(self, indices: Tensor | slice, noting: Noting = _unnoted) -> tuple[Any, Inputs]:
         """What the model returns for some of the samples, and the inputs it was given."""
         x = self.take(indices)
         self.rewind()
-        with _explained(self, x):
+        with _explained(self, x), noting(tensors_in(x)):
             if isinstance(x, tuple):
                 return self.model(*x), x
             return (self.model(**x) if isinstance(x, Mapping) else self.model(x)), x
 
-    def outputs(self, indices: Tensor | slice) -> Tensor:
-        """(samples, C) outputs with their graph."""
-        raw, x = self.call(indices)
-        with _explained(self, x):
+    def outputs(self, indices: Tensor | slice, noting: Noting = _unnoted) -> Tensor:
+        """(samples, C) outputs with their graph. All code that makes them runs inside of `noting`."""
+        raw, x = self.call(indices, noting)
+        with _explained(self, x), noting(()):
             read = read_output(raw, x, self.readout)
         count = len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
-        return _checked(read, count, self.readout is not None, self.waiting)
+        outputs = _checked(read, count, self.readout is not None, self.waiting)
+        with noting(()):
+            return outputs if outputs.dim() == 2 else outputs[:, None]
 
 
 @contextmanager
@@ -241,7 +254,7 @@ def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tenso
             f"{source} gives values that are not finite for samples {_few(broken)} of the probe; "
             "a kernel cannot be measured there"
         )
-    return outputs if outputs.dim() == 2 else outputs[:, None]
+    return outputs
 
 
 def _few(items: Sequence[int]) -> str:

@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 # The flag and the hook tables of a module, which belong to the measurement while it runs.
 _MODULE_KEYS = frozenset(nn.Module().__dict__) - {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_HOOK_KEYS = tuple(key for key in _MODULE_KEYS if isinstance(nn.Module().__dict__[key], dict))
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class KeptState:
     """Put back everything but parameters: each forward pass then starts from the same state."""
     rewritten: Callable[[], set[int]]
     """Identities of the tensors that have been written to."""
+    tensors: Sequence[Tensor] = ()
+    """All tensors that it held."""
 
 
 NOTHING_KEPT = KeptState(lambda: None, set)
@@ -57,14 +60,10 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
     parameters = parameters_of(parts)
     weights = set(map(id, parameters))
     tables = {id(part.__dict__) for part in parts}
-    own = {id(value) for part in parts for key, value in part.__dict__.items() if key in _MODULE_KEYS}
+    hooks = [table for part in parts for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
+    own = set(map(id, hooks))
     containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
-    empty_hooks: list[dict[Any, Any]] = [
-        value
-        for part in parts
-        for key, value in part.__dict__.items()
-        if key in _MODULE_KEYS and isinstance(value, dict) and not value
-    ]
+    empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = _kept([tensor for tensor in held["tensor"] if tensor.device.type != "meta"])
@@ -79,7 +78,8 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
         for table, kept in attributes:
             _refill_attributes(table, kept)
         for container, entries in others:
-            _refill(container, entries)
+            if container or entries:
+                _refill(container, entries)
         for generator, state in generators:
             _set_generator_state(generator, state)
         for array, copy in arrays:
@@ -95,7 +95,7 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten)
+        yield KeptState(rewind, rewritten, held["tensor"])
         written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
         if written:
             raise UnsupportedModelError(
@@ -107,7 +107,8 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
             parameter.grad = grad
         rewind()
         for container, entries in containers:
-            _refill(container, entries)
+            if container or entries:
+                _refill(container, entries)
         for table in empty_hooks:
             if table:
                 table.clear()
@@ -124,6 +125,11 @@ class _KeptTensor:
     def __init__(self, tensor: Tensor, copy: Tensor, bundle: "_Bundle | None" = None) -> None:
         self.tensor, self.copy, self.bundle = tensor, copy, bundle
         self.trainable, self.version = tensor.requires_grad, _version(tensor)
+        self._kind = _kind(copy) if tensor.is_cuda else ()  # of others it is not asked
+
+    def is_alike(self) -> bool:
+        """Whether it still has the shape, type and place that it had."""
+        return _kind(self.tensor) == self._kind
 
     def same(self) -> bool | Tensor:
         """Whether it holds what it held; on a GPU an answer that is not waited for."""
@@ -167,13 +173,17 @@ _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.in
 def _kept(tensors: Sequence[Tensor]) -> list[_KeptTensor]:
     """All with copies of what they hold, in the same order; small ones on a GPU are copied together."""
     groups: dict[object, list[list[Tensor]]] = {}
+    together: dict[object, int] = {}
     for t in tensors:
         plain = t.is_cuda and t.dtype in _COMMON and t.layout == torch.strided and t.is_contiguous() and not t.is_neg()
-        if plain and 0 < t.numel() * t.element_size() < _TOGETHER // 4:
-            some = groups.setdefault((t.dtype, t.device), [[]])
-            if some[-1] and sum(one.numel() for one in some[-1]) * t.element_size() > _TOGETHER:
+        if plain and 0 < t.nbytes < _TOGETHER // 4:
+            alike = (t.dtype, t.device)
+            some = groups.setdefault(alike, [[]])
+            if together.get(alike, 0) > _TOGETHER:
                 some.append([])
+                together[alike] = 0
             some[-1].append(t)
+            together[alike] = together.get(alike, 0) + t.nbytes
     bundles = [_Bundle(some) for several in groups.values() for some in several]
     bundled = {id(kept.tensor): kept for bundle in bundles for kept in bundle.kept}
     return [bundled.get(id(t)) or _KeptTensor(t, t.detach().clone()) for t in tensors]
@@ -185,7 +195,7 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
 
 def _rewind(tensors: Sequence[_KeptTensor]) -> None:
     """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
-    distant = [kept for kept in tensors if kept.tensor.is_cuda and _kind(kept.tensor) == _kind(kept.copy)]
+    distant = [kept for kept in tensors if kept.tensor.is_cuda and kept.is_alike()]
     if distant:
         torch._foreach_copy_([kept.tensor.data for kept in distant], [kept.copy for kept in distant])
     copied = set(map(id, distant))
@@ -205,7 +215,7 @@ def _restore(tensors: Sequence[_KeptTensor]) -> list[Tensor]:
 def _unchanged(tensors: Sequence[_KeptTensor]) -> list[bool]:
     """Which of them hold what they held; asked together, because a GPU would be waited for each time."""
     bundles = list({id(kept.bundle): kept.bundle for kept in tensors if kept.bundle is not None}.values())
-    whole = [bundle for bundle in bundles if all(_kind(kept.tensor) == _kind(kept.copy) for kept in bundle.kept)]
+    whole = [bundle for bundle in bundles if all(kept.is_alike() for kept in bundle.kept)]
     same = {id(bundle) for bundle, equal in zip(whole, _answers([b.same() for b in whole]), strict=True) if equal}
     left = [kept for kept in tensors if id(kept.bundle) not in same]
     changed = {id(kept) for kept, equal in zip(left, _answers([k.same() for k in left]), strict=True) if not equal}

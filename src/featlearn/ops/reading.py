@@ -21,7 +21,7 @@ class Reading:
 
 def read_use(graph: Graph, edge: Edge, layout: Layout | None, several_outputs: bool) -> Reading | str:
     """Read one use, or say why it cannot be read."""
-    node, name = edge.consumer, edge.consumer.name()
+    node, name = edge.consumer, graph.names[edge.consumer]
     rule = rule_for(name)
     if rule is None:
         return f"no rule for {name}"

@@ -75,5 +75,6 @@ def plan_kernel(
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
-        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes, confirmed=confirmed,
+        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes, separate=measurement.separate,
+        confirmed=confirmed,
     )  # fmt: skip

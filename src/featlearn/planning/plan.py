@@ -35,6 +35,9 @@ class Plan:
     own layers are not."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: small batches are run in fewer parts there."""
+    separate: bool = False
+    """Whether the ops of the forward pass prove that samples do not influence each other: a few of them, in place of
+    all, are then run again."""
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
@@ -56,9 +59,10 @@ class Plan:
 
     @property
     def check_passes(self) -> int:
-        """Forward passes over parts of chunks: every chunk once more, in all its parts together."""
+        """Forward passes over parts of chunks: every chunk once more in all its parts together, or a few of its samples
+        where ops prove the rest."""
         sizes = [(size, self._repeats(group)) for group in self.groups for size in self._chunk_sizes(group)]
-        parts = ((len(part_sizes(n, piece_count(n, self.launch_bytes))), times) for n, times in sizes)
+        parts = ((len(part_sizes(n, self._pieces(n))), times) for n, times in sizes)
         return sum(count * times for count, times in parts) if self.checked else 0
 
     @property
@@ -80,6 +84,9 @@ class Plan:
         lost = set(self.fallbacks)
         groups = [group for group in self.groups if lost & set(group.names)]
         return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
+
+    def _pieces(self, samples: int) -> int:
+        return piece_count(samples, self.launch_bytes, self.separate)
 
     def _direction_blocks(self, group: ParameterGroup) -> int:
         return -(-self.directions // group.directions)
@@ -140,7 +147,9 @@ class Plan:
     def _checks(self) -> str:
         if not self.checked:
             return "no passes to check it (torch's own layers in sequence keep samples apart)"
-        return f"checked by {_plural(self.check_passes, 'forward pass', 'es')} over parts"
+        proved = all(not self._pieces(size) for group in self.groups for size in self._chunk_sizes(group))
+        proof = "its ops and " if proved else ""
+        return f"checked by {proof}{_plural(self.check_passes, 'forward pass', 'es')} over parts"
 
 
 def _alike(parameters: Sequence[ParameterPlan]) -> list[list[ParameterPlan]]:
