@@ -167,6 +167,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "neural_features": {"outputs": 1},
     "layer_alignment": {"norm": "fro"},
     "layer_balance": {},
+    "linearization_gap": {"by": "layer"},
     "ntk_velocity": {"outputs": "mean"},
     "feature_speed": {},
     "representation_kernels": {"of": "output"},
@@ -201,7 +202,9 @@ def test_results_are_those_of_the_function_of_the_same_name(name: str, x: Tensor
     model = nn.Sequential(nn.Flatten(), nn.Linear(18, 7), nn.Tanh(), nn.Linear(7, 6, bias=False), nn.Linear(6, 3))
     model.double()
     session, y = fl.Session(model, x), torch.randn(SAMPLES, 3, dtype=torch.float64)
-    needed = (y,) if name in ("ntk_velocity", "feature_speed") else ()
+    earlier = {key: value + 0.1 for key, value in model.state_dict().items()}
+    needs = {"ntk_velocity": y, "feature_speed": y, "linearization_gap": earlier}
+    needed = (needs[name],) if name in needs else ()
     for _ in range(2):
         expected = getattr(fl, name)(model, x, *needed, **ARGUMENTS[name])
         found = getattr(session, name)(*needed, **ARGUMENTS[name])
