@@ -18,26 +18,16 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.graph.repeated_pass import DESCRIPTIONS, PLAIN, UNTOUCHED, CallNotes, ProvedPass, Value, mark, value_of
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
-UNTOUCHED = 0
-"""The number of all values that no sample has touched."""
-_SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
+_SEVERAL = (tuple, list)
 _SIMPLE = (bool, int, float, str, torch.dtype, torch.device)
-
-
-class _Value(NamedTuple):
-    """What is known of a tensor. It hangs on the tensor: C++ hands the same one from op to op."""
-
-    proof: "SeparationProof"
-    number: int
-    aliases: list[int]
-    """How many tensors were made that share its memory, in a list that they share."""
 
 
 class _Operand(NamedTuple):
@@ -65,7 +55,12 @@ class SeparationProof:
 
     def __init__(self, held: Sequence[Tensor], samples: int) -> None:
         self._held, self._samples = frozenset(map(id, held)), samples
+        self.calls = CallNotes(self, self._held)
+        self.reads = 0
+        """How many numbers were read from tensors."""
         self._ops: list[_Op] = []
+        self._given: list[Any] = []
+        self._layouts: dict[int, Layout] = {}
         self._inputs: list[tuple[int, Layout]] = []
         self._numbers = UNTOUCHED
         self._gave_up = False
@@ -79,6 +74,7 @@ class SeparationProof:
                 number = self._next_number()
                 self._inputs.append((number, self._rows(tensor.shape)))
             self._mark(tensor, number, [1])
+            self._given.append(self.calls.noted(tensor))
         with _OpNotes(self), _ReadingNotes(self):
             yield
 
@@ -92,9 +88,13 @@ class SeparationProof:
         value = self._value(outputs)
         if self._gave_up or value is None or value.number == UNTOUCHED:
             return False
-        layouts = {value.number: self._rows(outputs.shape)}
+        layouts = self._layouts = {value.number: self._rows(outputs.shape)}
         followed = all(_follow(op, layouts) for op in reversed(self._ops))
         return followed and all(layouts.get(number, layout) == layout for number, layout in self._inputs)
+
+    def proved(self, outputs: Tensor) -> ProvedPass | None:
+        """The pass, to be compared with others, if the proof holds."""
+        return self.calls.proved(self._samples, self._given, outputs, self._layouts) if self.holds(outputs) else None
 
     def note(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note an op that has run."""
@@ -108,6 +108,7 @@ class SeparationProof:
         if len(values) < len(tensors) and not facts.is_fresh:
             return self.give_up()
         made = [result] if isinstance(result, Tensor) else result
+        self.reads += not isinstance(made, _SEVERAL)
         if all(value.number == UNTOUCHED for value in values):
             for tensor in made if isinstance(made, _SEVERAL) else ():
                 if isinstance(tensor, Tensor):
@@ -131,14 +132,11 @@ class SeparationProof:
 
     def _mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         if id(tensor) not in self._held:
-            tensor._featlearn_value = _Value(self, number, aliases)  # type: ignore[attr-defined]
+            mark(tensor, Value(self, number, aliases))
 
-    def _value(self, tensor: Tensor) -> _Value | None:
+    def _value(self, tensor: Tensor) -> Value | None:
         """What is known of a tensor, None if that is nothing: another pass, or no op, has made it."""
-        if id(tensor) in self._held:
-            return _Value(self, UNTOUCHED, [2])
-        value: _Value | None = getattr(tensor, "_featlearn_value", None)
-        return value if value is not None and value.proof is self else None
+        return Value(self, UNTOUCHED, [2]) if id(tensor) in self._held else value_of(tensor, self)
 
     def _rows(self, shape: torch.Size) -> Layout:
         return Layout(1, self._samples, shape.numel() // self._samples)
@@ -190,7 +188,7 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
     return argument
 
 
-def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[_Value], made: Any) -> bool:
+def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[Value], made: Any) -> bool:
     """Whether there is a rule for such an op, and nothing about its tensors is out of the ordinary."""
     if (
         facts.rule is None
@@ -203,7 +201,7 @@ def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[_Value], mad
     return not facts.writes or (facts.in_place and values[0].aliases == [1])
 
 
-def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
+def _aliases(facts: "_Facts", values: list[Value]) -> list[int]:
     """What the output of an op shares memory with."""
     if not values or not (facts.is_view or facts.writes):
         return [1]
@@ -212,7 +210,7 @@ def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _Facts(NamedTuple):
@@ -292,16 +290,8 @@ def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
 _OpNotes.__torch_dispatch__ = _noted  # type: ignore[method-assign]
 
 
-# What a tensor says of itself without being read.
-_DESCRIPTIONS = frozenset(
-    [getattr(Tensor, name).__get__
-     for name in ("device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_quantized",
-                  "is_sparse", "itemsize", "layout", "ndim", "requires_grad", "shape")]
-    + [getattr(Tensor, name)
-       for name in ("__iter__", "__len__", "__setitem__", "dim", "element_size", "get_device", "is_complex",
-                    "is_contiguous", "is_floating_point", "is_signed", "nelement", "numel", "size", "stride")]
-    + [torch.is_complex, torch.is_floating_point, torch.numel, torch.result_type]
-)  # fmt: skip
+_SILENT = frozenset([Tensor.__iter__, Tensor.__setitem__])
+"""They give no tensor, and read nothing."""
 _CALLING_BACK = frozenset([Tensor.apply_, Tensor.map_, Tensor.map2_])
 """They give single numbers to a function of Python."""
 
@@ -314,11 +304,18 @@ class _ReadingNotes(TorchFunctionMode):
         self._proof = proof
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor) and func not in _DESCRIPTIONS:
-            several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
-            if not several and not all(map(self._proof.is_untouched, (*args, *(kwargs or {}).values()))):
-                self._proof.give_up()
-        elif func in _CALLING_BACK:
-            self._proof.give_up()
+        proof, named = self._proof, kwargs or {}
+        if func in DESCRIPTIONS:
+            return func(*args, **named)
+        call, reads = proof.calls.given(func, args, named), proof.reads
+        result = func(*args, **named)
+        several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
+        if isinstance(result, Tensor) or several:
+            # What it has done may follow from numbers that it has read.
+            proof.calls.comparable &= proof.reads == reads
+            if func in _CALLING_BACK:
+                proof.give_up()
+        elif func not in _SILENT and not all(map(proof.is_untouched, (*args, *named.values()))):
+            proof.give_up()
+        proof.calls.add(call, result)
         return result
