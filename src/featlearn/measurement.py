@@ -31,7 +31,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
-from featlearn.network.inputs import Probe, input_kind
+from featlearn.network.inputs import Probe, input_kind, tensors_of
 from featlearn.ops import is_built_in
 
 
@@ -142,7 +142,7 @@ class Measurement:
     @cached_property
     def weight_kind(self) -> tuple[object, ...]:
         """What two states of a model share for which the same is planned: a layer may have become wider."""
-        every = tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.model.parameters())
+        every = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_of(self.model)])
         return (tuple(self.parameters), every)
 
     def kind(self, probe: Probe) -> object:

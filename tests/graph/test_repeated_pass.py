@@ -119,7 +119,35 @@ def test_nothing_is_taken_for_a_repetition(name: str):
 TABLE = torch.tensor([[0.3, -1.2, 0.7]], dtype=torch.float64)
 SCALE = torch.zeros((), dtype=torch.float64)
 
+
+def written_into_a_row(x: Tensor) -> Tensor:
+    table = torch.zeros(1, 3)
+    row = table[0]
+    row += torch.ones(len(x)).sum()
+    return x.sin() + table
+
+
+def written_through_a_slice(x: Tensor) -> Tensor:
+    table = torch.zeros(40, 3)
+    table[: len(x)].add_(1.0)
+    return x.sin() + table[10]
+
+
+def written_by_index(x: Tensor) -> Tensor:
+    table = torch.zeros(1, 3)
+    table[0, 1] = torch.ones(len(x)).sum()
+    return x.sin() + table
+
+
 BY_NUMBER: dict[str, Function] = {
+    "written into a row": written_into_a_row,
+    "written through a slice": written_through_a_slice,
+    "written by index": written_by_index,
+    "number that is read": lambda x: x.sin() * torch.ones(len(x)).sum().item(),
+    "numbers that are read": lambda x: x.sin() * torch.arange(len(x)).tolist()[-1],
+    "branch on a number": lambda x: x.sin() if bool(torch.ones(len(x)).sum() < 9) else x.cos(),
+    "size of a constant": lambda x: x.sin() * torch.arange(len(x))[:, None].shape[0],
+    "constant of as many rows": lambda x: x.sin() + torch.zeros(len(x), 3),
     "factor": lambda x: x.sin() * len(x),
     "factor that is zero": lambda x: x.sin() + SCALE * len(x),
     "sum of an expanded table": lambda x: x.sin() + TABLE.expand(len(x), -1).sum(0),
@@ -149,6 +177,17 @@ def test_what_depends_on_the_number_of_samples_is_no_repetition(name: str):
     known = proved(function, torch.randn(6, 3), [TABLE, SCALE])
     for samples in (12, 18, 36):
         assert known is None or not is_repeated(known, function, torch.randn(samples, 3), [TABLE, SCALE])
+
+
+def test_constants_of_as_many_rows_may_be_looked_at():
+    """As transformers look at the positions of tokens."""
+
+    def function(x: Tensor) -> Tensor:
+        places = torch.arange(3)[None].expand(len(x), -1)
+        steps = torch.diff(places, prepend=places[:, :1] - 1, dim=-1)
+        return x.sin() if bool(((steps != 1).cumsum(-1)[:, -1] == 0).all()) else x.flip(0)
+
+    assert soundly_repeated(function, 6, torch.randn(15, 3))
 
 
 def test_other_constants_are_no_repetition():

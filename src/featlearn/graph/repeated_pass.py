@@ -18,6 +18,8 @@ from featlearn.graph.layout import Layout, sample_dimension
 
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
+COUNTED = -1
+"""The number of values that no sample has touched, but that may depend on how many there are."""
 PLAIN = (Tensor, nn.Parameter)
 
 # What a tensor says of itself without being read.
@@ -124,6 +126,8 @@ class Call(NamedTuple):
     arguments: Noted
     keywords: Noted
     result: Noted
+    sampled: bool = False
+    """Whether it meets samples."""
 
 
 class ProvedPass(NamedTuple):
@@ -171,18 +175,21 @@ class CallNotes:
         return None
 
     def _noted_result(self, result: Any) -> Noted:
-        """Tensors alone: numbers show where they are passed on."""
         if isinstance(result, Tensor):
             return self.noted(result)
-        several = isinstance(result, tuple | list)
-        return [self._noted_result(each) for each in result] if several else None
+        if isinstance(result, tuple | list):
+            return [self._noted_result(each) for each in result]
+        return result if isinstance(result, _SIMPLE) else None
 
     def proved(self, samples: int, inputs: Noted, outputs: Tensor, layouts: Mapping[int, Layout]) -> ProvedPass | None:
         """The pass, given where its samples lie; None if none can be compared with it."""
         last = self.noted(outputs)
         if not self.comparable:
             return None
-        calls = [Call(*_placed(call, layouts)) for call in self._calls]
+        calls = []
+        for call in self._calls:
+            arguments, keywords, result = (_placed(part, layouts) for part in call[1:4])
+            calls.append(Call(call.function, arguments, keywords, result, _has_samples(call)))
         return ProvedPass(samples, _placed(inputs, layouts), calls, last.placed(layouts))
 
 
@@ -190,12 +197,17 @@ def _is_plain_slice(thing: slice) -> bool:
     return all(each is None or type(each) is int for each in (thing.start, thing.stop, thing.step))
 
 
+def _has_samples(thing: Noted) -> bool:
+    inside = thing.values() if type(thing) is dict else thing if type(thing) in (list, Call) else ()
+    return type(thing) is Sampled or any(map(_has_samples, inside))
+
+
 def _placed(thing: Noted, layouts: Mapping[int, Layout]) -> Noted:
     if type(thing) is Sampled:
         return thing.placed(layouts)
     if type(thing) is dict:
         return {key: _placed(each, layouts) for key, each in thing.items()}
-    return [_placed(each, layouts) for each in thing] if type(thing) in (list, Call) else thing
+    return [_placed(each, layouts) for each in thing] if type(thing) is list else thing
 
 
 class RepeatedPass:
@@ -229,15 +241,40 @@ class RepeatedPass:
         if number == len(calls):
             self._same = False
             return
-        call, sized = calls[number], function in _SIZED
-        resized = self._resized if sized or function in _ENTRYWISE else None
-        self._same = (
-            call.function == function
-            and len(call.arguments) == len(args)
+        call = calls[number]
+        self._same = call.function == function and (
+            self._is_same(call, args, kwargs, result)
+            or (not call.sampled and self._is_counted(call, args, kwargs, result))
+        )
+
+    def _is_same(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+        sized = call.function in _SIZED
+        resized = self._resized if sized or call.function in _ENTRYWISE else None
+        return (
+            len(call.arguments) == len(args)
             and self._all_fit(call.arguments, args, sized, resized)
             and (not (call.keywords or kwargs) or self._fits(call.keywords, kwargs, sized, resized))
             and self._take(call.result, result, self._resized if sized else None)
         )
+
+    def _is_counted(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether a call on constants, which may depend on the number of samples, has no effect but its result.
+
+        What it gives must not meet samples, and what is read from it must be what was read before.
+        """
+        given, made = list(_leaves((args, kwargs))), list(_leaves(result))
+        if not all(self._is_constant(one) for one in given if isinstance(one, Tensor)):
+            return False
+        if len(given) != len(list(_leaves((call.arguments, call.keywords)))):
+            return False
+        tensors = [one for one in made if isinstance(one, Tensor)]
+        if not tensors:
+            return result is not None and made == list(_leaves(call.result))
+        for tensor in tensors:
+            if type(tensor) not in PLAIN or id(tensor) in self._held or any(tensor is one for one in given):
+                return False  # written to: others may share its memory
+            mark(tensor, Value(self, COUNTED, []))
+        return len(tensors) == len(made)
 
     def _fits(self, expected: Noted, found: Any, sized: bool, resized: tuple[int, int] | None) -> bool:
         """Whether a container of arguments is the expected one."""
@@ -286,11 +323,26 @@ class RepeatedPass:
             )
         return not isinstance(made, Tensor | tuple | list)
 
+    def _is_constant(self, tensor: Tensor) -> bool:
+        value = value_of(tensor, self)
+        return id(tensor) in self._held or (value is not None and value.number in (UNTOUCHED, COUNTED))
+
     def _is_untouched(self, tensor: Tensor) -> bool:
         if id(tensor) in self._held:
             return True
         value = value_of(tensor, self)
         return value is not None and value.number == UNTOUCHED
+
+
+def _leaves(thing: Any) -> Iterator[Any]:
+    """What containers hold."""
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, tuple | list) and type(thing) not in (Constant, torch.Size):
+        for each in thing:
+            yield from _leaves(each)
+    else:
+        yield thing
 
 
 def _is_alike(expected: Sequence[Noted], found: Any) -> bool:
