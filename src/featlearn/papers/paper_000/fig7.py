@@ -55,7 +55,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         id="decay", claim="With an L2 penalty the term across V vanishes (Sec. 5), from large weights too: what is "
         "left of W across V, as a share of W", paper=0.0, values=runs["across"][:, DECAYING], band=(None, 0.05),
         band_from="theory", why="From a norm of N it shrinks to N exp(-lr decay steps), beside the sqrt(N) that the "
-        "teacher needs: 0.002 is expected, 0.01 at smoke scale.",
+        "teacher needs: 0.002 is expected, and 0.001 at smoke scale.",
     )  # fmt: skip
     yield Claim(
         id="implicit", claim="It vanishes without a penalty as well, by descent (Sec. 5): share of W, from "

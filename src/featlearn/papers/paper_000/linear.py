@@ -144,9 +144,15 @@ def compared(model: torch.nn.Module, X: Tensor, s: Tensor, first: Tensor, start:
 LINEAR = Experiment(
     id="000/linear",
     sizes={
-        Scale.SMOKE: Size(setup=Setup(width=15, samples=30, steps=3000, growth=1.5), seeds=1, seconds=3, mebibytes=20),
+        Scale.SMOKE: Size(
+            setup=Setup(
+                width=15, samples=30, steps=1000, growth=1.5,
+                starts=(*Setup.starts[:DECAYING], Start(deviation=1.0, decay=4e-3)),
+            ),
+            seeds=1, seconds=2, mebibytes=20,
+        ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=15, mebibytes=50),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=15, mebibytes=50),
     },
     measure=measure,
-)
+)  # fmt: skip
