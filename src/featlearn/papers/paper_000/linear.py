@@ -151,8 +151,8 @@ LINEAR = Experiment(
             ),
             seeds=1, seconds=2, mebibytes=20,
         ),
-        Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=15, mebibytes=50),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=15, mebibytes=50),
+        Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=10, mebibytes=50),
+        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=10, mebibytes=50),
     },
     measure=measure,
 )  # fmt: skip

@@ -109,7 +109,7 @@ WIDE_LINEAR_OUTPUTS = Experiment(
             mebibytes=20,
         ),
         Scale.LAPTOP: Size(
-            setup=Setup(inputs=500, width=500, samples=200, gains=(1.0, 0.5), lr=1000.0, steps=300, moments=10),
+            setup=Setup(inputs=500, width=500, samples=100, gains=(1.0, 0.5), lr=500.0, steps=200, moments=8),
             seeds=5, seconds=60, mebibytes=400,
         ),
         Scale.PAPER: Size(
