@@ -201,7 +201,7 @@ def _networks(setup: Setup, runs: Runs, wanted: dict[str, Array]) -> Iterable[Cl
     yield Claim(
         id="probes", claim="A linear probe on a hidden layer is regression with Eq. 65 and an A of its own: error over "
         "formula at P = 20, largest distance from 1", paper="yes", values=abs(probes / single - 1).max(1),
-        band=(None, 0.1), band_from="choice",
+        band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
         why=f"A of the layers is {runs['probe_strength'].mean(0).round(0).tolist()}: they have rank one but for what "
         "is left of their initial weights, which is not isotropic.",
         choices=[Choice(made="one A for a layer", other="all eigenvalues of the layer (Eq. 67)",

@@ -230,7 +230,7 @@ EXPERIMENTS = {
         id=f"002/{name}",
         sizes={
             Scale.SMOKE: Size(
-                setup=replace(setup, samples=8, inputs=12, width=120, lr=2 * setup.lr, moments=setup.moments // 2),
+                setup=replace(setup, samples=8, inputs=12, width=120, lr=4 * setup.lr, moments=setup.moments // 2),
                 seeds=1, seconds=3, mebibytes=10,
             ),
             Scale.LAPTOP: Size(setup=setup, seeds=3, seconds=10, mebibytes=20),
