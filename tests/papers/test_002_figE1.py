@@ -10,6 +10,7 @@ import featlearn as fl
 from featlearn.papers.context import Context
 from featlearn.papers.models import MLP
 from featlearn.papers.paper_002 import figE1
+from featlearn.papers.paper_002.linear_networks import whitened_task
 from featlearn.papers.runs import Runs, as_array
 from tests.papers.verdicts import failing
 
@@ -24,7 +25,7 @@ def numbers():
 
 def test_curves_start_at_the_kernel_of_the_network_and_end_at_the_formula(numbers):
     context = Context(seed=0, folder=None)
-    X, y, beta = figE1.task(SETUP, context.generator())
+    X, y, beta = whitened_task(14, 6, context.generator())
     assert torch.allclose(X.T @ X / 14, torch.eye(6, dtype=torch.float64), atol=1e-12)
     for i, depth in enumerate(SETUP.depths):
         model = MLP(6, None, width=9, hidden_layers=depth - 1, activation="linear", weight_variance=0.05**2,

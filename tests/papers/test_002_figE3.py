@@ -9,7 +9,7 @@ from featlearn.papers.paper_002 import figE3
 from featlearn.papers.runs import Runs, as_array
 from tests.papers.verdicts import failing
 
-SETUP = figE3.Setup(data="digits", samples=20, width=15, depths=(2, 3), sigma=0.05, moments=30, shown=20)
+SETUP = figE3.Setup(data="digits", samples=20, width=15, depths=(2, 3), sigma=0.05, moments=30)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ DECLARATIONS = (
     Declaration("002/figC2", "The scale of initial weights sets the time of silence", "paper_002.figC2"),
     Declaration("002/figC3", "Strength and kernel of two-layer networks over both phases", "paper_002.figC3"),
     Declaration("002/figE1", "Deeper linear networks: later, sharper and more aligned", "paper_002.figE1"),
-    Declaration("002/figE2", "ReLU networks of any depth align silently", "paper_002.figE2"),
+    Declaration("002/figE2", "ReLU networks of several depths on whitened images", "paper_002.figE2"),
     Declaration("002/figE3", "Final kernels on partially whitened images show the classes", "paper_002.figE3"),
     Declaration("002/figF1", "Aligned kernels on other tasks: transfer curves", "paper_002.figF1"),
     Declaration("002/figH1", "Ten classes: modes learned one by one", "paper_002.figH1"),

@@ -16,7 +16,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLUE, GREEN, GREY, ORANGE, curve, panels, seed_curves
 from featlearn.papers.experiment import Experiment, Size
-from featlearn.papers.models import MLP
+from featlearn.papers.paper_002.linear_networks import random_weights, whitened_task
 from featlearn.papers.paper_002.silence import SEEN, two_classes
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -48,14 +48,8 @@ class Setup:
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """q and r of networks and both closed forms, under "synthetic/..." (a row for each sigma) and "images/..."."""
-    generator = context.generator()
-    drawn = torch.randn(setup.samples, setup.inputs, generator=generator, dtype=torch.float64)
-    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
-    X = setup.samples**0.5 * left @ right
-    beta = torch.randn(setup.inputs, generator=generator, dtype=torch.float64)
-    rows = [
-        path(X, X @ (beta / beta.norm()), sigma, setup.width, setup.times(), context) for sigma in setup.sigmas
-    ]  # fmt: skip
+    X, y, _ = whitened_task(setup.samples, setup.inputs, context.generator())
+    rows = [path(X, y, sigma, setup.width, setup.times(), context) for sigma in setup.sigmas]
     found: dict[str, Numbers] = {f"synthetic/{name}": [row[name] for row in rows] for name in rows[0]}
     context.say("synthetic")
     task = two_classes(context, setup.data, setup.images, 0, cut=setup.cut)
@@ -75,9 +69,7 @@ def path(X: Tensor, y: Tensor, sigma: float, width: int, times: Tensor, context:
     weights = fl.theory.deep_linear.minimum_norm(X, y)
     s = weights.norm()
     beta = weights / s
-    model = MLP(X.shape[1], None, width=width, hidden_layers=1, activation="linear", weight_variance=sigma**2,
-                generator=context.generator(1)).double()  # fmt: skip
-    layers = [weight.detach().clone() for weight in model.parameters()]
+    layers = random_weights(X.shape[1], width, 2, sigma, context.generator(1))
     flow = fl.theory.deep_linear.flow(layers, X, y, times=times / s, rate=1 / len(X))
     assert flow.layers is not None
     forward, readout = flow.layers[0] @ beta, flow.layers[1][:, 0]  # (T, N) each

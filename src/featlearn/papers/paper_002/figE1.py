@@ -16,7 +16,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, curve, panels
 from featlearn.papers.experiment import Experiment, Size
-from featlearn.papers.models import MLP
+from featlearn.papers.paper_002.linear_networks import dense_times, random_weights, rising, whitened_task
 from featlearn.papers.paper_002.silence import first
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -44,29 +44,15 @@ class Setup:
         return (*self.others, self.sigma)
 
 
-def task(setup: Setup, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """X (P, D) with X^T X / P = 1, y = X beta, and beta of length 1."""
-    drawn = torch.randn(setup.samples, setup.inputs, generator=generator, dtype=torch.float64)
-    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
-    beta = torch.randn(setup.inputs, generator=generator, dtype=torch.float64)
-    beta /= beta.norm()
-    X = setup.samples**0.5 * left @ right
-    return X, X @ beta, beta
-
-
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """Half times (depths, sigmas), and for the last sigma loss, alignment and cosine (depths, T) at their own times."""
-    X, y, beta = task(setup, context.generator())
+    X, y, beta = whitened_task(setup.samples, setup.inputs, context.generator())
     found: dict[str, list[Numbers]] = {name: [] for name in ("times", "loss", "alignment", "cosine", "half_time")}
     for depth in setup.depths:
         halves = []
         for sigma in setup.sigmas:
             times = moments(setup, depth, sigma)
-            model = MLP(
-                setup.inputs, None, width=setup.width, hidden_layers=depth - 1, activation="linear",
-                weight_variance=sigma**2, generator=context.generator(depth),
-            ).double()  # fmt: skip
-            layers = [weight.detach().clone() for weight in model.parameters()]
+            layers = random_weights(setup.inputs, setup.width, depth, sigma, context.generator(depth))
             path = fl.theory.deep_linear.flow(layers, X, y, times=times, rate=1 / setup.samples)
             halves.append(fl.metrics.time_to(times, path.loss, 0.5, of="initial"))
             context.say(f"L={depth} sigma={sigma:g} half time {halves[-1]:.4g}")
@@ -83,11 +69,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def moments(setup: Setup, depth: int, sigma: float) -> Tensor:
     """Dense on a linear and on a logarithmic axis, until well after a balanced network of this size has learned."""
     end = 2.5 * float(fl.theory.deep_linear.half_time(1.0, sigma**depth, depth)) + 10
-    half = setup.moments // 2
-    grid = numpy.concatenate(
-        [numpy.linspace(0, end, setup.moments - half + 1), numpy.geomspace(0.03, 0.999 * end, half)]
-    )
-    return torch.as_tensor(numpy.sort(grid))
+    return dense_times(0.03, end, setup.moments)
 
 
 def first_cosines(W: Tensor, beta: Tensor) -> Tensor:
@@ -110,11 +92,6 @@ def duration(runs: Runs, *, relative: bool) -> Array:
         ]
         found.append([end / begin if relative else end - begin for begin, end in ends])
     return numpy.array(found)
-
-
-def rising(rows: Array) -> Array:
-    """(S,): whether each entry of a row is larger than the one before."""
-    return numpy.array([bool((numpy.diff(row) > 0).all()) for row in rows])
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:

@@ -16,7 +16,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
-from featlearn.papers.models import MLP
+from featlearn.papers.paper_002.linear_networks import dense_times, random_weights, rising
 from featlearn.papers.paper_002.silence import two_classes
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -38,8 +38,10 @@ class Setup:
     time: float = 20.0
     """how long a network goes on after a balanced one on whitened inputs would have learned"""
     moments: int = 150
-    shown: int = 50
-    """samples of the matrices that are drawn, sorted by class"""
+
+
+SHOWN = 32
+"""samples of the matrices that are drawn, sorted by class"""
 
 
 def task(setup: Setup, context: Context) -> tuple[Tensor, Tensor]:
@@ -59,9 +61,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     s = float(solution.norm())
     found: dict[str, list[Tensor]] = {}
     for depth in setup.depths:
-        model = MLP(X.shape[1], None, width=setup.width, hidden_layers=depth - 1, activation="linear",
-                    weight_variance=setup.sigma**2, generator=context.generator(depth)).double()  # fmt: skip
-        layers = [weight.detach().clone() for weight in model.parameters()]
+        layers = random_weights(X.shape[1], setup.width, depth, setup.sigma, context.generator(depth))
         path = fl.theory.deep_linear.flow(layers, X, y, times=moments(setup, depth, s), rate=1 / len(X))
         gram = X @ X.T
         now = {
@@ -83,11 +83,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def moments(setup: Setup, depth: int, s: float) -> Tensor:
     """Dense on a linear and on a logarithmic axis."""
     end = 1.5 * float(fl.theory.deep_linear.half_time(s, setup.sigma**depth, depth)) + setup.time
-    half = setup.moments // 2
-    grid = numpy.concatenate(
-        [numpy.linspace(0, end, setup.moments - half + 1), numpy.geomspace(0.01, 0.999 * end, half)]
-    )
-    return torch.as_tensor(numpy.sort(grid))
+    return dense_times(0.01, end, setup.moments)
 
 
 def distance(kernels: Array, formulas: Array) -> Array:
@@ -97,11 +93,6 @@ def distance(kernels: Array, formulas: Array) -> Array:
     )
     off: Array = numpy.sqrt(numpy.maximum(1 - cosine**2, 0))
     return off
-
-
-def rising(rows: Array) -> Array:
-    """(S,): whether each entry of a row is larger than the one before."""
-    return numpy.array([bool((numpy.diff(row) > 0).all()) for row in rows])
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
@@ -164,7 +155,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     axes["a"].plot([], [], ":", color="black", label="corrected formula")
     axes["a"].set(xscale="log", xlabel="time", ylabel="kernel-task alignment", xlim=(0.05, None), ylim=(0, 1))
     axes["a"].legend()
-    rows = numpy.linspace(0, setup.samples - 1, min(setup.shown, setup.samples)).round().astype(int)
+    rows = numpy.linspace(0, setup.samples - 1, min(SHOWN, setup.samples)).round().astype(int)
     pictures = {"first": ("b  first, L = 2", runs["first"][0, 0])} | {
         name: (f"last, L = {depth}", runs["last"][0, i])
         for i, (name, depth) in enumerate(zip(names, setup.depths, strict=True))
@@ -183,7 +174,7 @@ EXPERIMENT = Experiment(
     id="002/figE3",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=24, width=20, depths=(2, 3), moments=40, shown=24),
+            setup=Setup(data="digits", samples=24, width=20, depths=(2, 3), moments=40),
             seeds=1, seconds=2, mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=10, mebibytes=60),

@@ -16,7 +16,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, GREY, curve, panels
 from featlearn.papers.experiment import Experiment, Size
-from featlearn.papers.models import MLP
+from featlearn.papers.paper_002.linear_networks import random_weights, rising
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -82,9 +82,7 @@ def trained(setup: Setup, context: Context) -> tuple[list[Tensor], list[Tensor],
     beta, across = torch.linalg.qr(torch.randn(size, 2, generator=generator, dtype=torch.float64))[0].T
     kernels = []
     for depth in setup.depths:
-        model = MLP(size, None, width=setup.width, hidden_layers=depth - 1, activation="linear",
-                    weight_variance=setup.sigma**2, generator=context.generator(1)).double()  # fmt: skip
-        weights = [weight.detach().clone() for weight in model.parameters()]
+        weights = random_weights(size, setup.width, depth, setup.sigma, context.generator(1))
         end = 2.5 * float(fl.theory.deep_linear.half_time(1.0, setup.sigma**depth, depth)) + 10
         path = fl.theory.deep_linear.flow(weights, X, X @ beta, times=[0.0, end], rate=1 / len(X))
         kernels.append(path.metric(1))
@@ -130,11 +128,6 @@ def formulas(setup: Setup) -> dict[str, Array]:
     }
 
 
-def rising(rows: Array) -> Array:
-    """(S,): whether the first axis after the seeds increases, everywhere."""
-    return numpy.array([bool((numpy.diff(row, axis=0) > 0).all()) for row in rows])
-
-
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The caption, the sentences of App. F, its formula, and its words on networks and probes."""
     wanted, at = formulas(setup), setup.samples.index(setup.fixed)
@@ -142,11 +135,11 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield from _overlays(setup, runs, wanted)
     yield Claim(
         id="few-samples", claim="At small P larger A gives lower errors on a task with overlap 0.75 (a), up to P = D/3",
-        paper="yes", values=rising(-runs["spikes"][:, :, few]), band=(1, None), band_from="print",
+        paper="yes", values=rising(-runs["spikes"][:, :, few], 1), band=(1, None), band_from="print",
     )  # fmt: skip
     yield Claim(
         id="overlap", claim="At A = 1 tasks of larger overlap are easier (b), at every P", paper="yes",
-        values=rising(-runs["overlaps"]), band=(1, None), band_from="print",
+        values=rising(-runs["overlaps"], 1), band=(1, None), band_from="print",
     )  # fmt: skip
     lowest = runs["both"].reshape(len(runs), -1).argmin(1) == runs["both"][0].size - 1
     yield Claim(
@@ -155,7 +148,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )  # fmt: skip
     yield Claim(
         id="same-task", claim="If w = beta, increasing A strictly decreases the error (App. F)", paper="yes",
-        values=rising(-runs["both"][:, :, -1:]), band=(1, None), band_from="print",
+        values=rising(-runs["both"][:, :, -1]), band=(1, None), band_from="print",
     )  # fmt: skip
     kappa = fl.theory.transfer.learning_curve(setup.fixed, setup.dimension, 1.0, setup.overlap).effective_ridge
     i = setup.spikes.index(1.0)
