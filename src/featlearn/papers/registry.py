@@ -32,6 +32,7 @@ class Declaration(NamedTuple):
 DECLARATIONS = (
     Declaration("000/fig1", "Networks learn faster than their first kernel: MNIST", "paper_000.fig1"),
     Declaration("000/fig2", "Optimal feature evolution of an infinite-width kernel", "paper_000.fig2"),
+    Declaration("000/starts", "Ours: from which start a network beats its rescaled kernel", "paper_000.starts"),
     Declaration("001/fig2", "Rescaled output: richer networks align more and learn faster", "paper_001.fig2"),
     Declaration("001/fig6", "Two-layer ReLU networks: which part of the kernel turns", "paper_001.fig6"),
     Declaration("002/fig1", "Silent alignment: the kernel turns before the loss falls", "paper_002.fig1"),
