@@ -32,6 +32,11 @@ class Declaration(NamedTuple):
 DECLARATIONS = (
     Declaration("000/fig1", "Networks learn faster than their first kernel: MNIST", "paper_000.fig1"),
     Declaration("000/fig2", "Optimal feature evolution of an infinite-width kernel", "paper_000.fig2"),
+    Declaration("000/fig3", "Kernels of two-layer linear networks align with the task", "paper_000.fig3"),
+    Declaration("000/fig4", "Kernels specialise in ReLU networks, not in linear ones", "paper_000.fig4"),
+    Declaration("000/fig5", "The readout aligns with all targets, hidden layers with their own", "paper_000.fig5"),
+    Declaration("000/fig6", "Deeper networks align and specialise more: MNIST", "paper_000.fig6"),
+    Declaration("000/fig7", "The final kernel of a two-layer linear network, approximated", "paper_000.fig7"),
     Declaration("001/fig2", "Rescaled output: richer networks align more and learn faster", "paper_001.fig2"),
     Declaration("001/fig6", "Two-layer ReLU networks: which part of the kernel turns", "paper_001.fig6"),
     Declaration("002/fig1", "Silent alignment: the kernel turns before the loss falls", "paper_002.fig1"),
