@@ -90,7 +90,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     return {"steps": steps, **{name: torch.stack(values) for name, values in rows.items()}}
 
 
-def _experiment(id: str, divisor: int) -> Experiment[Setup]:
+def _experiment(id: str, divisor: int, seeds: int) -> Experiment[Setup]:
     smaller = Setup(samples=1000, pooling=2, divisor=divisor, epochs=20)
     return Experiment(
         id=id,
@@ -102,13 +102,13 @@ def _experiment(id: str, divisor: int) -> Experiment[Setup]:
                 ),
                 seeds=1, seconds=1, mebibytes=50,
             ),
-            Scale.LAPTOP: Size(setup=smaller, seeds=3, seconds=45, mebibytes=800),
+            Scale.LAPTOP: Size(setup=smaller, seeds=seeds, seconds=45, mebibytes=800),
             Scale.PAPER: Size(setup=Setup(divisor=divisor), seeds=5, seconds=60, mebibytes=8000, device="cuda"),
         },
         measure=measure,
     )  # fmt: skip
 
 
-CONVOLUTION = _experiment("001/convolution", 10)
-FAST_CONVOLUTION = _experiment("001/fast-convolution", 2)
+CONVOLUTION = _experiment("001/convolution", 10, 5)
+FAST_CONVOLUTION = _experiment("001/fast-convolution", 2, 3)
 """the loss averaged over the two outputs: five times the rate, beyond the limit of stability at the start"""

@@ -237,7 +237,7 @@ EXPERIMENT = Experiment(
             setup=Setup(samples=24, inputs=12, width=20, steps=200, stride=20), seeds=1, seconds=1, mebibytes=10
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=4, mebibytes=20),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=4, mebibytes=20),
+        Scale.PAPER: Size(setup=Setup(), seeds=5, seconds=4, mebibytes=20),
     },
     measure=measure,
 )

@@ -124,7 +124,7 @@ def _experiment(id: str, spread: Literal["total", "coordinate"], seeds: int) -> 
                 seeds=1, seconds=1, mebibytes=50,
             ),
             Scale.LAPTOP: Size(setup=Setup(spread=spread), seeds=seeds, seconds=20, mebibytes=300),
-            Scale.PAPER: Size(setup=Setup(spread=spread, stride=1), seeds=10, seconds=60, mebibytes=300),
+            Scale.PAPER: Size(setup=Setup(spread=spread, stride=1), seeds=5, seconds=60, mebibytes=300),
         },
         measure=measure,
     )  # fmt: skip
