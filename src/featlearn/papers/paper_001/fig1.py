@@ -166,10 +166,10 @@ FIG_1 = Reproduction(
         "of 20 for a loss averaged over ten outputs. Both are run; the second is the experiment of Shan & Bordelon "
         "2021a, Fig. 1. For one output a rate of 20 is beyond the limit of stability (rate times largest eigenvalue "
         "2.4 to 2.9 at the start, limit 2), and a rate of 2 moves outputs as fast as 20 does for ten. Odd and even "
-        "digits are judged at a rate of 10, half of the printed one, and 20 and 2 are shown beside it, since the "
-        "verdict depends on it: near the limit of stability the kernel cannot grow and turns instead. Laptop scale has "
-        "300 samples and 1000 steps (ten classes: 200 and 2000); the paper does not say how long it trains. Weights "
-        "are parametrised in the NTK way with variances 1, 2, 1. The last row is beyond the print."
+        "digits are judged at a rate of 10, half of the printed one; 20 and 2 are shown beside it, after as many "
+        "steps, since the verdict depends on it: near the limit of stability the kernel cannot grow and turns instead. "
+        "Laptop scale has 300 samples and 1000 steps (ten classes: 200 and 2000); the paper does not say how long it "
+        "trains. Weights are parametrised in the NTK way with variances 1, 2, 1. The last row is beyond the print."
     ),
     experiment={"parity": ODD_EVEN, "printed": ODD_EVEN_PRINTED, "slow": ODD_EVEN_SLOW, "classes": MNIST},
     plot=plot,
