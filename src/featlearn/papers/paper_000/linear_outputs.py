@@ -96,7 +96,7 @@ LINEAR_OUTPUTS = Experiment(
             mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=10, mebibytes=100),
-        Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=10, mebibytes=100),
+        Scale.PAPER: Size(setup=Setup(), seeds=5, seconds=10, mebibytes=100),
     },
     measure=measure,
 )
@@ -110,7 +110,7 @@ WIDE_LINEAR_OUTPUTS = Experiment(
         ),
         Scale.LAPTOP: Size(
             setup=Setup(inputs=500, width=500, samples=200, gains=(1.0, 0.5), lr=1000.0, steps=300, moments=10),
-            seeds=3, seconds=60, mebibytes=400,
+            seeds=5, seconds=60, mebibytes=400,
         ),
         Scale.PAPER: Size(
             setup=Setup(inputs=500, width=500, samples=1000, gains=(1.0, 0.5), lr=1000.0, steps=600, moments=10),
