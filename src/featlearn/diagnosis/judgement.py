@@ -109,7 +109,7 @@ def verdict_of(given: Numbers) -> Verdict:
     if gap is None:
         return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: {given.no_gap}.")
     side = gap.side(GAP)
-    if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) == 1:
+    if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) != -1:
         return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: weights were thrown far away "
                        f"(gap {gap.words}) while the loss fell only to {given.left.mean:.2g} of the first. Lower the "
                        "learning rate.")  # fmt: skip
@@ -154,6 +154,8 @@ def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
     mostly = ""
     if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
         mostly = f" Mostly the kernel grew, {grew.mean:.3g} times; it turned by {turned.words}."
+    if given.left is not None and given.left.mean > FALLEN.high:
+        mostly += f" But the loss has fallen only to {given.left.mean:.2g} of the first."
     return Verdict("rich", "rich training. The linearisation at the start misses "
                    f"{gap.words} of the change of the function: features were learned.{mostly}")  # fmt: skip
 
