@@ -266,6 +266,17 @@ class _Spread:
     def root(self) -> Tensor:
         return _root(self.covariance)
 
+    def along(self, weight: Tensor) -> "tuple[Tensor, _Spread]":
+        """R and Q^T K Q for W = Q R: every number of W and K is one of them, and they are n x n where n < k.
+
+        A wide layer of few inputs takes no root of a k x k matrix then. Twice as many units as inputs make up for the
+        root that several weights would share.
+        """
+        if weight.shape[0] < 2 * weight.shape[1] or not self.finite or not _finite(weight):
+            return weight, self
+        basis, rest = torch.linalg.qr(weight)
+        return rest, _Spread(basis.mT @ self.covariance @ basis)
+
 
 def _root(covariance: Tensor) -> Tensor:
     """The symmetric square root: traces of products are then sums of squares, and nothing cancels."""
@@ -280,6 +291,7 @@ def _overlap(weight: Tensor, spread: _Spread) -> float:
     """tr(W^T W W^T K W) = |M S|^2 with M = W W^T and S^2 = K: k x k matrices, whatever the number of inputs."""
     if not spread.finite or not _finite(weight):
         return torch.nan
+    weight, spread = spread.along(weight)
     return float((weight @ weight.mT @ spread.root).square().sum())
 
 
@@ -354,6 +366,7 @@ def _correlation(weight: Tensor | None, spread: _Spread | None, kind: Kind) -> t
         first, second = (m - m.mean() for m in (weight.mT @ weight, grown))
         value = _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
     else:
+        weight, spread = spread.along(weight)
         gram, root = weight @ weight.mT, _scaled(spread.root)
         mixed = gram @ root
         value = _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))
