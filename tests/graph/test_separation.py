@@ -451,6 +451,28 @@ def test_constants_may_be_read():
     assert is_proved(function, torch.randn(6, 3), [table])
 
 
+def causal(x: Tensor) -> Tensor:
+    mask = torch.zeros(3, 3)
+    mask[0, 1:] = -torch.inf
+    mask[torch.tensor([1]), 2] = -torch.inf
+    return x @ mask.softmax(-1)
+
+
+CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "format": lambda x: x + torch.ones(3).clone(memory_format=torch.contiguous_format),
+    "generator": lambda x: x * torch.randn(3, generator=torch.Generator().manual_seed(0)),
+    "array": lambda x: x * torch.tensor(numpy.arange(3.0)),
+    "number of an array": lambda x: x * torch.full((3,), numpy.arange(3.0)[1]),
+    "list of tensors": lambda x: x * torch.tensor([torch.ones(()), torch.zeros(()), 2.0]),
+    "mask": causal,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_may_be_made_in_many_ways(name: str):
+    assert is_proved(CONSTANTS[name], torch.randn(6, 3))
+
+
 def test_a_tensor_of_an_earlier_pass_proves_nothing():
     kept: list[Tensor] = []
 

@@ -17,30 +17,22 @@ from functools import lru_cache
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featlearn.graph import sample_flow
 from featlearn.graph.layout import Layout, sample_dimension
-from featlearn.graph.sample_flow import (
-    PIECES,
-    RULES,
-    Rule,
-    SampleAxis,
-    Step,
-    along_another_axis,
-    attention,
-    broadcast,
-    images,
-    same_elements,
-)
+from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
 _SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
-_SIMPLE = (bool, int, float, str, torch.dtype, torch.device)
+_SIMPLE = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+           numpy.generic, numpy.ndarray)  # fmt: skip
 
 
 class _Value(NamedTuple):
@@ -150,7 +142,7 @@ class SeparationProof:
             return all(map(self.is_untouched, argument))
         if isinstance(argument, slice):
             return all(map(self.is_untouched, (argument.start, argument.stop, argument.step)))
-        return argument is None or argument is ... or type(argument) in _SIMPLE
+        return argument is None or argument is ... or isinstance(argument, _SIMPLE)
 
     def hand_out(self, arguments: Sequence[Any]) -> None:
         """Count what was made of these, like an array, among what shares their memory."""
@@ -280,7 +272,7 @@ def _rows_of_indices(step: Step) -> Layout | None:
 
 def _batch_of_attention(step: Step) -> Layout | None:
     """Keys of constants may have fewer heads than queries: nothing is known of samples that lie among the heads."""
-    return attention(step) if step.at.axis == 0 else None
+    return sample_flow.attention(step) if step.at.axis == 0 else None
 
 
 # Ops without a backward pass, with one of another name, or of which less is known than of the backward pass.
@@ -311,7 +303,7 @@ def _facts(function: Any) -> _Facts:
     return _Facts(
         rule,
         kind in PIECES,
-        rule is not along_another_axis,
+        rule is not sample_flow.along_another_axis,
         tuple(each.name for each in schema.arguments if not each.kwarg_only),
         {each.name: each.default_value for each in schema.arguments if each.has_default_value()},
         bool(schema.is_mutable),
