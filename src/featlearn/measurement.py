@@ -98,8 +98,7 @@ class Measurement:
 
     def _few(self, probe: Probe) -> Chunk:
         indices = torch.arange(probe.samples, device="cpu")[spread(probe.samples)]
-        # Scripted code may read numbers in a way that no op shows.
-        if not self.builtin and not any(isinstance(part, torch.jit.ScriptModule) for part in self.model.modules()):
+        if not self.builtin:
             try:
                 return Chunk(probe, indices, self.parameters, proving=True)
             except UnsupportedModelError:  # some code does not bear that its ops are noted

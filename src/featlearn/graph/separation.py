@@ -6,29 +6,33 @@ every value that samples have touched, and so from row p of the inputs. Values t
 same for all samples.
 
 Nothing is proved where an op without a rule meets samples, where a number leaves a tensor for Python (`item`, `tolist`,
-`numpy`), or where a tensor is of unknown origin. So the code of a proved pass cannot depend on the samples, only on
-their number.
+`numpy`), where an op fails, or where a tensor is of unknown origin. So the code of a proved pass cannot depend on the
+samples, only on their number.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featlearn.graph import sample_flow
 from featlearn.graph.layout import Layout, sample_dimension
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
 _SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
-_SIMPLE = (bool, int, float, str, torch.dtype, torch.device)
+_SIMPLE = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+           numpy.generic, numpy.ndarray)  # fmt: skip
 
 
 class _Value(NamedTuple):
@@ -79,7 +83,7 @@ class SeparationProof:
                 number = self._next_number()
                 self._inputs.append((number, self._rows(tensor.shape)))
             self._mark(tensor, number, [1])
-        with _OpNotes(self), _ReadingNotes(self):
+        with _OpNotes(self), _ReadingNotes(self), _scripted_code_noted(self):
             yield
 
     def give_up(self) -> None:
@@ -112,7 +116,7 @@ class SeparationProof:
             for tensor in made if isinstance(made, _SEVERAL) else ():
                 if isinstance(tensor, Tensor):
                     self._mark(tensor, UNTOUCHED, _aliases(facts, values))
-        elif _is_listed(facts, tensors, values, made):
+        elif _is_listed(facts, arguments, tensors, values, made):
             operands = [_Operand(v.number, t.shape, t.stride()) for v, t in zip(values, tensors, strict=True)]
             outputs = [(self._next_number(), tensor.shape) for tensor in made]
             for tensor, (number, _) in zip(made, outputs, strict=True):
@@ -122,12 +126,29 @@ class SeparationProof:
             self.give_up()
         return None
 
+    def explains(self, result: Any) -> bool:
+        """Whether all that a function gave are tensors that samples have touched, or that are not known."""
+        if isinstance(result, Tensor):
+            value = self._value(result)
+            return value is None or value.number != UNTOUCHED
+        return isinstance(result, _SEVERAL) and all(one is None or self.explains(one) for one in result)
+
     def is_untouched(self, argument: Any) -> bool:
         """Whether no sample has touched what a function was given."""
         if isinstance(argument, Tensor):
             value = self._value(argument)
             return value is not None and value.number == UNTOUCHED
-        return argument is None or type(argument) in _SIMPLE
+        if isinstance(argument, _SEVERAL):
+            return all(map(self.is_untouched, argument))
+        if isinstance(argument, slice):
+            return all(map(self.is_untouched, (argument.start, argument.stop, argument.step)))
+        return argument is None or argument is ... or isinstance(argument, _SIMPLE)
+
+    def hand_out(self, arguments: Sequence[Any]) -> None:
+        """Count what was made of these, like an array, among what shares their memory."""
+        for argument in arguments:
+            if isinstance(argument, Tensor) and (value := self._value(argument)) is not None:
+                value.aliases[0] += 1
 
     def _mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         if id(tensor) not in self._held:
@@ -154,7 +175,7 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
     if used not in ([], [0]) and not op.facts.gives_pieces:
         return False
     if not used:
-        return True
+        return not op.facts.may_fail
     named = {**op.facts.defaults, **dict(zip(op.facts.names, op.arguments, strict=False)), **op.keywords}
     node = SimpleNamespace(**{f"_saved_{name}": argument for name, argument in named.items()})
     for number, shape in (op.outputs[k] for k in used):
@@ -166,7 +187,7 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
             step = Step(node, shape, SampleAxis(*found), layouts[number], k, operand.shape)
             layout = op.facts.rule(step)
             if operand.number == UNTOUCHED:
-                if layout is not None and not _is_uniform(operand, layout):
+                if not (op.facts.has_shared_operands if layout is None else _is_uniform(operand, layout)):
                     return False
             elif layout is None or layouts.setdefault(operand.number, layout) != layout:
                 return False
@@ -190,10 +211,13 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
     return argument
 
 
-def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[_Value], made: Any) -> bool:
+def _is_listed(
+    facts: "_Facts", arguments: Sequence[Any], tensors: list[Tensor], values: list[_Value], made: Any
+) -> bool:
     """Whether there is a rule for such an op, and nothing about its tensors is out of the ordinary."""
     if (
         facts.rule is None
+        or (facts.writes_where is not None and arguments[facts.writes_where])
         or not isinstance(made, _SEVERAL)
         or not all(map(_is_plain, tensors))
         or not all(map(_is_plain, made))
@@ -207,7 +231,8 @@ def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
     """What the output of an op shares memory with."""
     if not values or not (facts.is_view or facts.writes):
         return [1]
-    values[0].aliases[0] += facts.is_view
+    for value in values:
+        value.aliases[0] += facts.is_view
     return values[0].aliases
 
 
@@ -220,14 +245,20 @@ class _Facts(NamedTuple):
 
     rule: Rule | None
     gives_pieces: bool
+    has_shared_operands: bool
+    """Whether operands without a sample axis are the same for all samples."""
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     writes: bool
+    writes_where: int | None
+    """The argument with which it writes to its operands, though its schema does not say so."""
     in_place: bool
     """It changes the entries of its first operand one by one."""
     is_view: bool
     is_fresh: bool
     """It makes a tensor of numbers in the code."""
+    may_fail: bool
+    """Whether it fails depends on values, and code may ask for nothing else of it."""
 
 
 # They choose by value, draw random numbers, take strides, or an index: that is no operand to a backward pass.
@@ -239,7 +270,12 @@ def _rows_of_indices(step: Step) -> Layout | None:
     return step.in_axis(step.at.axis) if step.operand == 1 else None
 
 
-# Ops without a backward pass, or with one of another name.
+def _batch_of_attention(step: Step) -> Layout | None:
+    """Keys of constants may have fewer heads than queries: nothing is known of samples that lie among the heads."""
+    return sample_flow.attention(step) if step.at.axis == 0 else None
+
+
+# Ops without a backward pass, with one of another name, or of which less is known than of the backward pass.
 _FORWARD_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "Ceil", "Eq", "Floor", "Ge", "Gt", "Isfinite", "Isinf", "Isnan", "Le",
@@ -250,6 +286,7 @@ _FORWARD_RULES: dict[str, Rule] = {
     "Detach": same_elements,
     "Embedding": _rows_of_indices,
     "NativeBatchNormLegitNoTraining": images,
+    **dict.fromkeys((kind for kind in RULES if kind.startswith("ScaledDotProduct")), _batch_of_attention),
 }  # fmt: skip
 
 
@@ -257,20 +294,24 @@ _FORWARD_RULES: dict[str, Rule] = {
 def _facts(function: Any) -> _Facts:
     name, schema = function._schema.name.partition("::")[2], function._schema
     kind = re.sub(r"(?:^|_|(?<=\d))([a-z])", lambda found: found[1].upper(), name.strip("_"))
-    rule = None if kind in _EXCLUDED else RULES.get(kind) or _FORWARD_RULES.get(kind)
+    rule = None if kind in _EXCLUDED else _FORWARD_RULES.get(kind) or RULES.get(kind)
     if function.namespace != "aten":
         rule = None
     written = [k for k, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write]
+    names = [each.name for each in schema.arguments]
     returned = any(each.alias_info for each in schema.returns)
     return _Facts(
         rule,
         kind in PIECES,
+        rule is not sample_flow.along_another_axis,
         tuple(each.name for each in schema.arguments if not each.kwarg_only),
         {each.name: each.default_value for each in schema.arguments if each.has_default_value()},
         bool(schema.is_mutable),
+        names.index("training") if "training" in names and "BatchNorm" in kind else None,  # running statistics
         written == [0] and name.endswith("_") and rule is broadcast,
-        not schema.is_mutable and (returned or kind == "UnsafeView"),
+        kind == "Set" or (not schema.is_mutable and (returned or kind == "UnsafeView")),
         kind == "LiftFresh",
+        kind in ("Embedding", "Gather") or "mode" in schema.overload_name,  # division of integers
     )
 
 
@@ -283,7 +324,11 @@ class _OpNotes(TorchDispatchMode):
 
 
 def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    result = func(*args, **(kwargs or {}))
+    try:
+        result = func(*args, **(kwargs or {}))
+    except Exception:  # for which the code may have another way
+        self._proof.give_up()
+        raise
     self._proof.note(func, args, kwargs or {}, result)
     return result
 
@@ -298,27 +343,59 @@ _DESCRIPTIONS = frozenset(
      for name in ("device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_quantized",
                   "is_sparse", "itemsize", "layout", "ndim", "requires_grad", "shape")]
     + [getattr(Tensor, name)
-       for name in ("__iter__", "__len__", "__setitem__", "dim", "element_size", "get_device", "is_complex",
-                    "is_contiguous", "is_floating_point", "is_signed", "nelement", "numel", "size", "stride")]
+       for name in ("__iter__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous",
+                    "is_floating_point", "is_signed", "nelement", "numel", "size", "stride")]
     + [torch.is_complex, torch.is_floating_point, torch.numel, torch.result_type]
 )  # fmt: skip
-_CALLING_BACK = frozenset([Tensor.apply_, Tensor.map_, Tensor.map2_])
-"""They give single numbers to a function of Python."""
+_UNSEEN = frozenset(
+    [Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.backward, torch.autograd.backward,
+     torch.autograd.grad, functional.triplet_margin_with_distance_loss]
+)  # fmt: skip
+"""They call code of others, and what that reads is not noted inside of them."""
 
 
 class _ReadingNotes(TorchFunctionMode):
-    """Gives a proof up where anything but tensors is made of a tensor: no op shows `tolist`, `numpy` and the like."""
+    """Gives a proof up where anything but noted tensors is made of a tensor: no op shows `tolist`, `numpy`, and what
+    `torch.tensor` makes of a list."""
 
     def __init__(self, proof: SeparationProof) -> None:
         super().__init__()
         self._proof = proof
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor) and func not in _DESCRIPTIONS:
-            several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
-            if not several and not all(map(self._proof.is_untouched, (*args, *(kwargs or {}).values()))):
-                self._proof.give_up()
-        elif func in _CALLING_BACK:
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception:
             self._proof.give_up()
+            raise
+        if func in _UNSEEN or (type(func) is FunctionType and func.__module__.partition(".")[0] != "torch"):
+            self._proof.give_up()
+        elif not self._proof.explains(result) and func not in _DESCRIPTIONS:
+            given = (*args, *(kwargs or {}).values())
+            if not all(map(self._proof.is_untouched, given)):
+                self._proof.give_up()
+            elif not isinstance(result, Tensor):
+                self._proof.hand_out(given)
         return result
+
+
+@contextmanager
+def _scripted_code_noted(proof: SeparationProof) -> Iterator[None]:
+    """Give up where scripted code runs: it may read numbers in a way that no op shows."""
+    kinds: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    before = [kind.__call__ for kind in kinds]
+
+    def noted(call: Any) -> Any:
+        def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
+            proof.give_up()
+            return call(self, *args, **kwargs)
+
+        return calling
+
+    try:
+        for kind, call in zip(kinds, before, strict=True):
+            kind.__call__ = noted(call)
+        yield
+    finally:
+        for kind, call in zip(kinds, before, strict=True):
+            kind.__call__ = call
