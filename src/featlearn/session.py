@@ -65,6 +65,16 @@ class Session:
         counted = f"{samples} sample{'s' * (samples != 1)}, {audits} audited graph{'s' * (audits != 1)}"
         return f"Session({type(self.model).__name__}, {counted})"
 
+    @overload
+    def ntk(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
+        by: Literal["network"] = "network", optimizer: Optimizer | None = None, verify: bool = False,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def ntk(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
+        by: Literal["layer", "parameter"], optimizer: Optimizer | None = None, verify: bool = False,
+    ) -> Kernels: ...  # fmt: skip
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
         optimizer: Optimizer | None = None, verify: bool = False,
@@ -83,6 +93,14 @@ class Session:
             self._prepared, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
+    @overload
+    def ntk_diagonal(
+        self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: Literal["network"] = "network"
+    ) -> Tensor: ...
+    @overload
+    def ntk_diagonal(
+        self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: Literal["layer", "parameter"]
+    ) -> dict[str, Tensor]: ...
     def ntk_diagonal(
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
     ) -> Tensor | dict[str, Tensor]:

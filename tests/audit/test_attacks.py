@@ -131,3 +131,70 @@ def test_a_hook_that_a_forward_pass_puts_on_a_weight_is_taken_off():
     model = Net(forward, layer=nn.Linear(4, 3))
     fl.ntk(model, torch.randn(9, 4))
     assert not model.layer.weight._backward_hooks
+
+
+def second_largest(x: Tensor) -> Tensor:
+    """Of the first features, at least 3: where two samples are larger, it matters to one of them alone."""
+    first = x[:, 0].detach()
+    return torch.where(first < first.amax(), first, 0.0).amax().clamp(min=3.0)
+
+
+def into_another_tensor(x: Tensor) -> Tensor:
+    seen, table = torch.zeros(1), torch.zeros(1)
+    seen.data = table
+    table.add_(second_largest(x))
+    return seen
+
+
+def into_statistics(x: Tensor) -> Tensor:
+    mean = torch.zeros(1)
+    F.batch_norm(second_largest(x).expand(2, 1), mean, torch.ones(1), training=True, momentum=1.0)
+    return mean
+
+
+def by_failing(x: Tensor) -> Tensor:
+    try:
+        F.embedding((x[:, 0] > 3.0).sum(0), torch.ones(2, 1))
+    except IndexError:
+        return torch.tensor([3.0])
+    return torch.tensor([100.0])
+
+
+LIMITS = {
+    "tensor": lambda x: torch.tensor([second_largest(x)]),
+    "as_tensor": lambda x: torch.as_tensor([second_largest(x)]),
+    "new_tensor": lambda x: x.new_tensor([second_largest(x)]),
+    "index": lambda x: torch.arange(3.0, 40.0)[[(second_largest(x) - 3.0).ceil().long()],],
+    "data": into_another_tensor,
+    "statistics": into_statistics,
+    "failing": by_failing,
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_set_by_the_batch_that_reaches_the_ops_as_a_constant(name: str):
+    """Of two large samples one is cut off because of the other, the remaining ones not at all."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        return self.b(self.a(torch.minimum(x, LIMITS[name](x))).tanh())
+
+    model, x = Net(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), torch.randn(40, 3).clamp(-2.0, 2.0)
+    session = fl.Session(model, x)
+    assert error(model, x, session.ntk()) < 1e-12  # no sample is large
+    x[11, 0], x[23, 0] = 9.0, 8.0
+    for measure in (fl.Session(model, x).ntk, lambda: session.ntk(x=x)):
+        with pytest.raises(fl.errors.CoupledSamplesError):
+            measure()
+
+
+def test_a_table_whose_rows_stand_where_the_samples_do():
+    """Sample 37 of a batch is read from another row than the same sample elsewhere."""
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        return self.a(x * self.table.gather(1, (x > 0).long()))
+
+    table = torch.ones(100, 3)
+    table[37] = 2.0
+    model, x = Net(forward, a=nn.Linear(3, 2), table=table), torch.randn(64, 3)
+    with pytest.raises(fl.errors.CoupledSamplesError):
+        fl.ntk(model, x)

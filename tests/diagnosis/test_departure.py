@@ -10,6 +10,7 @@ from torch import Tensor
 
 from featlearn.diagnosis.departure import Departure, departs, departure
 from featlearn.diagnosis.run_data import RunData
+from featlearn.diagnosis.verdict import diagnose
 from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, RunWriter, open_run
 
@@ -31,20 +32,25 @@ def weights_at(time: float) -> Tensor:
     return (1 - torch.exp(-VALUES * time))[:, None] * problem()[2]
 
 
-def written(path: Path, moved: list[Tensor], gaps: list[float], *, test: bool = True, kernels: bool = True) -> Run:
-    """Outputs f0 + modes @ w for the weights w of each step, with the kernel of two modes."""
+def written(
+    path: Path, moved: list[Tensor], gaps: list[float], *, test: bool = True, kernels: bool = True,
+    later: Tensor = VALUES,
+) -> Run:  # fmt: skip
+    """Outputs f0 + modes @ w for the weights w of each step, with the kernel of two modes, at last of others."""
     modes, at_test, wanted, f0 = problem()
-    kernel, cross = (rows @ torch.diag(VALUES) @ modes.T for rows in (modes, at_test))
     y = f0 + modes @ wanted
     writer = RunWriter(path, {"name": path.name, "loss_convention": "sum-half"})
     writer.array("targets", 0, y=y.numpy())
     for step, (w, gap) in enumerate(zip(moved, gaps, strict=True)):
         f = f0 + modes @ w
+        values = later if step == len(moved) - 1 else VALUES
+        kernel, cross = (rows @ torch.diag(values) @ modes.T for rows in (modes, at_test))
         writer.array("outputs", step, f=f.numpy())
         if kernels or step:
             writer.array("kernel", step, mean=kernel.numpy())
         if test:
-            arrays = {"cross": cross.numpy(), "y": (at_test @ wanted).numpy()} if step == 0 else {}
+            ends = step in (0, len(moved) - 1)
+            arrays = {"cross": cross.numpy(), "y": (at_test @ wanted).numpy()} if ends else {}
             writer.array("test", step, f=(at_test @ w).numpy(), **arrays)
         writer.scalars(step, {"probe/loss": float((f - y).square().mean())} | ({"gap/probe": gap} if step else {}))
     writer.close()
@@ -72,7 +78,8 @@ def test_a_path_that_leaves_it_departs_by_its_distance_from_the_nearest_point(tm
     """After step 3 only the slow mode goes on: the nearest point of the frozen path is found by hand, with numpy."""
     slow = [torch.stack([weights_at(0.5)[0], share * problem()[2][1]]) for share in (0.6, 0.9, 1.0)]
     moved = [weights_at(t) for t in TIMES[:4]] + slow
-    run = written(tmp_path / "run", moved, [0.0, 0.01, 0.02, 0.05, 0.3, 0.4, 0.5], test=test)
+    stopped = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    run = written(tmp_path / "run", moved, [0.0, 0.01, 0.02, 0.05, 0.3, 0.4, 0.5], test=test, later=stopped)
     found = departure(RunData(run))
     modes, at_test, wanted, _ = (part.numpy() for part in problem())
     # where the path of the frozen kernel comes closest on the probe, over a fine grid of times
@@ -88,8 +95,29 @@ def test_a_path_that_leaves_it_departs_by_its_distance_from_the_nearest_point(tm
     assert (found.test is not None) == test
     assert departs(found, by_hand / 2) is True
     assert departs(found, 2 * by_hand) is False
+    # the kernel of the slow mode alone comes closest where that mode is done, by hand
+    alone = numpy.array([[0.0], [1.0]]) * wanted
+    apart = numpy.linalg.norm(centred(rows @ (frozen - alone))) / numpy.linalg.norm(centred(rows @ mine))
+    assert found.between_kernels == pytest.approx(apart, rel=0.05)
     # while it followed the kernel nothing was off, which is the error of the replay
     assert float(found.value.stderr) == (found.on_test if test else found.on_probe)[0] < 2e-3
+
+
+@pytest.mark.parametrize("test", [True, False])
+def test_a_kernel_that_stayed_makes_no_network_depart(tmp_path: Path, test: bool):
+    """A linear model that is trained on more samples than the probe leaves the replay, which knows the probe alone."""
+    slow = [torch.stack([weights_at(0.5)[0], share * problem()[2][1]]) for share in (0.4, 0.5, 0.6)]
+    run = written(tmp_path / "run", [weights_at(t) for t in TIMES[:4]] + slow, [0.0] * 7, test=test)
+    found = departure(RunData(run))
+    assert float(found) > 0.3
+    assert float(found.value.stderr) < 2e-3
+    assert found.between_kernels < 1e-12
+    assert departs(found, 0.3) is None
+    verdict = diagnose(run)
+    assert verdict.regime == "lazy"
+    said = next(item for item in verdict.evidence if "frozen first kernel" in item.says)
+    assert said.verdict == "cannot tell"
+    assert "so that the replay is off and not the network" in said.says
 
 
 def test_what_the_replay_misses_from_the_beginning_is_its_error(tmp_path: Path):

@@ -126,12 +126,16 @@ def test_the_step_is_the_one_from_which_on_it_was_rich(tmp_path: Path):
     assert 1000 < found.rich_from < 3000
 
 
-@pytest.mark.parametrize("why", ["it was rich when it fitted", "it never fitted", "it stopped too soon", "no gap"])
+@pytest.mark.parametrize("why", [
+    "it was rich when it fitted", "it was rich soon after", "it never fitted", "it stopped too soon", "no gap",
+])  # fmt: skip
 def test_other_runs_are_not_lazy_then_rich(tmp_path: Path, why: str):
     low, high = GAP.low / 3, 3 * GAP.high
     gaps, fit, steps = [low] * 5 + [high] * 3, FIT, STEPS
     if why == "it was rich when it fitted":
         gaps = [low, low, low, high, high, high, high, high]
+    elif why == "it was rich soon after":
+        gaps = [low, low, low, low, high, high, high, high]
     elif why == "it never fitted":
         fit = [max(loss, 2 * FITTED.high) for loss in FIT]
     elif why == "it stopped too soon":
@@ -139,6 +143,45 @@ def test_other_runs_are_not_lazy_then_rich(tmp_path: Path, why: str):
     found = diagnose(late(tmp_path / "run", gaps if why != "no gap" else [math.nan] * 8, fit, steps))
     assert found.regime == ("cannot tell" if why == "no gap" else "rich")
     assert math.isnan(found.times["rich_from"])
+
+
+def test_a_constant_that_is_learned_first_is_no_fit(tmp_path: Path):
+    """By hand: nearly all of the first loss is a constant, which step 3 has learned; the rest comes with features."""
+    y = torch.tensor([[9.0], [10.0], [11.5]], dtype=torch.float64)
+    low, high = GAP.low / 3, 3 * GAP.high
+    writer = RunWriter(tmp_path / "run", {"name": "run", "loss_convention": "mean"})
+    writer.array("targets", 0, y=y.numpy())
+    shares = [0.0, 0.0, 0.0, 0.01, 0.02, 0.5, 0.8, 0.99, 1.0]
+    for i, (step, share) in enumerate(zip(STEPS, shares, strict=True)):
+        f = (0.0 if step < 3 else y.mean()) + share * (y - y.mean()) + torch.zeros_like(y)
+        writer.array("outputs", step, f=f.numpy())
+        gap = {} if step == 0 else {"gap/probe": low if i < 5 else high}
+        writer.scalars(step, {"probe/loss": float((f - y).square().mean()), **gap})
+    writer.close()
+    found = Findings(open_run(tmp_path / "run"))
+    assert found.run_data.loss is not None
+    assert found.run_data.loss.values[2] < FITTED.high * found.run_data.loss.first
+    assert found.run_data.centered_loss is not None
+    variance = float((y - y.mean()).square().mean())
+    expected = [variance * (1 - share) ** 2 for share in shares]
+    assert found.run_data.centered_loss.values.tolist() == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(found.rich_from)
+    assert diagnose(open_run(tmp_path / "run")).regime == "rich"
+
+
+def test_outputs_from_before_the_probe_was_thinned_are_left_out(tmp_path: Path):
+    y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
+    writer = RunWriter(tmp_path / "run", {"name": "run", "loss_convention": "mean"})
+    writer.array("targets", 0, y=y.numpy())
+    for step, share, rows in ((0, 0.0, y), (4, 0.2, y.repeat(2, 1)), (16, 0.5, y), (40, 1.0, y)):
+        writer.array("outputs", step, f=(share * rows).numpy())
+        writer.scalars(step, {"probe/loss": float(((1 - share) * y).square().mean())})
+    writer.event("thinned", 16, samples=3, stride=2)
+    writer.close()
+    found = Findings(open_run(tmp_path / "run")).run_data.centered_loss
+    assert found is not None
+    assert found.steps.tolist() == [0, 16, 40]
+    assert found.values[1] == pytest.approx(0.25 * found.first)
 
 
 def test_a_step_is_given_only_if_every_run_has_one(tmp_path: Path):

@@ -13,8 +13,8 @@ from featlearn.record import Run, RunWriter, open_run
 STEPS = (1, 2, 5)
 
 
-def written(path: Path, *, first: bool = True, **curves: list[float]) -> Run:
-    writer = RunWriter(path, {"name": path.name, "probe": {"samples": 30}})
+def written(path: Path, *, first: bool = True, samples: int = 30, **curves: list[float]) -> Run:
+    writer = RunWriter(path, {"name": path.name, "probe": {"samples": samples}})
     if first:
         writer.scalars(0, {"probe/loss": 1.0})
     for i, step in enumerate(STEPS):
@@ -63,7 +63,17 @@ def test_a_run_that_does_not_begin_at_its_start_has_no_gap(tmp_path: Path):
     assert math.isnan(float(found.gap))
     assert (found.gap.steps, found.gap.values) == ([], [])
     assert found.regime == "cannot tell"
-    assert "the linearisation gap was not recorded" in found.headline
-    assert any(
-        item.says.startswith("cannot tell the linearisation gap: it was not measured") for item in found.evidence
-    )
+    assert "the run does not begin at its start" in found.headline
+
+
+@pytest.mark.parametrize(("samples", "curves", "why"), [
+    (30, {}, "the linearisation gap was not recorded"),
+    (30, {"probe": [math.nan] * 3}, "no more than rounding, or by the same for all samples"),
+    (2, {}, "fewer than 3 samples has no error; give a larger probe"),
+])  # fmt: skip
+def test_why_there_is_no_gap_is_said(tmp_path: Path, samples: int, curves: dict[str, list[float]], why: str):
+    found = diagnose(written(tmp_path / "run", samples=samples, **curves))
+    assert found.regime == "cannot tell"
+    assert why in found.headline
+    assert why in found.gap.reason
+    assert any(why in item.says for item in found.evidence)

@@ -369,7 +369,7 @@ def test_the_bias_of_attention_has_keys_where_the_output_has_features():
         samples = output[axis]
         layout = Layout(prod(output[:axis]), samples, prod(output[axis + 1 :]))
         step = Step(None, output, SampleAxis(axis, 1), layout, 3, bias)
-        assert sample_flow._attention(step) == expected
+        assert sample_flow.attention(step) == expected
 
 
 def broadcast_over_samples(h: Tensor) -> Tensor:

@@ -126,21 +126,22 @@ def test_random_passes(seed: int):
     choice, count = random.Random(seed), 0
     for number in range(60):
         sizes = choice.choice([(5, 3, 4), (4, 4, 4), (3, 2, 3), (6, 2, 3), (3, 3, 2, 3), (3, 3)])
-        steps, last = choice.randrange(2, 7), choice.randrange(4)
+        seeds, last = [f"{seed} {number} {k}" for k in range(choice.randrange(2, 7))], choice.randrange(4)
 
-        def function(x: Tensor, seed: tuple[int, ...] = (seed, number), steps: int = steps, last: int = last) -> Tensor:
-            own = random.Random(str(seed))
+        def function(x: Tensor, seeds: list[str] = seeds, last: int = last) -> Tensor:
             t = earlier = x.sin()
-            for _ in range(steps):
+            for own in list(seeds):
                 try:
-                    found = ops.random_op(own, t, earlier)
+                    found = ops.random_op(random.Random(own), t, earlier)
                 except (RuntimeError, ValueError, IndexError, TypeError):
-                    continue  # shapes that do not fit
+                    seeds.remove(own)  # shapes that do not fit
+                    continue
                 if 1 < found.numel() < 1000 and found.dim() > 1 and not found.is_complex():
                     t, earlier = found, t
             t = t.movedim(last % t.dim(), 0)
             return torch.tanh(0.3 * t.reshape(len(x), -1)) if t.numel() % len(x) == 0 else x.mean() + x.flatten(1)
 
+        function(torch.randn(sizes))
         count += soundly_proved(function, torch.randn(sizes))
     assert count > 3
 
@@ -246,12 +247,108 @@ class Mean(torch.autograd.Function):
         return gradient
 
 
+class Reading(torch.autograd.Function):
+    """A backward pass that reads a number."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, x: Tensor) -> Tensor:
+        ctx.read = x.detach().amax()
+        return table * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.read.tolist(), None
+
+
+def through_a_gradient(x: Tensor) -> Tensor:
+    table = torch.ones(3, requires_grad=True)
+    return x * torch.autograd.grad(Reading.apply(table, x).sum(), table)[0]
+
+
+def read_inside_a_loss(x: Tensor) -> Tensor:
+    def distance(a: Tensor, b: Tensor) -> Tensor:
+        return (a - b).square().sum(1) * a.amax().tolist()
+
+    return F.triplet_margin_with_distance_loss(x, 0 * x, 0 * x - 5, distance_function=distance, reduction="none")
+
+
+def read_by_a_function(x: Tensor) -> Tensor:
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(read_by_a_function, (x,), x)
+    return x * x.amax().tolist()
+
+
+def with_memory_of(share: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """A constant changes with another one, to which samples are written."""
+
+    def function(x: Tensor) -> Tensor:
+        seen, table = torch.zeros(3), torch.zeros(3)
+        read = share(seen, table)
+        table.add_(x.mean(0))
+        return x * (seen if read is None else read())
+
+    return function
+
+
+def other_data(seen: Tensor, table: Tensor) -> None:
+    seen.data = table
+
+
+def other_memory(seen: Tensor, table: Tensor) -> None:
+    seen.set_(table)
+
+
+def address_of(seen: Tensor, table: Tensor) -> Callable[[], float]:
+    place = ctypes.cast(table.data_ptr(), ctypes.POINTER(ctypes.c_double))
+    return lambda: place[0]
+
+
+def storage_of(seen: Tensor, table: Tensor) -> Callable[[], int]:
+    storage = table.untyped_storage()
+    return lambda: storage[3]
+
+
+def array_of(seen: Tensor, table: Tensor) -> Callable[[], float]:
+    array = table.numpy()
+    return lambda: float(array[0])
+
+
+def written_statistics(x: Tensor) -> Tensor:
+    mean = torch.zeros(3)
+    F.batch_norm(x, mean, torch.ones(3), training=True)  # its schema says that it writes to nothing
+    return x - mean
+
+
+def failing(way: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """Whether an op fails decides about all samples."""
+
+    def function(x: Tensor) -> Tensor:
+        try:
+            way(x)
+        except (RuntimeError, IndexError, ValueError):
+            return x.tanh()
+        return x.sin()
+
+    return function
+
+
+def places(x: Tensor) -> Tensor:
+    """Integers made of all samples."""
+    return 3 * (x.amax() > 0).long()
+
+
 OUTSIDE = torch.randn(6, 3)
 
 
 @torch.jit.script
 def scripted(x: Tensor) -> Tensor:
     return x * 2 if bool(x.sum() > 0) else x
+
+
+@torch.jit.script
+def scripted_list(x: Tensor) -> Tensor:
+    largest: float = x.max().tolist()
+    return x * largest
 
 
 UNPROVED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -274,6 +371,26 @@ UNPROVED: dict[str, Callable[[Tensor], Tensor]] = {
     "number of positive entries": lambda x: x * len((x > 0).nonzero()),
     "number of different entries": lambda x: x / x.round().unique().numel(),
     "scripted": scripted,
+    "scripted list": scripted_list,
+    "tensor of a list": lambda x: x * torch.tensor([x.amax(), x.amin(), 1.0]),
+    "tensor of lists": lambda x: x * torch.as_tensor([[x.amax()], [x.amin()]]).sum(),
+    "new tensor": lambda x: x * x.new_tensor([x.amax(), x.amin(), 1.0]),
+    "array of a list": lambda x: x * torch.asarray([x.amax(), x.amin(), 1.0]),
+    "index by a list": lambda x: x * torch.arange(5.0)[[places(x), places(x)],].sum(),
+    "gradient inside": through_a_gradient,
+    "loss of one's own distance": read_inside_a_loss,
+    "function that modes may replace": read_by_a_function,
+    "other data": with_memory_of(other_data),
+    "memory by address": with_memory_of(address_of),
+    "memory by storage": with_memory_of(storage_of),
+    "memory by array": with_memory_of(array_of),
+    "memory set": with_memory_of(other_memory),
+    "running statistics": written_statistics,
+    "embedding that may fail": failing(lambda x: F.embedding(places(x), torch.ones(4, 2))),
+    "embedding that fails": failing(lambda x: F.embedding(places(x), torch.ones(2, 2))),
+    "gather that may fail": failing(lambda x: torch.ones(5).gather(0, places(x)[None])),
+    "division that may fail": failing(lambda x: torch.div(1, places(x), rounding_mode="floor")),
+    "number that fails": failing(lambda x: int((x - 9).log().amax())),
     "from an array": lambda x: x + torch.from_numpy(x.numpy()[::-1].copy()),
     "outside": lambda x: x + OUTSIDE,
     "place in the batch": lambda x: x + torch.arange(len(x))[:, None],
@@ -283,6 +400,8 @@ UNPROVED: dict[str, Callable[[Tensor], Tensor]] = {
     "index": lambda x: x[torch.arange(len(x)).flip(0)],
     "index by samples": lambda x: x[:, (x[:, 0] > 0).long()],
     "gather along samples": lambda x: x.gather(0, (x > 0).long()),
+    "gather with a longer table": lambda x: torch.arange(33.0).reshape(11, 3).gather(1, (x > 0).long()) * x,
+    "group norm of all": lambda x: torch.native_group_norm(x, None, None, 1, x.numel(), 1, 1, 1e-5)[0],
     "gather with a table": lambda x: x.gather(1, torch.arange(len(x))[:, None] % 3),
     "sort": lambda x: x.sort(0).values,
     "cumsum": lambda x: x.cumsum(0),
@@ -330,6 +449,28 @@ def test_constants_may_be_read():
         return x * table.max().item() if bool((places[1:] > places[:-1]).all()) else x.flip(0)
 
     assert is_proved(function, torch.randn(6, 3), [table])
+
+
+def causal(x: Tensor) -> Tensor:
+    mask = torch.zeros(3, 3)
+    mask[0, 1:] = -torch.inf
+    mask[torch.tensor([1]), 2] = -torch.inf
+    return x @ mask.softmax(-1)
+
+
+CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "format": lambda x: x + torch.ones(3).clone(memory_format=torch.contiguous_format),
+    "generator": lambda x: x * torch.randn(3, generator=torch.Generator().manual_seed(0)),
+    "array": lambda x: x * torch.tensor(numpy.arange(3.0)),
+    "number of an array": lambda x: x * torch.full((3,), numpy.arange(3.0)[1]),
+    "list of tensors": lambda x: x * torch.tensor([torch.ones(()), torch.zeros(()), 2.0]),
+    "mask": causal,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_may_be_made_in_many_ways(name: str):
+    assert is_proved(CONSTANTS[name], torch.randn(6, 3))
 
 
 def test_a_tensor_of_an_earlier_pass_proves_nothing():

@@ -570,7 +570,7 @@ def test_an_exception_goes_on_and_what_was_measured_is_kept(tmp_path: Path, capf
     (line,) = capfd.readouterr().err.splitlines()
     words = (
         r"featlearn: 2 measurements in 3 steps, [\d.]+ s of [\d.]+ s for measuring, first and last included: "
-        r".* training, no budget: .*run"
+        r"training took [\d.e-]+ s, no budget: .*run"
     )
     assert re.fullmatch(words, line)
 
@@ -844,3 +844,57 @@ def test_without_decay_nothing_is_said_of_convergence(tmp_path: Path):
     with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
         seen.step()
     assert not [name for name in seen.run.names if name.startswith("convergence")]
+
+
+class Factorisation(nn.Module):
+    """A matrix as a product of two tables: what enters the layer that is called last are indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.columns = nn.Embedding(5, 4), nn.Embedding(7, 4)
+
+    def forward(self, i: Tensor, j: Tensor) -> Tensor:
+        return (self.rows(i) * self.columns(j)).sum(1, keepdim=True)
+
+
+def test_a_model_whose_last_layer_is_an_embedding_is_watched(tmp_path: Path):
+    torch.manual_seed(0)
+    model, start = Factorisation(), Factorisation()
+    start.load_state_dict(model.state_dict())
+    i, j = torch.arange(11) % 5, torch.arange(11) % 7
+    y = torch.randn(11, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with fl.watch(model, ((i, j), y), tmp_path / "run") as seen:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = (model(i, j) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen.step(loss=loss)
+    assert "richness/low_rank" not in seen.run.names
+    assert {event["what"] for event in seen.run.events if event["kind"] == "failed"} == {"features"}
+    # f = u v: what the linearisation misses is (u - u0)(v - v0)
+    u, v, u0, v0 = (one(at).detach() for net in (model, start) for one, at in ((net.rows, i), (net.columns, j)))
+    missed, change = ((u - u0) * (v - v0)).sum(1), (u * v - u0 * v0).sum(1)
+    expected = float((missed - missed.mean()).norm() / (change - change.mean()).norm())
+    assert seen.run.scalar("gap/probe")[1][-1] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_too_few_samples_for_an_error_give_no_gap(
+    samples: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
+):  # fmt: skip
+    x, y = data()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fl.watch(model, (x[:samples], y[:samples]), tmp_path / "a", test=(x, y)) as seen:
+        train(model, seen, optimizer, 4)
+    assert not any(name.startswith("gap/") for name in seen.run.names)
+    assert not messages(recwarn)
+    found = fl.diagnose(seen.run)
+    assert found.regime == "cannot tell"
+    assert "fewer than 3 samples" in found.headline
+    with fl.watch(model, (x, y), tmp_path / "b", test=(x[:samples], y[:samples])) as seen:
+        train(model, seen, optimizer, 4)
+    assert {"gap/probe", "gap/probe_error"} <= {*seen.run.names}
+    assert "gap/test" not in seen.run.names

@@ -1,5 +1,7 @@
 """000 Fig. 1: its numbers against dense Jacobians in double, and claims that must fail."""
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import scipy.linalg
@@ -117,6 +119,30 @@ def test_frozen_kernels_are_exponentials_of_the_whole_kernel(numbers, given):
         start = start - rate * (kernels[0] @ pull.flatten()).reshape(12, 10)
     logs = start - scipy.special.logsumexp(start, axis=1, keepdims=True)
     assert numbers["ce/kgd"][-1] == pytest.approx(-(given.y.numpy() * logs).sum(1).mean(), rel=1e-4)
+
+
+def test_parity_is_one_output_on_squared_error(tmp_path):
+    """Plain descent with one output; loss averaged over samples alone."""
+    setup = replace(SETUP, labels="parity", lr=1.0)
+    context = Context(seed=1, folder=tmp_path)
+    found = {name: as_array(values, name) for name, values in mnist.measure(setup, context).items()}
+    labels = context.dataset("digits", samples=12, generator=context.generator(0)).labels
+    given = mnist.task(setup, context)
+    assert given.y[:, 0].tolist() == [1.0 if label % 2 else -1.0 for label in labels]
+    assert not any(name.startswith("ce/") for name in found)
+    assert found["mse/classes"].shape == (8, 3, 1, 1)
+    assert found["mse/classes"][:, 0, 0, 0] == pytest.approx(found["mse/alignment"], rel=1e-5)
+    generator = Context(seed=1, folder=None).generator(2)
+    weights = [torch.randn(shape, generator=generator).double() for shape in ((9, 64), (9, 9), (1, 9))]
+    x, y, losses = given.x.double(), given.y.double(), []
+    for _ in range(setup.steps + 1):
+        for weight in weights:
+            weight.requires_grad_()
+        hidden = ((x @ weights[0].T / 8).relu() @ weights[1].T * (2 / 9) ** 0.5).relu()
+        loss = (hidden @ weights[2].T / 3 - y).square().sum() / 12
+        losses.append(loss.item())
+        weights = [w.detach() - g for w, g in zip(weights, torch.autograd.grad(loss, weights), strict=True)]
+    assert found["mse/loss"] == pytest.approx([losses[step] for step in setup.moments], rel=1e-4)
 
 
 def test_the_network_is_that_of_the_paper():

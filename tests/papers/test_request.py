@@ -14,7 +14,7 @@ from featlearn.cli.app import main
 from featlearn.papers import execution, registry, request, results
 from featlearn.papers.claims import Choice, failed
 from featlearn.papers.context import Context
-from featlearn.papers.drawing import curve, panels, save
+from featlearn.papers.drawing import curve, panels, plotted, save
 from featlearn.papers.page import figure_page, gallery
 from featlearn.papers.registry import DECLARATIONS, load
 from featlearn.papers.scale import Scale
@@ -86,6 +86,12 @@ def test_the_csv_has_the_numbers_that_are_drawn(folder):
     assert [(row["x"], row["y"]) for row in rows if row["curve"] == "paper"] == [("", "0.25")]
     image = {(int(row["y"]), int(row["x"])): float(row["value"]) for row in rows if row["panel"] == "B"}
     assert image == pytest.approx(dict(numpy.ndenumerate(values)), rel=1e-5)
+
+
+def test_a_colour_bar_has_no_numbers_of_its_own():
+    figure, (ax,) = panels(1, 1, titles=("A",))
+    figure.colorbar(ax.imshow(numpy.arange(6.0).reshape(2, 3), label="six"), ax=ax)
+    assert [(row.panel, row.value) for row in plotted(figure)] == [("A", f"{value}") for value in range(6)]
 
 
 def test_a_picture_that_would_be_large_is_made_small(tmp_path):

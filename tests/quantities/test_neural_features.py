@@ -1092,6 +1092,26 @@ def test_printed_it_says_why_a_number_is_nan():
     assert said == f"nan: C-NFC of {names[1]}: the weights have not moved from where they began"
 
 
+@pytest.mark.parametrize("units", [7, 8, 29])
+def test_wide_layers_of_few_inputs_need_no_root_of_a_wide_matrix(units: int, monkeypatch: pytest.MonkeyPatch):
+    """Against the matrices over inputs themselves; from twice as many units on, roots are of 4 x 4 matrices."""
+    generator = torch.Generator().manual_seed(units)
+    W, W0, J, J0 = (torch.randn(*shape, generator=generator) for shape in [(units, 4)] * 2 + [(5, units)] * 2)
+    K, Kb = J.T @ J / 5, (J - J0).T @ (J - J0) / 5
+    sizes = set()
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (sizes.add(len(matrix)), eigh(matrix))[1])
+    found = LayerFeatures(W, K, W0, Kb)
+    Wb = W - W0
+    pairs = {"uncentered": (W, K), "centered": (Wb, K), "double_centered": (Wb, Kb), "ptk_centered": (W0, Kb)}
+    for name, (weight, spread) in pairs.items():
+        expected = fl.metrics.correlation(weight.T @ weight, weight.T @ spread @ weight)
+        assert getattr(found, name) == pytest.approx(float(expected), rel=1e-10)
+    share = torch.trace(Wb.T @ Wb @ Wb.T @ K @ Wb) / torch.trace(W.T @ W @ W.T @ K @ W)
+    assert found.centered_share == pytest.approx(float(share), rel=1e-10)
+    assert sizes == {units if units < 8 else 4}
+
+
 def test_an_initial_state_that_moved_along_is_refused():
     model, x = linear(4, 3), torch.randn(7, 4)
     with pytest.raises(InputValueError, match="initial shares its memory with the model"):

@@ -7,7 +7,8 @@ import pytest
 
 from featlearn.record import Run
 from featlearn.reporting import figures
-from featlearn.reporting.content_blocks import CUT, Chart, ChartLine
+from featlearn.reporting.content_blocks import BEYOND, CUT, Chart, ChartLine
+from featlearn.reporting.curves import LARGEST_GAP
 from featlearn.reporting.markup import written
 from featlearn.reporting.page import report
 from tests.reporting.runs import by_hand
@@ -43,6 +44,20 @@ def test_values_after_a_divergence_do_not_stretch_an_axis(tmp_path: Path):
     assert written(1e9) in page.text("td"), "the table has it"
     ax = figures.weight_distance(runs)
     assert ax.get_ylim() == pytest.approx((-0.03, 0.63))
+
+
+def test_a_gap_far_above_one_does_not_hide_those_of_other_runs(tmp_path: Path):
+    gaps = {"a": [math.nan, 0.1, 0.2, 0.3, 0.4], "b": [math.nan, 0.2, 3.0, 25.0, 25.0]}
+    runs = [by_hand(tmp_path / name, {"probe/loss": [1.0, 0.8, 0.5, 0.4, 0.3], "gap/probe": gap}, STEPS)
+            for name, gap in gaps.items()]  # fmt: skip
+    page = Page(report(runs, tmp_path / "both.html"))
+    assert page.blocks["gap"]["yLimits"] == [0.0, LARGEST_GAP]
+    assert BEYOND.format(LARGEST_GAP) in page.text()
+    assert CUT not in page.text()
+    assert written(25.0) in page.text("td"), "the table has it"
+    assert figures.gap(runs).get_ylim() == (0.0, LARGEST_GAP)
+    page = Page(report(runs[:1], tmp_path / "one.html"))
+    assert "yLimits" not in page.blocks["gap"]
 
 
 def test_sound_runs_are_shown_whole(tmp_path: Path):

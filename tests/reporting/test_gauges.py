@@ -2,11 +2,14 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.evidence import GAP, TURNED
-from featlearn.reporting.gauges import Gauge, Marker, Scale, gauge, with_error
+from featlearn.reporting.gauges import Gauge, Marker, Scale, gauge, gauges, unknown_numbers, with_error
+from tests.reporting.runs import by_hand
 
 UNIT = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 DECADES = Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True)
@@ -86,3 +89,15 @@ def test_several_values_are_told_apart_by_shape():
         assert len(re.findall(f'class="{shape}"', html)) == 2  # in the drawing and in its key
     assert "last 0.200 ± 0.010" in html
     assert places(html, "limit") == []
+
+
+def test_gauges_use_the_words_of_the_evidence(tmp_path: Path):
+    """A kernel that turned is not called rich: settling BatchNorm averages turn one, too."""
+    run = by_hand(
+        tmp_path / "run", {"probe/loss": [1.0, 0.5, 0.2], "ntk/centered_distance": [0.0, 0.1, 0.5]}, [0, 5, 9]
+    )
+    found = diagnose(run)
+    said = next(item for item in found.evidence if "turned by" in item.says)
+    shown = next(one for one in gauges(found) if one.title == "The kernel turned by")
+    assert said.verdict == shown.zones[-1] == "turned"
+    assert any(found.gap.reason in line for line in unknown_numbers(found))

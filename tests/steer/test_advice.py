@@ -150,9 +150,11 @@ def test_it_says_what_to_change_and_why(lazy: tuple[Run, float]):
 
 def test_a_run_that_shows_nothing_gets_a_guess(tmp_path: Path):
     RunWriter(tmp_path / "run", {}).close()
-    for toward, gamma in (("rich", 100.0), ("lazy", 0.01)):
+    said = {"rich": (100.0, "divide the output"), "lazy": (0.01, "multiply the output by 100")}
+    for toward, (gamma, what) in said.items():
         advice = advise(tmp_path / "run", toward=toward)
         assert advice.gamma == gamma
+        assert advice.changes[0].what == what
         assert "guess" in str(advice)
 
 

@@ -30,7 +30,7 @@ LATE = 0.25
 """A loss is still falling, or has hardly begun to, if more than this share of its fall came in the second half of the
 steps; it is one half where the loss falls at a constant pace."""
 LATER = 3.0
-"""A run that becomes rich after it fitted its data must go on for this many times the steps that took."""
+"""A run that is rich after this many times the steps in which it fitted its data is lazy then rich; sooner, rich."""
 
 
 class Findings:
@@ -109,19 +109,21 @@ class Findings:
     @cached_property
     def rich_from(self) -> float:
         """The step from which the gap was rich, for a run that fitted its data while the gap was lazy; else nan."""
-        curve, loss = self.gap.over_steps, self.run_data.loss or self.run_data.curve("loss")
+        curve = self.gap.over_steps
+        loss = self.run_data.centered_loss or self.run_data.loss or self.run_data.curve("loss")
         if curve is None or loss is None or loss.first <= 0 or curve.last <= GAP.high:
             return math.nan
         fitted = (loss.values <= FITTED.high * loss.first).nonzero().flatten()
         if not len(fitted):
             return math.nan
         step = float(loss.steps[int(fitted[0])])
-        if float(curve.at(torch.tensor([step]))) > GAP.low or float(curve.steps[-1]) < LATER * step:
+        if float(curve.at(torch.tensor([step]))) > GAP.low:
             return math.nan
         # An earlier excursion above the threshold was before the data were fitted.
         below = ((curve.values <= GAP.high) & (curve.steps < curve.steps[-1])).nonzero().flatten()
         since = int(below[-1]) if len(below) else 0
-        return crossing(Curve(curve.steps[since:], curve.values[since:]), GAP.high).at
+        found = crossing(Curve(curve.steps[since:], curve.values[since:]), GAP.high).at
+        return found if found >= LATER * step else math.nan
 
     @cached_property
     def opinions(self) -> tuple[Opinion, ...]:

@@ -10,6 +10,9 @@ import torch
 from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.linalg.estimate import Estimate
 
+LEAST = 3
+"""Fewest samples of a probe for which `fl.watch` records the gap."""
+
 
 @dataclass(frozen=True, eq=False)
 class GapCurve:
@@ -24,6 +27,8 @@ class GapCurve:
     errors: Mapping[str, float]
     """standard errors at the end, by the names above"""
     samples: int
+    reason: str = ""
+    """why it is unknown"""
 
     @property
     def known(self) -> bool:
@@ -74,7 +79,18 @@ def gap_curve(run_data: RunData) -> GapCurve:
     curves = {name: run_data.curve(f"gap/{name}", least=1) for name in names}
     last = {name: run_data.curve(f"gap/{name}_error", least=1) for name in names}
     errors = {name: curve.last for name, curve in last.items() if curve is not None}
-    probe = curves["probe"]
+    probe, reason = curves["probe"], ""
     if probe is not None and not run_data.since_start("probe/loss") and "probe/loss" in run_data.scalar_names:
-        probe = None  # the run does not begin at its start
-    return GapCurve(probe, curves["test"], curves["unshrunk"], errors, max(run_data.samples, 1))
+        probe, reason = None, "the run does not begin at its start"
+    elif probe is None:
+        reason = _missing(run_data)
+    return GapCurve(probe, curves["test"], curves["unshrunk"], errors, max(run_data.samples, 1), reason)
+
+
+def _missing(run_data: RunData) -> str:
+    """Why no gap is known."""
+    if "gap/probe" in run_data.scalar_names:
+        return "the outputs changed by no more than rounding, or by the same for all samples of the probe"
+    if 0 < run_data.samples < LEAST:
+        return f"the linearisation gap of fewer than {LEAST} samples has no error; give a larger probe"
+    return "the linearisation gap was not recorded: quantities= left it out, or the first weights are not known"

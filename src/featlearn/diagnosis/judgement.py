@@ -56,6 +56,8 @@ class Numbers(NamedTuple):
     """whether the loss has stopped falling"""
     rich_from: float
     """step from which the gap was rich, after the data were fitted; nan if it was not so"""
+    no_gap: str = "the linearisation gap was not recorded"
+    """why there is no gap, where there is none"""
 
 
 def numbers(findings: Sequence[Findings]) -> dict[str, Estimate]:
@@ -87,7 +89,12 @@ def regime_numbers(findings: Sequence[Findings]) -> Numbers:
         2 * sum(known) > len(known) if known else None,
         all(one.settled_loss for one in findings),
         rich_from(findings),
+        _no_gap(findings),
     )
+
+
+def _no_gap(findings: Sequence[Findings]) -> str:
+    return "; ".join(dict.fromkeys(one.gap.reason for one in findings if one.gap.reason))
 
 
 def rich_from(findings: Sequence[Findings]) -> float:
@@ -100,10 +107,9 @@ def verdict_of(given: Numbers) -> Verdict:
     """The regime: what the gap says, unless other evidence contradicts it or too little was learned to tell."""
     gap = given.gap
     if gap is None:
-        return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the linearisation gap was not "
-                       "recorded.")  # fmt: skip
+        return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: {given.no_gap}.")
     side = gap.side(GAP)
-    if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) == 1:
+    if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) != -1:
         return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: weights were thrown far away "
                        f"(gap {gap.words}) while the loss fell only to {given.left.mean:.2g} of the first. Lower the "
                        "learning rate.")  # fmt: skip
@@ -148,6 +154,8 @@ def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
     mostly = ""
     if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
         mostly = f" Mostly the kernel grew, {grew.mean:.3g} times; it turned by {turned.words}."
+    if given.left is not None and given.left.mean > FALLEN.high:
+        mostly += f" But the loss has fallen only to {given.left.mean:.2g} of the first."
     return Verdict("rich", "rich training. The linearisation at the start misses "
                    f"{gap.words} of the change of the function: features were learned.{mostly}")  # fmt: skip
 
@@ -159,17 +167,17 @@ def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evide
     given = regime_numbers(findings)
     found = verdict_of(given)
     statements = [
-        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given.gap),
+        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given),
         _about_departure(findings, given.departed), *_about_kernel(findings, given),
         *_faster([one.speed for one in findings]), *_about_loss(given), *_about_use(findings),
     ]  # fmt: skip
     return found.regime, _broken(findings) + found.sentence + _good(findings), statements
 
 
-def _about_gap(findings: Sequence[Findings], gap: Sample | None) -> list[Evidence]:
+def _about_gap(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
+    gap = given.gap
     if gap is None:
-        why = "it was not measured (quantities=), or the first weights are not known"
-        return [unknown("regime", f"the linearisation gap: {why}")]
+        return [unknown("regime", f"how far the function left its linearisation: {given.no_gap}")]
     where = "on test points" if all(one.gap.test is not None for one in findings) else "on the probe"
     says = f"the linearisation at the start misses {gap.words} of the change of the centred outputs {where}"
     found = [evidence("regime", says, gap, _words(GAP), GAP, _SIDES[gap.side(GAP)])]
@@ -196,8 +204,11 @@ def _about_departure(findings: Sequence[Findings], departed: bool | None) -> Evi
     says = f"the path of training with the frozen first kernel passes the network at {found.words} {where}"
     # The same answer as in the headline: the two cannot contradict each other.
     verdict = {True: "departed", False: "followed", None: "cannot tell"}[departed]
-    error = mean([float(one.value.stderr) for one in known])
-    if verdict == "cannot tell" and math.isfinite(error):
+    error, apart = mean([float(one.value.stderr) for one in known]), mean([one.between_kernels for one in known])
+    if verdict == "cannot tell" and apart <= DEPARTED.high < found.mean - 2 * error:
+        says += (f"; that of the last kernel is only {apart:.2g} from it, so that the replay is off and not the "
+                 "network: it was trained on more samples than the probe, say")  # fmt: skip
+    elif verdict == "cannot tell" and math.isfinite(error):
         says += f"; it was off by {error:.2g} while the network was linear, so that this does not count"
     return evidence("regime", says, found, f"lazy at most {DEPARTED.high:g}", DEPARTED, verdict)
 

@@ -258,6 +258,27 @@ class RunData:
         return self.curve(f"probe/{self.loss_kind.scalar}")
 
     @cached_property
+    def centered_loss(self) -> Curve | None:
+        """Squared error on the probe less what a constant added to each output would mend; None for other losses.
+
+        A constant in the targets is learned first, and is most of the first loss where it is large.
+        """
+        if self.loss_kind is not SQUARE or self.targets is None:
+            return None
+        y, pairs = self.targets.double(), []
+        # Outputs from before the probe was thinned are of more samples than the targets.
+        thinned = max((event["step"] for event in self.run.events if event["kind"] == "thinned"), default=0)
+        for step in self.array_steps("outputs"):
+            f = self.array("outputs", step, "f") if step == 0 or step >= thinned else None
+            if f is not None:
+                off = f.double().reshape(y.shape) - y
+                pairs.append((float(step), float((off - off.mean(0)).square().sum(1).mean())))
+        if len(pairs) < 2:
+            return None
+        steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
+        return Curve(steps, values)
+
+    @cached_property
     def loss_left(self) -> float:
         """Lowest loss on the probe divided by the first, or what is left of the loss of the steps; the smaller one.
 

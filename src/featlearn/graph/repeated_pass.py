@@ -6,7 +6,7 @@ the same arguments. Then the same ops run, sample by sample. That is much cheape
 Nothing but the size of the sample axis may differ: also an influence of the number of samples would show.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -150,7 +150,6 @@ class CallNotes:
 
     def given(self, function: Any, args: Any, kwargs: Any) -> Call:
         """A call before it is made: it may write to its arguments."""
-        self.comparable &= not isinstance(function, torch.jit.ScriptFunction)
         return Call(function, self.noted(args), self.noted(kwargs), None)
 
     def add(self, call: Call, result: Any) -> None:
@@ -224,8 +223,12 @@ class RepeatedPass:
         """Follow all calls inside; `inputs` are what the model is given, as copies that nobody else holds."""
         if inputs:
             self._same = self._take(self._proved.inputs, inputs, None)
-        with _Calls(self):
+        with _Calls(self), scripted_code_noted(self.give_up):
             yield
+
+    def give_up(self) -> None:
+        """Take this pass for another one."""
+        self._same = False
 
     def holds(self, outputs: Tensor) -> bool:
         """Whether all calls were those of the pass that was proved."""
@@ -355,6 +358,32 @@ class _Calls(TorchFunctionMode):
         self._followed = followed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception:  # for which the code may have another way
+            self._followed.give_up()
+            raise
         self._followed.follow(func, args, kwargs or {}, result)
         return result
+
+
+@contextmanager
+def scripted_code_noted(note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` where scripted code runs: it may read numbers in a way that no op shows."""
+    kinds: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    before = [kind.__call__ for kind in kinds]
+
+    def noted(call: Any) -> Any:
+        def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
+            note()
+            return call(self, *args, **kwargs)
+
+        return calling
+
+    try:
+        for kind, call in zip(kinds, before, strict=True):
+            kind.__call__ = noted(call)
+        yield
+    finally:
+        for kind, call in zip(kinds, before, strict=True):
+            kind.__call__ = call

@@ -125,6 +125,11 @@ def _pooled(pooled_axes: int) -> Rule:
     return rule
 
 
+def _group_norm(step: Step) -> Layout | None:
+    """The number of images that it is told may be another than there are."""
+    return images(step) if step.saved("N") == step.output[0] else None
+
+
 def _layer_norm(step: Step) -> Layout | None:
     normalised = step.saved("normalized_shape")
     if step.operand != 0 or normalised is None:
@@ -146,7 +151,7 @@ def _reduced(step: Step) -> Layout | None:
     return step.in_axis(axis) if axis not in gone else None
 
 
-def _along_another_axis(step: Step) -> Layout | None:
+def along_another_axis(step: Step) -> Layout | None:
     """The op works along some axes; the others keep their entries in place."""
     along = step.dims() or step.dims("dims")
     return step.in_axis(step.at.axis) if along and step.at.axis not in along else None
@@ -154,7 +159,7 @@ def _along_another_axis(step: Step) -> Layout | None:
 
 def _joined(step: Step) -> Layout | None:
     """Concatenated along another axis; the saved axis counts those of the output."""
-    return _along_another_axis(step) if len(step.input) == len(step.output) else None
+    return along_another_axis(step) if len(step.input) == len(step.output) else None
 
 
 def _stacked(step: Step) -> Layout | None:
@@ -198,7 +203,7 @@ def _padded(step: Step) -> Layout | None:
     return None if pad is None or step.at.axis >= len(step.output) - len(pad) // 2 else step.in_axis(step.at.axis)
 
 
-def _attention(step: Step) -> Layout | None:
+def attention(step: Step) -> Layout | None:
     """Queries, keys and values (..., tokens, width), batch and heads one by one; the bias is added."""
     if step.operand > 2:  # (..., queries, keys): its last axis is not that of the output
         return broadcast(step) if step.at.axis < len(step.output) - 1 else None
@@ -225,7 +230,8 @@ RULES: dict[str, Rule] = {
     "Permute": _permuted,
     **dict.fromkeys(("Transpose", "Swapaxes"), _transposed),
     "T": _matrix_transposed,
-    **dict.fromkeys(("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "NativeGroupNorm"), images),
+    **dict.fromkeys(("Convolution", "ConvolutionOverrideable", "CudnnConvolution"), images),
+    "NativeGroupNorm": _group_norm,
     **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _batch_norm),
     **dict.fromkeys(("AdaptiveAvgPool2D", "AvgPool2D", "MaxPool2DWithIndices"), _pooled(2)),
     **dict.fromkeys(("AvgPool3D", "MaxPool3DWithIndices"), _pooled(3)),
@@ -236,7 +242,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("Cumsum", "Flip", "Gather", "IndexSelect", "LogSoftmax", "Roll", "SafeSoftmax", "Slice", "Softmax", "Sort",
          "Split", "SplitWithSizes", "Topk", "UnsafeSplit"),
-        _along_another_axis,
+        along_another_axis,
     ),
     "Cat": _joined,
     "Stack": _stacked,
@@ -246,7 +252,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("ScaledDotProductFlashAttention", "ScaledDotProductFlashAttentionForCpu", "ScaledDotProductCudnnAttention",
          "ScaledDotProductEfficientAttention", "ScaledDotProductFusedAttentionOverrideable"),
-        _attention,
+        attention,
     ),
 }  # fmt: skip
 

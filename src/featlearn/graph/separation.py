@@ -6,28 +6,42 @@ every value that samples have touched, and so from row p of the inputs. Values t
 same for all samples.
 
 Nothing is proved where an op without a rule meets samples, where a number leaves a tensor for Python (`item`, `tolist`,
-`numpy`), or where a tensor is of unknown origin. So the code of a proved pass cannot depend on the samples, only on
-their number.
+`numpy`), where an op fails, or where a tensor is of unknown origin. So the code of a proved pass cannot depend on the
+samples, only on their number.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featlearn.graph import sample_flow
 from featlearn.graph.layout import Layout, sample_dimension
-from featlearn.graph.repeated_pass import DESCRIPTIONS, PLAIN, UNTOUCHED, CallNotes, ProvedPass, Value, mark, value_of
+from featlearn.graph.repeated_pass import (
+    DESCRIPTIONS,
+    PLAIN,
+    UNTOUCHED,
+    CallNotes,
+    ProvedPass,
+    Value,
+    mark,
+    scripted_code_noted,
+    value_of,
+)
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
 _SEVERAL = (tuple, list)
-_SIMPLE = (bool, int, float, str, torch.dtype, torch.device)
+_SIMPLE = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+           numpy.generic, numpy.ndarray)  # fmt: skip
 
 
 class _Operand(NamedTuple):
@@ -75,7 +89,7 @@ class SeparationProof:
                 self._inputs.append((number, self._rows(tensor.shape)))
             self._mark(tensor, number, [1])
             self._given.append(self.calls.noted(tensor))
-        with _OpNotes(self), _ReadingNotes(self):
+        with _OpNotes(self), _ReadingNotes(self), scripted_code_noted(self.give_up):
             yield
 
     def give_up(self) -> None:
@@ -113,7 +127,7 @@ class SeparationProof:
             for tensor in made if isinstance(made, _SEVERAL) else ():
                 if isinstance(tensor, Tensor):
                     self._mark(tensor, UNTOUCHED, _aliases(facts, values))
-        elif _is_listed(facts, tensors, values, made):
+        elif _is_listed(facts, arguments, tensors, values, made):
             operands = [_Operand(v.number, t.shape, t.stride()) for v, t in zip(values, tensors, strict=True)]
             outputs = [(self._next_number(), tensor.shape) for tensor in made]
             for tensor, (number, _) in zip(made, outputs, strict=True):
@@ -123,12 +137,29 @@ class SeparationProof:
             self.give_up()
         return None
 
+    def explains(self, result: Any) -> bool:
+        """Whether all that a function gave are tensors that samples have touched, or that are not known."""
+        if isinstance(result, Tensor):
+            value = self._value(result)
+            return value is None or value.number != UNTOUCHED
+        return isinstance(result, _SEVERAL) and all(one is None or self.explains(one) for one in result)
+
     def is_untouched(self, argument: Any) -> bool:
         """Whether no sample has touched what a function was given."""
         if isinstance(argument, Tensor):
             value = self._value(argument)
             return value is not None and value.number == UNTOUCHED
-        return argument is None or type(argument) in _SIMPLE
+        if isinstance(argument, _SEVERAL):
+            return all(map(self.is_untouched, argument))
+        if isinstance(argument, slice):
+            return all(map(self.is_untouched, (argument.start, argument.stop, argument.step)))
+        return argument is None or argument is ... or isinstance(argument, _SIMPLE)
+
+    def hand_out(self, arguments: Sequence[Any]) -> None:
+        """Count what was made of these, like an array, among what shares their memory."""
+        for argument in arguments:
+            if isinstance(argument, Tensor) and (value := self._value(argument)) is not None:
+                value.aliases[0] += 1
 
     def _mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         if id(tensor) not in self._held:
@@ -152,7 +183,7 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
     if used not in ([], [0]) and not op.facts.gives_pieces:
         return False
     if not used:
-        return True
+        return not op.facts.may_fail
     named = {**op.facts.defaults, **dict(zip(op.facts.names, op.arguments, strict=False)), **op.keywords}
     node = SimpleNamespace(**{f"_saved_{name}": argument for name, argument in named.items()})
     for number, shape in (op.outputs[k] for k in used):
@@ -164,7 +195,7 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
             step = Step(node, shape, SampleAxis(*found), layouts[number], k, operand.shape)
             layout = op.facts.rule(step)
             if operand.number == UNTOUCHED:
-                if layout is not None and not _is_uniform(operand, layout):
+                if not (op.facts.has_shared_operands if layout is None else _is_uniform(operand, layout)):
                     return False
             elif layout is None or layouts.setdefault(operand.number, layout) != layout:
                 return False
@@ -188,10 +219,13 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
     return argument
 
 
-def _is_listed(facts: "_Facts", tensors: list[Tensor], values: list[Value], made: Any) -> bool:
+def _is_listed(
+    facts: "_Facts", arguments: Sequence[Any], tensors: list[Tensor], values: list[Value], made: Any
+) -> bool:
     """Whether there is a rule for such an op, and nothing about its tensors is out of the ordinary."""
     if (
         facts.rule is None
+        or (facts.writes_where is not None and arguments[facts.writes_where])
         or not isinstance(made, _SEVERAL)
         or not all(map(_is_plain, tensors))
         or not all(map(_is_plain, made))
@@ -205,7 +239,8 @@ def _aliases(facts: "_Facts", values: list[Value]) -> list[int]:
     """What the output of an op shares memory with."""
     if not values or not (facts.is_view or facts.writes):
         return [1]
-    values[0].aliases[0] += facts.is_view
+    for value in values:
+        value.aliases[0] += facts.is_view
     return values[0].aliases
 
 
@@ -218,14 +253,20 @@ class _Facts(NamedTuple):
 
     rule: Rule | None
     gives_pieces: bool
+    has_shared_operands: bool
+    """Whether operands without a sample axis are the same for all samples."""
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     writes: bool
+    writes_where: int | None
+    """The argument with which it writes to its operands, though its schema does not say so."""
     in_place: bool
     """It changes the entries of its first operand one by one."""
     is_view: bool
     is_fresh: bool
     """It makes a tensor of numbers in the code."""
+    may_fail: bool
+    """Whether it fails depends on values, and code may ask for nothing else of it."""
 
 
 # They choose by value, draw random numbers, take strides, or an index: that is no operand to a backward pass.
@@ -237,7 +278,12 @@ def _rows_of_indices(step: Step) -> Layout | None:
     return step.in_axis(step.at.axis) if step.operand == 1 else None
 
 
-# Ops without a backward pass, or with one of another name.
+def _batch_of_attention(step: Step) -> Layout | None:
+    """Keys of constants may have fewer heads than queries: nothing is known of samples that lie among the heads."""
+    return sample_flow.attention(step) if step.at.axis == 0 else None
+
+
+# Ops without a backward pass, with one of another name, or of which less is known than of the backward pass.
 _FORWARD_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "Ceil", "Eq", "Floor", "Ge", "Gt", "Isfinite", "Isinf", "Isnan", "Le",
@@ -248,6 +294,7 @@ _FORWARD_RULES: dict[str, Rule] = {
     "Detach": same_elements,
     "Embedding": _rows_of_indices,
     "NativeBatchNormLegitNoTraining": images,
+    **dict.fromkeys((kind for kind in RULES if kind.startswith("ScaledDotProduct")), _batch_of_attention),
 }  # fmt: skip
 
 
@@ -255,20 +302,24 @@ _FORWARD_RULES: dict[str, Rule] = {
 def _facts(function: Any) -> _Facts:
     name, schema = function._schema.name.partition("::")[2], function._schema
     kind = re.sub(r"(?:^|_|(?<=\d))([a-z])", lambda found: found[1].upper(), name.strip("_"))
-    rule = None if kind in _EXCLUDED else RULES.get(kind) or _FORWARD_RULES.get(kind)
+    rule = None if kind in _EXCLUDED else _FORWARD_RULES.get(kind) or RULES.get(kind)
     if function.namespace != "aten":
         rule = None
     written = [k for k, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write]
+    names = [each.name for each in schema.arguments]
     returned = any(each.alias_info for each in schema.returns)
     return _Facts(
         rule,
         kind in PIECES,
+        rule is not sample_flow.along_another_axis,
         tuple(each.name for each in schema.arguments if not each.kwarg_only),
         {each.name: each.default_value for each in schema.arguments if each.has_default_value()},
         bool(schema.is_mutable),
+        names.index("training") if "training" in names and "BatchNorm" in kind else None,  # running statistics
         written == [0] and name.endswith("_") and rule is broadcast,
-        not schema.is_mutable and (returned or kind == "UnsafeView"),
+        kind == "Set" or (not schema.is_mutable and (returned or kind == "UnsafeView")),
         kind == "LiftFresh",
+        kind in ("Embedding", "Gather") or "mode" in schema.overload_name,  # division of integers
     )
 
 
@@ -281,7 +332,11 @@ class _OpNotes(TorchDispatchMode):
 
 
 def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    result = func(*args, **(kwargs or {}))
+    try:
+        result = func(*args, **(kwargs or {}))
+    except Exception:  # for which the code may have another way
+        self._proof.give_up()
+        raise
     self._proof.note(func, args, kwargs or {}, result)
     return result
 
@@ -290,14 +345,16 @@ def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
 _OpNotes.__torch_dispatch__ = _noted  # type: ignore[method-assign]
 
 
-_SILENT = frozenset([Tensor.__iter__, Tensor.__setitem__])
-"""They give no tensor, and read nothing."""
-_CALLING_BACK = frozenset([Tensor.apply_, Tensor.map_, Tensor.map2_])
-"""They give single numbers to a function of Python."""
+_UNSEEN = frozenset(
+    [Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.backward, torch.autograd.backward,
+     torch.autograd.grad, functional.triplet_margin_with_distance_loss]
+)  # fmt: skip
+"""They call code of others, and what that reads is not noted inside of them."""
 
 
 class _ReadingNotes(TorchFunctionMode):
-    """Gives a proof up where anything but tensors is made of a tensor: no op shows `tolist`, `numpy` and the like."""
+    """Gives a proof up where anything but noted tensors is made of a tensor: no op shows `tolist`, `numpy`, and what
+    `torch.tensor` makes of a list."""
 
     def __init__(self, proof: SeparationProof) -> None:
         super().__init__()
@@ -308,14 +365,20 @@ class _ReadingNotes(TorchFunctionMode):
         if func in DESCRIPTIONS:
             return func(*args, **named)
         call, reads = proof.calls.given(func, args, named), proof.reads
-        result = func(*args, **named)
-        several = isinstance(result, _SEVERAL) and all(isinstance(one, Tensor | None) for one in result)
-        if isinstance(result, Tensor) or several:
-            # What it has done may follow from numbers that it has read.
-            proof.calls.comparable &= proof.reads == reads
-            if func in _CALLING_BACK:
-                proof.give_up()
-        elif func not in _SILENT and not all(map(proof.is_untouched, (*args, *named.values()))):
+        try:
+            result = func(*args, **named)
+        except Exception:
             proof.give_up()
+            raise
+        if func in _UNSEEN or (type(func) is FunctionType and func.__module__.partition(".")[0] != "torch"):
+            proof.give_up()
+        elif not proof.explains(result) and func is not Tensor.__iter__:
+            given = (*args, *named.values())
+            if not all(map(proof.is_untouched, given)):
+                proof.give_up()
+            elif not isinstance(result, Tensor):
+                proof.hand_out(given)
+        if isinstance(result, Tensor | tuple | list):  # what it has done may follow from numbers that it has read
+            proof.calls.comparable &= proof.reads == reads
         proof.calls.add(call, result)
         return result

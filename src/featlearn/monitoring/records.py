@@ -17,6 +17,7 @@ from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_bi
 from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.layer_alignment import pair_alignment
+from featlearn.quantities.linearization_gap import LEAST
 
 LARGE = 2**20
 """Number of outputs above which they are recorded at the first and the last measurement only."""
@@ -133,7 +134,7 @@ def kernel(view: StepView, context: RecordContext) -> Record:
 
 def gap(view: StepView, context: RecordContext) -> Record:
     """The linearisation gap since the start, on the probe and on the test points, and what common shrinking leaves."""
-    if view.baseline is None or not view.watched.initial:
+    if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
     found = {"gap/probe": view.gap.value, "gap/probe_error": view.gap.stderr,
              "gap/change": float(view.gap.change.norm()) / math.sqrt(len(view.gap.change))}  # fmt: skip
@@ -146,7 +147,7 @@ def gap(view: StepView, context: RecordContext) -> Record:
 
 def richness(view: StepView, context: RecordContext) -> Record:
     """Low-rank richness of what enters the last layer (Nam et al. 2024)."""
-    if view.last_features is None:
+    if view.last_features is None or view.watched.probe.samples < 2:
         return Record()
     return Record({"richness/low_rank": float(metrics.low_rank_richness(view.last_features, view.outputs))})
 

@@ -20,7 +20,7 @@ from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.quantities.layer_balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
-from featlearn.quantities.linearization_gap import Gap, TwoStates
+from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
@@ -99,9 +99,9 @@ class StepView:
 
     @cached_property
     def test_gap(self) -> Gap | None:
-        """The same on the test points; None where there are none."""
+        """The same on the test points; None where they are too few to show its error."""
         test = self.watched.test
-        if test is None or test.samples < 2 or self.test_outputs is None:
+        if test is None or test.samples < LEAST or self.test_outputs is None:
             return None
         return self._states.gap(test.x, method=self._method, outputs=self.test_outputs)
 

@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     def summary(self, share: float | None) -> str:
         """One line for the user: time spent, and whether it is within the budget."""
         small = self.overhead <= LARGEST_SHARE
-        price = f"{_percent(self.overhead)} of training" if small else f"{self.training:.2g} s of them training"
+        price = f"{_percent(self.overhead)} of training" if small else f"training took {self.training:.2g} s"
         spent = (
             f"{self.measuring:.1f} s of {self.training + self.measuring:.1f} s for measuring, first and last included"
         )
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
             return f"{spent}: {price}, no budget"
         if self.overhead <= 1.02 * share:  # the printed value is rounded
             return f"{spent}: {price}, within the budget of {_percent(share)}"
-        return f"{spent}: {price}; a budget of {_percent(share)} would have paid {share * self.training:.2g} s"
+        return f"{spent}: {price}, above the budget of {_percent(share)}, since a run gets a minimum of measurements"
 
 
 def _percent(share: float) -> str:

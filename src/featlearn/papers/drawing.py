@@ -103,6 +103,8 @@ class Plotted(NamedTuple):
 def plotted(figure: Any) -> Iterator[Plotted]:
     """The numbers in a figure: lines, points, images and tables, as they were drawn."""
     for position, ax in enumerate(figure.axes):
+        if ax.get_label() == "<colorbar>":  # as matplotlib names it
+            continue
         panel = ax.get_title("left") or ax.get_title() or ax.get_label() or str(position)
         for line in ax.lines:
             # an edge of the panel, not of the data: axhline runs over 0 to 1

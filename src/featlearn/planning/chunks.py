@@ -96,7 +96,7 @@ def samples_within(measurement: Measurement, room: float, directions: int = 1, *
     item = measurement.dtype.itemsize
     # Activations, their gradients and what an op needs while it runs.
     sizes = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
-    each = max((3 * activations + 2 * directions * arriving for activations, arriving in sizes), default=0)
+    each = max((3 * activations + 2 * directions * use_gradients for activations, use_gradients in sizes), default=0)
     formed = max((_formed_numbers(example, dense) for example in measurement.examples), default=0)
     return int(max(1, min(1024, room // (each + directions * formed * item + 1))))
 
@@ -139,15 +139,15 @@ def held_bytes(
     measurement: Measurement, plans: Sequence[ParameterPlan], groups: Sequence[ParameterGroup],
     samples: tuple[int, int], symmetric: bool, directions: int,
 ) -> int:  # fmt: skip
-    """About how many bytes a kernel is made from at a time: activations, what arrives at ops, what is formed of it."""
+    """About how many bytes a kernel is made from at a time: activations, gradients at uses, what is formed of them."""
     item = measurement.dtype.itemsize
     graphs = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
-    activations, arriving = (max(sizes) for sizes in zip(*graphs, strict=True)) if graphs else (0, 0)
+    activations, use_gradients = (max(sizes) for sizes in zip(*graphs, strict=True)) if graphs else (0, 0)
     named = {plan.name: plan for plan in plans}
     most = 0
     for group in groups:
         chosen = [named[name] for name in group.names]
-        passing = activations + group.directions * arriving
+        passing = activations + group.directions * use_gradients
         if symmetric and group.chunk >= samples[0]:
             formed = max(_formed_bytes(plan, samples[0], directions, item) for plan in chosen)
             most = max(most, samples[0] * passing + formed * group.directions // directions)
@@ -173,12 +173,12 @@ def _graph_bytes(example: Chunk, item: int) -> tuple[int, int]:
 
 
 def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:
-    """Bytes per sample if all are captured in one chunk: the graph, what arrives at all ops, and one parameter's.
+    """Bytes per sample if all are captured in one chunk: the graph, gradients at all uses, and one parameter's.
 
     Activations are dropped on the way of the only backward pass: half of what a chunk among others is granted.
     """
-    arriving = sum(plan.passing if plan.route in ("fallback", "unused") else plan.passing / 3 for plan in plans)
-    return graph_bytes / 2 + arriving + max(plan.passing for plan in plans)
+    use_gradients = sum(plan.passing if plan.route in ("fallback", "unused") else plan.passing / 3 for plan in plans)
+    return graph_bytes / 2 + use_gradients + max(plan.passing for plan in plans)
 
 
 def _split(plan, keep, held, samples, mode, directions, together, chunk) -> ParameterGroup:  # type: ignore[no-untyped-def]

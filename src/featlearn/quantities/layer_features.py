@@ -180,7 +180,7 @@ class LayerFeatures:
             raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
         if kind in self._known:
             return self._known[kind]
-        first, change, initial = self._arriving, self._changed, self.initial_weight
+        first, change, initial = self._gradient_spread, self._change_spread, self.initial_weight
         shift = None if initial is None else self._weight_shift
         pairs = [(self.weight, first), (shift, first), (shift, change), (initial, change)]
         self._known[kind] = [_correlation(weight, spread, kind) for weight, spread in pairs]
@@ -195,7 +195,7 @@ class LayerFeatures:
         nothing = (torch.nan, torch.nan)
         if self.initial_weight is None:
             return {"centered_share": nothing, "double_centered_share": nothing}
-        shift, first, changed = self._weight_shift, self._arriving, self._changed
+        shift, first, changed = self._weight_shift, self._gradient_spread, self._change_spread
         double = nothing if changed is None else _share((shift, changed), (shift, first))
         return {"centered_share": _share((shift, first), (self.weight, first)), "double_centered_share": double}
 
@@ -221,7 +221,7 @@ class LayerFeatures:
         weight = {"uncentered": self.weight, "ptk_centered": self.initial_weight}.get(name)
         if name in ("centered", "double_centered"):
             weight = self._weight_shift
-        spread = self._changed if name in ("double_centered", "ptk_centered") else self._arriving
+        spread = self._change_spread if name in ("double_centered", "ptk_centered") else self._gradient_spread
         if weight is None or spread is None or not bool(weight.any()) or not bool(spread.covariance.any()):
             return False
         return not _Form(_scaled(weight), "cosine").size(spread) > 0
@@ -237,12 +237,12 @@ class LayerFeatures:
         return self.correlations()
 
     @cached_property
-    def _arriving(self) -> "_Spread":
+    def _gradient_spread(self) -> "_Spread":
         known = self.deviations
         return _Spread(self.ptk_covariance, *((None, 0) if known is None else (known.covariance, known.freedom)))
 
     @cached_property
-    def _changed(self) -> "_Spread | None":
+    def _change_spread(self) -> "_Spread | None":
         if self.ptk_change is None:
             return None
         known = self.deviations
@@ -266,6 +266,17 @@ class _Spread:
     def root(self) -> Tensor:
         return _root(self.covariance)
 
+    def along(self, weight: Tensor) -> "tuple[Tensor, _Spread]":
+        """R and Q^T K Q for W = Q R: every number of W and K is one of them, and they are n x n where n < k.
+
+        A wide layer of few inputs takes no root of a k x k matrix then. Twice as many units as inputs make up for the
+        root that several weights would share.
+        """
+        if weight.shape[0] < 2 * weight.shape[1] or not self.finite or not _finite(weight):
+            return weight, self
+        basis, rest = torch.linalg.qr(weight)
+        return rest, _Spread(basis.mT @ self.covariance @ basis)
+
 
 def _root(covariance: Tensor) -> Tensor:
     """The symmetric square root: traces of products are then sums of squares, and nothing cancels."""
@@ -280,6 +291,7 @@ def _overlap(weight: Tensor, spread: _Spread) -> float:
     """tr(W^T W W^T K W) = |M S|^2 with M = W W^T and S^2 = K: k x k matrices, whatever the number of inputs."""
     if not spread.finite or not _finite(weight):
         return torch.nan
+    weight, spread = spread.along(weight)
     return float((weight @ weight.mT @ spread.root).square().sum())
 
 
@@ -354,6 +366,7 @@ def _correlation(weight: Tensor | None, spread: _Spread | None, kind: Kind) -> t
         first, second = (m - m.mean() for m in (weight.mT @ weight, grown))
         value = _ratio(float((first * second).sum()), float(first.norm() * second.norm()))
     else:
+        weight, spread = spread.along(weight)
         gram, root = weight @ weight.mT, _scaled(spread.root)
         mixed = gram @ root
         value = _ratio(float(mixed.square().sum()), float(gram.norm() * (root @ mixed).norm()))

@@ -19,6 +19,8 @@ FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
 TOGETHER = 128
 """Samples of one Jacobian-vector product: as many as a training batch may have."""
+LEAST = 3
+"""Fewest samples that show a standard error."""
 ROUNDING = 4.0
 """A change of the outputs below this many units of rounding is none."""
 
@@ -94,7 +96,7 @@ class Gap:
         """Standard error for other samples of the same kind: groups of samples are left out in turn (jackknife)."""
         samples = len(self.change)
         count = min(FOLDS, samples)
-        if count < 3 or math.isnan(self.value):
+        if count < LEAST or math.isnan(self.value):
             return math.nan
         group = torch.arange(samples, device=self.change.device) % count
         values = torch.stack([

@@ -71,7 +71,7 @@ def representation_kernels(
 
 
 def outputs_with_features(probe: Probe, chunk: int = 256) -> tuple[Tensor, Tensor | None]:
-    """(P, C) outputs, and (P, N) what enters the last layer, flattened; None where its rows are not the samples.
+    """(P, C) outputs, and (P, N) what enters the last layer, flattened; None where its rows are no features of samples.
 
     The last layer is the module with a weight matrix that is called last. Call this with the model in isolation.
     """
@@ -85,7 +85,7 @@ def outputs_with_features(probe: Probe, chunk: int = 256) -> tuple[Tensor, Tenso
             outputs.append(probe.outputs(indices).detach())
         last = next((calls[-1] for calls in values.values() if calls), None)
         if last is not None and len(last) == len(indices):
-            features.append(last.flatten(1))
+            features.append(last.reshape(len(last), -1))
     whole = len(features) == len(outputs) and len({part.shape[1] for part in features}) == 1
     return torch.cat(outputs), torch.cat(features) if whole else None
 
@@ -213,9 +213,9 @@ def _features(
 
 @contextmanager
 def _recorded(layers: Mapping[str, nn.Module], of: str, *, last: bool = False) -> Iterator[dict[str, list[Tensor]]]:
-    """What every layer takes or gives, call by call; floating point tensors only, the first of each call.
+    """What every layer takes or gives, call by call, as floating point numbers: the first tensor of each call.
 
-    `last` keeps the latest call of all layers alone.
+    `last` keeps the latest call of all layers alone, and nothing where that takes indices, as an embedding does.
     """
     values: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -226,6 +226,8 @@ def _recorded(layers: Mapping[str, nn.Module], of: str, *, last: bool = False) -
             if last:
                 for calls in values.values():
                     calls.clear()
+                if not first.is_floating_point():
+                    return
             # A copy, because a later op may write into it.
             values[name].append(first.clone() if first.is_floating_point() else first.double())
 

@@ -86,6 +86,8 @@ class Chart:
     levels: Sequence[Level] = ()
     least: tuple[float, float] | None = None
     """what the vertical axis shows at least"""
+    most: float = math.inf
+    """where the vertical axis ends at the latest"""
 
     def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
         """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
@@ -96,12 +98,14 @@ class Chart:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Limits of the vertical axis, if values after a divergence would stretch it; None to show all values."""
+        """Limits of the vertical axis, if values after a divergence, or above `most`, would stretch it; else None."""
         places = [(x, line.until, values) for line in self.lines for x, *values in _points(line)]
         found = [(x <= until, v) for x, until, values in places for v in values if math.isfinite(v)]
         if self.logarithmic:
             found = [(sound, v) for sound, v in found if v > 0]
         sound, all_values = [v for kept, v in found if kept], [v for _, v in found]
+        if max(all_values, default=0.0) > self.most:
+            return min([*all_values, *(self.least or ())]), self.most
         if not sound or (min(sound), max(sound)) == (min(all_values), max(all_values)):
             return None
         return _widened(min(sound), max(sound), self.logarithmic)
@@ -109,7 +113,8 @@ class Chart:
     @property
     def remark(self) -> str:
         """The note, and what the limits of the axis leave out."""
-        return " ".join(filter(None, (self.note, "" if self.limits is None else CUT)))
+        cut = "" if self.limits is None else CUT if self.limits[1] != self.most else BEYOND.format(self.most)
+        return " ".join(filter(None, (self.note, cut)))
 
     @property
     def logarithmic(self) -> bool:
@@ -117,6 +122,7 @@ class Chart:
         return self.y_axis == "log" and any(y > 0 for line in self.lines for y in line.y)
 
 
+BEYOND = "The axis ends at {:g}; larger values are in the numbers."
 CUT = "The axis ends at the values before a run diverged; those after it are in the numbers."
 
 

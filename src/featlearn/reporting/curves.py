@@ -19,6 +19,8 @@ from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 
 Points = tuple[Sequence[float], Sequence[float]]
+LARGEST_GAP = 1.5
+"""Where the axis of the gap ends: one means that the linearisation says nothing, more that it overshoots."""
 
 
 def present(lines: Iterable[ChartLine | None]) -> list[ChartLine]:
@@ -37,8 +39,9 @@ def overview(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     lines = _gap_lines(groups)
     if lines:
         levels = [Level(GAP.low, f"lazy below {GAP.low:g}"), Level(GAP.high, f"rich above {GAP.high:g}")]
-        shown = [Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0)), *shown]
-    missing += [f"{group.label}: the linearisation gap was not recorded" for group in groups
+        shown = [Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0),
+                       most=LARGEST_GAP), *shown]  # fmt: skip
+    missing += [f"{group.label}: {group.findings[0].gap.reason or 'there is no linearisation gap'}" for group in groups
                 if not any(one.gap.known for one in group.findings)]  # fmt: skip
     charts, absent = _kernel_charts(groups, theory)
     return Section("curves", "Over training", "", [*shown, *charts], list(dict.fromkeys([*missing, *absent])), False)

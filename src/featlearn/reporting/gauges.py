@@ -114,7 +114,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
                    f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
                    found.numbers["departure"], Scale(0.0, 1.0, (0.0, 0.5, 1.0)), DEPARTED, ("followed", "departed")),
         _estimated("The kernel turned by", "1 − cosine of the centred first and last kernel", found.turning,
-                   Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True), TURNED, ("lazy", "between", "rich")),
+                   Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True), TURNED, ("kept its shape", "between", "turned")),
         _estimated("The kernel grew by", "norm of the last kernel over that of the first", found.growth,
                    Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True), GREW, ("kept its size", "grew")),
         _usefulness(found),
@@ -125,7 +125,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
 def unknown_numbers(found: Diagnosis) -> list[str]:
     """The numbers that are not known, with the reason."""
     reasons = {
-        "the linearisation gap": (float(found.numbers["gap"]), "it was not recorded"),
+        "the linearisation gap": (float(found.numbers["gap"]), found.gap.reason),
         "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
         "how far the kernel turned": (float(found.turning), "the first kernel and a later one are needed"),
         "whether the last kernel is better": (found.useful.later, found.useful.reason),

@@ -122,8 +122,9 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
         )
     else:
         then = f"{kept}, and goes on so: the kernel stays, and its regression predicts the network. It may take longer"
+    what = "divide the output" if gamma >= 1 else f"multiply the output by {1 / gamma:.3g}"
     changes = [Change(
-        "divide the output", f"model = fl.steer.scale_output(model, {gamma:g})", gamma**2, then,
+        what, f"model = fl.steer.scale_output(model, {gamma:g})", gamma**2, then,
         "Xu & Ziyin 2024, Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times "
         "gamma (Shan & Bordelon 2021b, Sec. 4.2)",
     )]  # fmt: skip

@@ -1,6 +1,7 @@
 """A network with two hidden layers on MNIST beside its frozen first kernel.
 
-The experiment behind Fig. 1, 4A and 5 of Shan & Bordelon 2021a, and Fig. 1, 3A and 7C-D of 2021b, on one-hot targets.
+The experiment behind Fig. 1, 4A and 5 of Shan & Bordelon 2021a, and Fig. 1, 3A and 7C-D of 2021b, on one-hot targets;
+with other labels, behind Fig. 1 of 2021b.
 """
 
 import tempfile
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 import featlearn as fl
+from featlearn.data import Labelled
 from featlearn.papers.context import Context
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
@@ -31,10 +33,12 @@ PARTS = ("network", "readout", "hidden")
 class Setup:
     """Shan & Bordelon 2021b, App. E.2, with the same network.
 
-    One-hot targets, full batch, loss averaged over samples and outputs.
+    Full batch, loss averaged over samples and outputs.
     """
 
     data: str = "mnist"
+    labels: str = "classes"
+    """one-hot targets; or "parity": one output, 1 for odd digits and -1 for even ones, on squared error alone"""
     samples: int = 1000
     test_samples: int = 300
     width: int = 500
@@ -62,7 +66,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask:
-    """Inputs and one-hot targets, for training and held out, on the device; and how fast outputs move."""
+    """Inputs and targets (P, C), for training and held out, on the device; and how fast outputs move."""
 
     x: Tensor
     y: Tensor
@@ -76,9 +80,16 @@ def task(setup: Setup, context: Context) -> ClassificationTask:
         context.dataset(setup.data, split=split, samples=count, flatten=True, generator=context.generator(stream))
         for stream, (split, count) in enumerate((("train", setup.samples), ("test", setup.test_samples)))
     ]
-    (x, y), test = ((each.x.to(context.device), each.one_hot().to(context.device)) for each in parts)
+    (x, y), test = ((each.x.to(context.device), targets(each, setup.labels).to(context.device)) for each in parts)
     rate = fl.dynamics.rate(setup.lr, "mean-over-outputs", setup.samples, y.shape[1])
     return ClassificationTask(x=x, y=y, test=test, rate=rate)
+
+
+def targets(data: Labelled, labels: str) -> Tensor:
+    """(P, C) one-hot, or (P, 1) the sign of the parity."""
+    if labels == "parity":
+        return 2.0 * (data.labels % 2)[:, None] - 1
+    return data.one_hot()
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
@@ -90,6 +101,8 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         "mse": (mse_loss, setup.lr),
         "ce": (cross_entropy, rate * setup.samples),
     }
+    if y.shape[1] == 1:  # classes are told apart by their sign
+        del losses["ce"]
     found: dict[str, Numbers] = {}
     for name, (loss, lr) in losses.items():
         model = MLP(
@@ -158,12 +171,13 @@ def curves(run: Any) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {
         "steps": run.arrays["outputs"],
         "loss": (f - y).square().mean((1, 2)),
-        "cross_entropy": -(y * f.log_softmax(2)).sum(2).mean(1),
         "interference": run.scalar("interference")[1],
-        "accuracy": run.scalar("test/accuracy")[1],
         "eigenvalues": numpy.stack([one["eigenvalues"] for one in spectra]),
         "task_power": numpy.stack([one["task_power"] for one in spectra]),
     }
+    if y.shape[1] > 1:
+        found["cross_entropy"] = -(y * f.log_softmax(2)).sum(2).mean(1)
+        found["accuracy"] = run.scalar("test/accuracy")[1]
     for name in ("alignment", "centered_alignment", "norm", "test/alignment", "test/centered_alignment"):
         found[name] = run.scalar(f"ntk/{name}")[1]
     return found

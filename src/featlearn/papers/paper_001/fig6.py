@@ -74,10 +74,10 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def inspect(model: torch.nn.Module, x: Tensor, gates: Tensor | None) -> tuple[Tensor, list[float]]:
     """The first gates, and now: share of gates that flipped, slope and correlation of the ansatz."""
     hidden, readout = (weight.detach().double() for weight in model.parameters())
-    arriving = x.double() @ hidden.T
-    now = arriving > 0
+    preactivations = x.double() @ hidden.T
+    now = preactivations > 0
     first = now if gates is None else gates
-    ansatz = fl.theory.relu.ansatz(now.double(), readout[0], arriving.relu())
+    ansatz = fl.theory.relu.ansatz(now.double(), readout[0], preactivations.relu())
     return first, [float((now != first).double().mean()), float(ansatz.slope), float(ansatz.correlation)]
 
 

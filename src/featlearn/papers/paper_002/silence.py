@@ -1,8 +1,9 @@
-"""Code shared by Fig. 1 and Fig. 4 of Atanasov et al. 2022.
+"""Code shared by figures of Atanasov et al. 2022 that train on images of two classes.
 
 Whitened images of two classes, the kernel along training, three predictors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +34,16 @@ class TwoClasses:
 def two_classes(
     context: Context, data: str, samples: int, test_samples: int, *, power: float = 0.0, mean_eigenvalue: float = 1.0,
     pooling: int = 1, flatten: bool = True, cut: float = SEEN, normalization: str = "channel",
+    batches: Sequence[int] | None = (1,),
 ) -> TwoClasses:  # fmt: skip
     """The first two classes of a data set, whitened by the training points: eigenvalues l of X^T X become as l^power.
 
     `mean_eigenvalue` is that of X^T X / P over the directions kept. Test points are others of the same files (of
     CIFAR-10 the first), and see the same map. Directions with singular values below `cut` times the largest are dropped
-    before. `normalization` is that of the pixels of CIFAR-10.
+    before. `normalization` is that of the pixels of CIFAR-10, `batches` the files of it that are read, None for all
+    five: the first has 1979 images of the two classes, all have 10,000.
     """
-    files: dict[str, Any] = {"batches": (1,), "normalization": normalization} if data == "cifar10" else {}
+    files: dict[str, Any] = {"batches": batches, "normalization": normalization} if data == "cifar10" else {}
     drawn = context.dataset(
         data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
     )  # fmt: skip

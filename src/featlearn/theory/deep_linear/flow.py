@@ -72,8 +72,8 @@ def _integrated(layers: list[Tensor], task: Task, times: Tensor, rates: list[flo
             before.append(part @ before[-1])
         back = moment.T - before.pop() @ second  # (Y - F)^T X, (C, D)
         moves = []
-        for part, arriving, eta in zip(reversed(parts), reversed(before), reversed(rates), strict=True):
-            moves.append(eta * (back @ arriving.T).ravel())
+        for part, inputs, eta in zip(reversed(parts), reversed(before), reversed(rates), strict=True):
+            moves.append(eta * (back @ inputs.T).ravel())
             back = part.T @ back
         return numpy.concatenate(moves[::-1])
 

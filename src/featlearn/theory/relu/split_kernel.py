@@ -41,9 +41,9 @@ def split_kernel(
             "(C, M), and (P2, D)"
         )
     first, readout = first.to(left.device), readout.to(left.device)
-    arriving = [hidden_scale * each @ first.T for each in (left, right)]
-    features, other = (torch.relu(each) for each in arriving)
-    gates, beyond = ((each > 0).double() for each in arriving)
+    preactivations = [hidden_scale * each @ first.T for each in (left, right)]
+    features, other = (torch.relu(each) for each in preactivations)
+    gates, beyond = ((each > 0).double() for each in preactivations)
     weighted = (gates * readout.square()[..., None, :]) @ beyond.T
     scale = readout_scale**2
     return SplitKernel(scale * features @ other.T, scale * hidden_scale**2 * (left @ right.T) * weighted)
