@@ -271,8 +271,9 @@ def _largest_pairs(parts: Sequence[Factor]) -> list[tuple[float, float]]:
     """The largest entries of rows and of gradients; all at once, because a GPU would be waited for each time."""
     tensors = [tensor for part in parts for tensor in (_held(part), part.grads)]
     # One pass for both ends; the infinity norm takes twenty times as long.
-    ends = [torch.stack(in_memory_order(tensor).aminmax()).double() for tensor in tensors]
-    largest = torch.stack(ends).abs().amax(1).tolist() if ends else []
+    ends = [end for tensor in tensors for end in in_memory_order(tensor).aminmax()]
+    found = torch.stack(ends).tolist() if ends else []
+    largest = [max(-low, high) for low, high in zip(found[::2], found[1::2], strict=True)]
     return [
         (1.0 if part.indexed else rows, grads)
         for part, rows, grads in zip(parts, largest[::2], largest[1::2], strict=True)
