@@ -113,6 +113,8 @@ def shown_warnings(quiet: bool) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
+        # Of torch's own code, as it is imported: nothing that a user of the command could change.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
         warnings.showwarning = show  # type: ignore[assignment] # catch_warnings puts the old one back
         if quiet:
             with redirect_stderr(StringIO()):
