@@ -32,9 +32,9 @@ def head(title: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
     )
 
 
-def static(name: str) -> str:
-    """The text of a static file of the page."""
-    return (files("featlearn.reporting") / "static" / name).read_text(encoding="utf-8")
+def static(name: str, package: str = "featlearn.reporting") -> str:
+    """The text of a static file of a page."""
+    return (files(package) / "static" / name).read_text(encoding="utf-8")
 
 
 def _hashes(parts: Sequence[str]) -> str:
