@@ -20,7 +20,7 @@ from featlearn.reporting.groups import groups
 from featlearn.reporting.page import LARGEST, report
 from tests.reporting.runs import HOSTILE, by_hand, watched
 
-VOID = {"meta", "link", "input"}
+VOID = {"img", "input", "link", "meta"}
 
 
 class Page(HTMLParser):

@@ -307,7 +307,7 @@ def test_wrong_arguments_are_named(tmp_path):
 def test_another_function_or_source_is_refused(tmp_path, monkeypatch):
     out = tmp_path / "s"
     fl.sweep(functions.alone, {"x": [1]}, out=out, executor=SERIAL, quiet=True)
-    with pytest.raises(RunError, match="holds a sweep of tests.sweeps.functions:alone, expected one of .*:product"):
+    with pytest.raises(RunError, match=r"holds a sweep of tests.sweeps.functions:alone, expected one of .*:product"):
         fl.sweep(functions.product, {"a": [1]}, out=out, executor=SERIAL)
     monkeypatch.setattr("featlearn.sweeps.function.reachable_source", lambda function: "another")
     with pytest.raises(RunError, match="whose source has changed since; pass overwrite=True"):
@@ -502,7 +502,7 @@ def test_a_sweep_of_forty_killed_three_times_loses_and_repeats_nothing(tmp_path)
     assert [row["sum"] for row in rows] == [a + b + seed for a in range(10) for b in (0, 100) for seed in (0, 1)]
     assert {row["status"] for row in rows} == {"done"}
     assert fl.open_sweep(out).function == "script:own"
-    assert not [one for one in out.rglob("*.part")]
+    assert not list(out.rglob("*.part"))
 
 
 def test_a_parent_that_is_killed_alone_takes_its_workers_along(tmp_path):

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,8 @@ class Cells:
     """of the value"""
     numeric: bool
     values: numpy.ndarray
-    """means over seeds, nan where nothing is done; of words the most frequent, None where nothing is done"""
+    """means over seeds, nan where nothing is done; of words the most frequent (several, divided by
+    " / ", where they are equally so), None where nothing is done"""
     spread: numpy.ndarray
     """standard deviations over seeds (n - 1), nan for one seed; of words, the share that differs from the most
     frequent"""
@@ -56,11 +57,18 @@ class Cells:
     @property
     def words(self) -> list[str]:
         """The words that occur, regimes first."""
-        found = {value for value in self.values.flat if value is not None}
-        return [*(word for word in REGIMES if word in found), *sorted(found - set(REGIMES))]
+        return ordered(value for value in self.values.flat if value is not None)
 
 
 REGIMES = ("lazy", "mixed", "lazy then rich", "rich", "cannot tell")
+TIE = " / "
+"""Between words that are equally frequent."""
+
+
+def ordered(words: Iterable[str]) -> list[str]:
+    """Each once: regimes from lazy to rich, then other words by the alphabet."""
+    found = set(words)
+    return [*(word for word in REGIMES if word in found), *sorted(found - set(REGIMES))]
 
 
 def cells(sweep: "Sweep", x: str, y: str | None, value: "Value", where: Mapping[str, Any]) -> Cells:
@@ -111,8 +119,10 @@ def _fill(made: Cells, place: tuple[int, int], values: Sequence[Any], status: Se
     words = [short(value) for value in values if value is not None]
     made.count[place] = len(words)
     if words:
-        word, most = Counter(words).most_common(1)[0]
-        made.values[place], made.spread[place] = word, 1 - most / len(words)
+        counts = Counter(words)
+        most = max(counts.values())
+        made.values[place] = TIE.join(ordered([word for word, count in counts.items() if count == most]))
+        made.spread[place] = 1 - most / len(words)
 
 
 def _refuse_hidden_axes(
@@ -138,13 +148,13 @@ def axis(name: str, values: Sequence[Any]) -> Axis:
 
 
 def _scale(values: Sequence[float]) -> Scale:
-    """Logarithmic where the logarithms of values are more evenly spaced than the values."""
+    """Logarithmic where the logarithms of values are spaced at least twice as evenly as the values."""
     if len(values) < 2 or values[0] <= 0:
         return "linear"
     if len(values) == 2:
         return "log" if values[1] >= 3 * values[0] else "linear"
     steps, ratios = numpy.diff(values), numpy.diff(numpy.log(values))
-    return "log" if ratios.std() / ratios.mean() < steps.std() / steps.mean() else "linear"
+    return "log" if ratios.std() / ratios.mean() < steps.std() / steps.mean() / 2 else "linear"
 
 
 def _index(axis: Axis, value: Any) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from featlearn.errors import RunError
+from featlearn.errors import FeatlearnError
 from featlearn.reporting.document import head, static, written
 from featlearn.reporting.markup import Html, joined, tag, text
 from featlearn.reporting.page import report as report_on_runs
@@ -39,14 +39,14 @@ LONGEST = 4000
 
 def page(
     sweep: "Sweep", path: Path, *, x: str | None, y: str | None, value: str | Sequence[str] | None, boundary: Any,
-    title: str | None,
+    title: str | None, executor: Any,
 ) -> Path:  # fmt: skip
     """Write the page; returns its path."""
     axes = list(sweep.axes)
     x = x or next((name for name in axes if name != y), None)
     y = y or next((name for name in axes if name != x), None)
-    names = [value] if isinstance(value, str) else list(value or _default_values(sweep))
-    links, unwritten = _reports(sweep, path)
+    names = [value] if isinstance(value, str) else list(value or default_values(sweep))
+    links, unwritten = _reports(sweep, path, executor)
     maps = [] if x is None else [_maps(sweep, x, y, name, links, boundary) for name in names]
     used = {colour for one in maps for colour in one.colours}
     styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + colour_rules(used)]
@@ -84,9 +84,10 @@ class Maps(NamedTuple):
     colours: set[str]
 
 
-def _default_values(sweep: "Sweep") -> list[str]:
+def default_values(sweep: "Sweep") -> list[str]:
+    """What is mapped where nothing is asked for."""
     of_runs = [name for name in VALUES if name in sweep.columns]
-    return of_runs if any(sweep.recorded) else sweep.columns[:MOST_VALUES]
+    return of_runs if any(sweep.recorded) else sweep.columns[:MOST_VALUES] or ["status"]
 
 
 def _summary(sweep: "Sweep") -> str:
@@ -103,23 +104,32 @@ def _summary(sweep: "Sweep") -> str:
 # ---- reports
 
 
-def _reports(sweep: "Sweep", path: Path) -> tuple[dict[str, str], dict[str, str]]:
+def _reports(sweep: "Sweep", path: Path, executor: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Point -> link to its report, written where it is older than its results; and point -> why there is none."""
-    links, unwritten = {}, {}
+    links: dict[str, str] = {}
+    jobs: dict[str, Any] = {}
+    unwritten: dict[str, str] = {}
     for point, _ in sweep.points:
-        target = sweep.path / point.id / REPORT
-        try:
-            runs = sweep.runs(where_of(sweep, point))
-            if not runs:
-                continue
-            newest = max(one.stat().st_mtime_ns for one in target.parent.glob("seed-*.json"))
-            if not target.exists() or target.stat().st_mtime_ns < newest:
-                report_on_runs(runs, target, title=str(point) if point.settings else None)
-        except RunError as error:
-            unwritten[point.id] = str(error)
+        runs = sweep.run_paths(where_of(sweep, point))
+        if not runs:
             continue
+        target = sweep.path / point.id / REPORT
+        newest = max(one.stat().st_mtime_ns for one in target.parent.glob("seed-*.json"))
+        if not target.exists() or target.stat().st_mtime_ns < newest:
+            title = str(point) if point.settings else sweep.path.name
+            jobs[point.id] = executor.submit(_write_report, [str(run.resolve()) for run in runs], str(target), title)
         links[point.id] = quote(Path(os.path.relpath(target.resolve(), path.resolve().parent)).as_posix())
+    for id, job in jobs.items():
+        try:
+            job.result()
+        except FeatlearnError as error:
+            unwritten[id] = str(error)
+            del links[id]
     return links, unwritten
+
+
+def _write_report(runs: Sequence[str], target: str, title: str) -> None:
+    report_on_runs(runs, target, title=title)
 
 
 def where_of(sweep: "Sweep", point: Point) -> dict[str, Any]:

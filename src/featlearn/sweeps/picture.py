@@ -1,5 +1,6 @@
 """A map of a sweep as a matplotlib picture: colours over two axes, with a theory's boundary."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,13 +9,14 @@ import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.reporting.figures import style
-from featlearn.sweeps.cells import Axis, Cells, short
+from featlearn.sweeps.cells import TIE, Axis, Cells, short
 
 REGIMES = {
     "lazy": "#0072B2", "mixed": "#F0E442", "lazy then rich": "#009E73", "rich": "#D55E00", "cannot tell": "#BBBBBB",
 }  # fmt: skip
 OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito's colours, told apart by all eyes."""
+UNDECIDED = "#E0E0E0"
 MOST_WRITTEN = 150
 """Cells up to which their values are written into them."""
 WIDE = 100.0
@@ -78,9 +80,9 @@ def edges(axis: Axis | None) -> numpy.ndarray:
 
 
 def colours_of(words: Sequence[str]) -> dict[str, str]:
-    """Regimes have colours of their own, other words the next that is free."""
-    free = (colour for number in range(len(words)) for colour in [OTHERS[number % len(OTHERS)]])
-    return {word: REGIMES[word] if word in REGIMES else next(free) for word in words}
+    """Regimes have colours of their own, equally frequent words one, other words the next that is free."""
+    free = itertools.cycle(OTHERS)
+    return {word: REGIMES.get(word) or (UNDECIDED if TIE in word else next(free)) for word in words}
 
 
 def ink_on(colour: Sequence[float]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError
+from featlearn.process_pool import Serial
 from featlearn.record import Run, open_run
 from featlearn.sweeps.folder import Outcome, SweepFolder
 from featlearn.sweeps.grid import RESERVED, Point
@@ -82,8 +83,12 @@ class Sweep:
 
     def runs(self, where: Mapping[str, Any] | None = None) -> list[Run]:
         """The recorded runs, of the rows with these settings."""
-        chosen = self.chosen(where or {})
-        return [run for run, fits in zip(self._runs, chosen, strict=True) if fits and run is not None]
+        return [open_run(path) for path in self.run_paths(where or {})]
+
+    def run_paths(self, where: Mapping[str, Any]) -> list[Path]:
+        """Where the recorded runs are."""
+        chosen = zip(self._outcomes, self.chosen(where), strict=True)
+        return [self.path / one.run for one, fits in chosen if fits and one.run is not None]
 
     def chosen(self, where: Mapping[str, Any]) -> list[bool]:
         """Whether each row has these settings (or this seed)."""
@@ -163,10 +168,11 @@ class Sweep:
         self, x: str, y: str | None, value: Value, *, where: Mapping[str, Any] | None = None, spread: bool = False,
         boundary: Any = None, ax: Any = None,
     ) -> Any:  # fmt: skip
-        """Draw a value over two axes, the mean over seeds (of words the most frequent); returns the axes.
+        """Draw a value over two axes, the mean over seeds; returns the axes.
 
-        Axes are logarithmic where values are closer to a geometric than to an arithmetic sequence, and have a place
-        for each value where these are words. Points that failed are crossed, points that are missing empty.
+        Of words the most frequent is drawn, with its share where seeds differ. Axes are logarithmic where values are
+        much closer to a geometric than to an arithmetic sequence, and have a place for each value where these are
+        words. Points that failed are crossed, points that are missing empty.
 
         Args:
             x, y, value, where: as for `cells`.
@@ -182,7 +188,7 @@ class Sweep:
 
     def report(
         self, path: str | os.PathLike[str], *, x: str | None = None, y: str | None = None,
-        value: str | Sequence[str] | None = None, boundary: Any = None, title: str | None = None,
+        value: str | Sequence[str] | None = None, boundary: Any = None, title: str | None = None, executor: Any = None,
     ) -> Path:  # fmt: skip
         """Write one HTML page: maps whose cells open the reports of their points, failures, and the table.
 
@@ -194,10 +200,12 @@ class Sweep:
             value: one or several columns; by default the verdict and the numbers that decide it.
             boundary: as for `map`; the page then also has the picture with it.
             title: of the page; by default the name of the folder.
+            executor: what writes the reports, as in `fl.sweep`; by default this process.
         """
         from featlearn.sweeps.page import page
 
-        return page(self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title)
+        return page(self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title,
+                    executor=executor or Serial())  # fmt: skip
 
     def __repr__(self) -> str:
         counts = Counter(one.status for one in self._outcomes)
