@@ -28,8 +28,12 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """Its values in words."""
-        return [short(value) for value in self.values]
+        """Its values in words; numbers with as few digits as tell them apart, three at least."""
+        for digits in (3, 4, 6):
+            found = [f"{value:.{digits}g}" if isinstance(value, float) else short(value) for value in self.values]
+            if len(set(found)) == len(found):
+                return found
+        return [str(value) for value in self.values]
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,7 +169,8 @@ def alone(place: Path) -> Iterator[None]:
     import fcntl
 
     with place.with_name(f".{place.name}.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
