@@ -192,12 +192,15 @@ def test_a_file_that_makes_no_sense_is_wrong_usage(text: str, said: str, capsys:
         (["grid.toml", "--jobs", "0"], 2, "--jobs 0"),
         (["grid.toml", "--seeds", "x"], 2, "--seeds is 'x'"),
         (["grid.toml", "--resume", "--overwrite"], 2, "expected one of them"),
+        (["grid.toml", "--x", "widht"], 2, "did you mean 'width'?"),
+        (["grid.toml", "--y", "steps"], 2, "'steps' is no setting of grid.toml, expected seed, width"),
     ],
 )
 def test_wrong_words_are_told(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]):
     Path("grid.toml").write_text("[grid]\nwidth = [1]")
     assert main(["sweep", *words]) == code
     assert said in capsys.readouterr().err
+    assert not Path("sweeps").exists()
 
 
 def test_aliases_and_types_are_those_of_diagnose():

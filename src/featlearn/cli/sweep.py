@@ -75,14 +75,27 @@ def sweep(
     from featlearn.sweeps.entry import run_sweep
 
     points, function = points_and_function(file, chosen)
+    given = {"x": x, "y": y, "value": value}
+    view = {**file.map, **{name: word for name, word in given.items() if word is not None}}
+    _check_view(view, file, {name for point in points for name in point.settings})
     with ProcessPool(jobs or min(available_cores(), len(points) * len(chosen))) as pool:
         found = run_sweep(
             function, points, chosen, folder, executor=pool, on_error="keep", retry=retry, resume=resume,
             overwrite=overwrite, quiet=quiet,
         )  # fmt: skip
-        given = {"x": x, "y": y, "value": value}
-        view = {**file.map, **{name: word for name, word in given.items() if word is not None}}
         return _answer(found, view, file, pool)
+
+
+def _check_view(view: dict[str, Any], file: SweepFile, settings: set[str]) -> None:
+    """Refuse axes of a map that no point has, before anything runs."""
+    known = sorted({*settings, "seed"})
+    for name in [view[key] for key in ("x", "y") if key in view] + list(view.get("where", ())):
+        if _setting(name, file) not in known:
+            raise UsageError(f"{name!r} is no setting of {file.path}, expected {', '.join(known)}")
+
+
+def _setting(name: str, file: SweepFile) -> str:
+    return name if name == "seed" else renamed(name, file)
 
 
 def _answer(found: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool") -> Answer:
@@ -110,13 +123,10 @@ def _answer(found: "Sweep", view: dict[str, Any], file: SweepFile, pool: "Proces
 def _view(found: "Sweep", view: dict[str, Any], file: SweepFile) -> tuple[dict[str, Any], bool]:
     """What is mapped, and whether it can be: not where points differ in further settings, or nothing is done."""
     axes = list(found.axes)
-    x, y = (renamed(view[name], file) if name in view else None for name in ("x", "y"))
+    x, y = (_setting(view[name], file) if name in view else None for name in ("x", "y"))
     x = x or next((name for name in axes if name != y), None)
     y = y or next((name for name in axes if name != x), None)
-    where = {renamed(name, file): value for name, value in view.get("where", {}).items()}
-    for name in (x, y, *where):
-        if name is not None:
-            found.check_axis(name)
+    where = {_setting(name, file): value for name, value in view.get("where", {}).items()}
     value = view.get("value", "regime" if "regime" in found.columns else next(iter(found.columns), None))
     boundary = view.get("boundary")
     if boundary is not None:
