@@ -89,7 +89,17 @@ def _text(node: ast.stmt | ast.Module) -> str:
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
             inner.body = [one for one in inner.body if not _is_string(one)] or [ast.Pass()]
-    return ast.dump(node)
+    return _dumped(node)
+
+
+def _dumped(thing: Any) -> str:
+    """As `ast.dump`, without empty fields: versions of Python differ in these, and seeds are to be found by all."""
+    if isinstance(thing, list):
+        return f"[{', '.join(map(_dumped, thing))}]"
+    if not isinstance(thing, ast.AST):
+        return repr(thing)
+    fields = (f"{name}={_dumped(value)}" for name, value in ast.iter_fields(thing) if value is not None and value != [])
+    return f"{type(thing).__name__}({', '.join(fields)})"
 
 
 def _is_string(node: ast.stmt) -> bool:
