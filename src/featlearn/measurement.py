@@ -17,24 +17,36 @@ from featlearn.audit.gradient_check import (
     refuse_unequal_sums,
     weighted_gradient,
 )
-from featlearn.audit.independence import expect_independent, piece_count, refuse_coupled, run_parts
+from featlearn.audit.independence import Part, expect_independent, piece_count, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.gradients.fallback import sample_gradients
+from featlearn.gradients.graph_reading import GraphReading
 from featlearn.graph.graph import Node, backward_to
 from featlearn.graph.layout import Layout
+from featlearn.graph.repeated_pass import ProvedPass
+from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import Probe, input_kind, tensors_of
 from featlearn.ops import is_built_in
 
 
 def fixed_generator() -> torch.Generator:
     """Random numbers that are the same in every measurement."""
     return torch.Generator("cpu").manual_seed(0)
+
+
+@dataclass
+class KnownPass:
+    """A pass of a few samples whose ops prove that they do not influence each other, and what is like it."""
+
+    proof: ProvedPass
+    readings: dict[int, tuple[Audit, GraphReading]] = field(default_factory=dict)
+    """Number of samples -> how the graph of so many samples that were run by the same calls is read, and its audit."""
 
 
 @dataclass
@@ -58,14 +70,16 @@ class Measurement:
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
-    separate: bool = False
-    """Whether the ops of a forward pass of a few samples prove that samples do not influence each other."""
+    passes: dict[object, KnownPass | None] = field(default_factory=dict)
+    """By kind of inputs; None where nothing is proved, or where the whole batch is not run by the same calls."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
     """Where checks go that wait for a device; None evaluates them at once, and acts on what fails."""
     has_gradient: bool = False
     """Whether any chunk's outputs carried a gradient."""
+    _recorded: set[object] = field(default_factory=set)
+    """Kinds of inputs whose pass was recorded in this measurement."""
     _examples: dict[int, Chunk] = field(default_factory=dict)
     _last: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
     _generator: torch.Generator = field(default_factory=fixed_generator)
@@ -83,7 +97,7 @@ class Measurement:
 
     def _example(self, probe: Probe, *, anew: bool = False) -> Chunk:
         """A few samples, audited if their graph is not known yet, or `anew`."""
-        chunk = self._few(probe)
+        chunk = self._few(probe, proving=self.kind(probe) not in self.passes)
         if chunk.graph is None:
             return chunk
         known = self.audits.get(chunk.graph.ordered_names)
@@ -96,14 +110,19 @@ class Measurement:
         chunk.unproved = _unproved(chunk)
         return chunk
 
-    def _few(self, probe: Probe) -> Chunk:
+    def _few(self, probe: Probe, *, proving: bool) -> Chunk:
+        """A few samples; `proving`: other batches will be compared with their pass."""
         indices = torch.arange(probe.samples, device="cpu")[spread(probe.samples)]
-        if not self.builtin:
-            try:
-                return Chunk(probe, indices, self.parameters, proving=True)
-            except UnsupportedModelError:  # some code does not bear that its ops are noted
-                pass
-        return Chunk(probe, indices, self.parameters)
+        if not proving or self.builtin:
+            return Chunk(probe, indices, self.parameters)
+        try:
+            chunk = Chunk(probe, indices, self.parameters, proving=True)
+        except UnsupportedModelError:  # some code does not bear that its ops are noted
+            chunk = Chunk(probe, indices, self.parameters)
+        kind = self.kind(probe)
+        self.passes[kind] = None if chunk.proved is None else KnownPass(chunk.proved)
+        self._recorded.add(kind)
+        return chunk
 
     def defer(self, checks: DeferredChecks | None) -> None:
         """Collect checks instead of waiting for their answers; None: evaluate them at once again."""
@@ -121,12 +140,18 @@ class Measurement:
     @cached_property
     def weight_kind(self) -> tuple[object, ...]:
         """What two states of a model share for which the same is planned: a layer may have become wider."""
-        every = tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.model.parameters())
+        every = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_of(self.model)])
         return (tuple(self.parameters), every)
 
-    def pieces(self, samples: int) -> int:
-        """In how many pieces so many samples are run again, to see that they do not influence each other."""
-        return piece_count(samples, self.launch_bytes, self.separate)
+    def kind(self, probe: Probe) -> object:
+        """What batches share of which the same is expected."""
+        return (input_kind(probe.x), self.weight_kind)
+
+    def like(self, probe: Probe, samples: int) -> KnownPass | None:
+        """The pass that so many samples are compared with, None where they are run in parts."""
+        found = self.passes.get(self.kind(probe))
+        # As many samples as those of the proof would not show whether their number matters.
+        return None if found is None or max(samples, 2) == found.proof.samples else found
 
     def of_pair(self, first: Probe, second: Probe) -> "Measurement":
         """The same network on two other batches of the same kind."""
@@ -143,13 +168,7 @@ class Measurement:
             gc.collect(1)  # what earlier chunks have left
         whole = end - begin == probe.samples
         indices = slice(begin, end) if whole else torch.arange(begin, end, device="cpu")
-        # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
-        pieces = self.pieces(end - begin)
-        parts = [] if self.builtin else run_parts(probe, begin, end, pieces, self._generator)
-        chunk = Chunk(probe, indices, self.parameters, proving=not pieces)
-        if not pieces and not chunk.separate:  # though a few samples were: a flag has changed, say
-            self.separate = False
-            return self.chunk(probe, begin, end)
+        chunk, parts = self._run(probe, indices, begin, end)
         found, expected = chunk.outputs, (self.classes, self.dtype, self.device)
         if (found.shape[1], chunk.accumulate, found.device) != expected:
             raise ChangedOutputsError(
@@ -168,6 +187,28 @@ class Measurement:
             self._last[key] = chunk
         return chunk
 
+    def _run(self, probe: Probe, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
+        """Run samples, and again in parts where it is not proved that they do not influence each other."""
+        if self.builtin:
+            return Chunk(probe, indices, self.parameters), []
+        kind = self.kind(probe)
+        while (known := self.like(probe, end - begin)) is not None:
+            reading = known.readings.get(end - begin)
+            chunk = Chunk(
+                probe, indices, self.parameters, like=known.proof,
+                structure=None if reading is None else reading[1].structure,
+            )  # fmt: skip
+            if chunk.proved is not None:
+                return chunk, []
+            del chunk  # before the next one is made
+            if kind in self._recorded:  # the number of samples makes a difference, it seems
+                self.passes[kind] = None
+            else:  # a flag of the model has changed, say
+                self._few(probe, proving=True)
+        # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
+        parts = run_parts(probe, begin, end, piece_count(end - begin, self.launch_bytes), self._generator)
+        return Chunk(probe, indices, self.parameters), parts
+
     def _read(self, chunk: Chunk) -> None:
         """Read the uses of all parameters, with the sample axes of an audit, or of one made now."""
         graph = chunk.graph
@@ -176,19 +217,22 @@ class Measurement:
             chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
             if all(is_built_in(node) for access in chunk.access.values() for node in access.nodes):
                 return
-        audit = self.audits.get(graph.ordered_names)
-        axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
-        if audit is None or axes is None:
-            audit = audited(chunk, fixed_generator())
-            self.audits.setdefault(audit.nodes, audit)
-            chunk.unproved = _unproved(chunk)
-            return
-        # A proof decides where the gradients of an audit were zero and showed nothing; else both must agree.
-        proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes[0])
-        blank = {graph.order[number] for number in audit.blank}
-        chunk.read({**axes[0], **{node: layout for node, layout in proved.items() if node in blank}}, axes[1])
-        used = chunk.use_layouts(chunk.readable(chunk.access)[0])
-        chunk.unproved = frozenset(node for node, layout in used.items() if proved.get(node) != layout)
+        audit, like = self.audits.get(graph.ordered_names), self.passes.get(self.kind(chunk.probe))
+        kept = None if like is None else like.readings.get(chunk.count)
+        if chunk.structured and audit is not None and kept is not None and kept[0] is audit:
+            chunk.read_like(kept[1])
+        else:
+            axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
+            if audit is None or axes is None:
+                audit = audited(chunk, fixed_generator())
+                self.audits.setdefault(audit.nodes, audit)
+                chunk.unproved = _unproved(chunk)
+                return
+            _read_by(chunk, audit, *axes)
+            if like is not None and chunk.proved is like.proof and not chunk.hooked:
+                found = chunk.reading()
+                if found is not None:
+                    like.readings[chunk.count] = audit, found
         chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
@@ -296,6 +340,18 @@ def _correct(chunk: Chunk, wrong: Mapping[Node, Layout | None]) -> None:
     chunk.send_to_fallback(parameters_at(chunk, wrong.keys() - right.keys()))
     if right:
         chunk.read({**chunk.axes, **right}, chunk.several_outputs)
+
+
+def _read_by(chunk: Chunk, audit: Audit, axes: Axes, several_outputs: frozenset[Node]) -> None:
+    """Read a chunk with the axes of an audit, as far as the ops of this very batch do not say more."""
+    graph = chunk.graph
+    assert graph is not None
+    # A proof decides where the gradients of an audit were zero and showed nothing; else both must agree.
+    proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes)
+    blank = {graph.order[number] for number in audit.blank}
+    chunk.read({**axes, **{node: layout for node, layout in proved.items() if node in blank}}, several_outputs)
+    used = chunk.use_layouts(chunk.readable(chunk.access)[0])
+    chunk.unproved = frozenset(node for node, layout in used.items() if proved.get(node) != layout)
 
 
 def _unproved(chunk: Chunk) -> frozenset[Node]:

@@ -11,11 +11,11 @@ from featlearn.audit.audit import Audit
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
-from featlearn.measurement import Measurement
+from featlearn.measurement import KnownPass, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
 from featlearn.network.initial_network import network_at
-from featlearn.network.inputs import Inputs, Probe, Readout, input_kind, map_tensors
+from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
 from featlearn.planning.plan import PlannedKernel
@@ -30,8 +30,6 @@ class OutputFacts(NamedTuple):
     device: torch.device
     launch_bytes: int
     """Bytes of one sample's activations on a GPU, 0 on a CPU."""
-    separate: bool
-    """Whether the ops of the forward pass prove that samples do not influence each other."""
 
 
 class Preparation:
@@ -50,6 +48,7 @@ class Preparation:
         self.audits: dict[tuple[str, ...], Audit] = {}
         self.plans: dict[object, PlannedKernel] = {}
         self._facts: dict[object, OutputFacts] = {}
+        self._passes: dict[object, KnownPass | None] = {}
 
     @contextmanager
     def measuring(
@@ -98,7 +97,7 @@ class Preparation:
             )  # fmt: skip
             measurement = Measurement(
                 twin, parameters, originals, probes, self.audits, 0, torch.float32, torch.device("cpu"),
-                builtin=isolation.builtin, reuse=reuse,
+                builtin=isolation.builtin, reuse=reuse, passes=self._passes,
             )  # fmt: skip
             stack.callback(measurement.close)
             self._establish(measurement, model, isolation)
@@ -108,7 +107,7 @@ class Preparation:
         """Number of outputs, precision and device; a few samples are run where they are not known."""
         facts = []
         for number, probe in enumerate(measurement.probes):
-            kind = (input_kind(probe.x), measurement.weight_kind, self.dtype)
+            kind = measurement.kind(probe)
             if kind not in self._facts:
                 self._facts[kind] = _first_look(measurement, number, original, isolation)
             facts.append(self._facts[kind])
@@ -119,11 +118,11 @@ class Preparation:
             )
         measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
-        measurement.separate = all(one.separate for one in facts)
 
     def forget(self) -> None:
         """Drop what is known of outputs, and the plans made from it; audits stay."""
         self._facts.clear()
+        self._passes.clear()
         self.plans.clear()
 
     def at(self, initial: Mapping[str, Any]) -> "Preparation":
@@ -133,7 +132,7 @@ class Preparation:
     def of_copy(self, model: nn.Module) -> "Preparation":
         """The same for a copy of the model with other weights: what was found out holds for it, too."""
         twin = Preparation(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
-        twin.audits, twin._facts = self.audits, self._facts
+        twin.audits, twin._facts, twin._passes = self.audits, self._facts, self._passes
         return twin
 
 
@@ -160,7 +159,7 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
         activations = max(1, example.graph.output_bytes // len(example.indices))
-    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations, example.separate)
+    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

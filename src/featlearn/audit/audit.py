@@ -4,6 +4,7 @@ Only what follows from the code of a forward pass is kept. What may change with 
 checked on every batch: `featlearn.audit.independence`, `featlearn.audit.attribution`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     several = frozenset(number[node] for node in probed.several_outputs)
     blank = frozenset(number[node] for node in probed.blank)
     unseen = frozenset(name for name, size in largest.items() if size == 0.0)
-    if len(chunk.indices) <= AUDITED:
+    if len(chunk.indices) <= AUDITED and not _is_separate(chunk):
         _refuse_coupled_gradients(chunk, probed, generator)
     return Audit(graph.ordered_names, axes, several, blank, refused, unseen, max(largest.values(), default=0.0))
 
@@ -92,6 +93,23 @@ def refuse_underflow(largest: float, dtype: torch.dtype) -> None:
             f"the largest gradient is {largest:.1e}, whose square {str(dtype).removeprefix('torch.')} cannot hold; "
             "measure with dtype=torch.float64, or scale the outputs with readout="
         )
+
+
+def _is_separate(chunk: Chunk) -> bool:
+    """Whether samples stay apart in a backward pass because they do in the ops of the forward pass.
+
+    So it is where torch's own derivatives of these ops are all that runs: no hook, and no node of a function of the
+    user's own, whose name would end otherwise. Another number of samples must be run by the same calls.
+    """
+    own = chunk.graph is None or not all(map(_OF_TORCH.fullmatch, chunk.graph.names.values()))
+    if chunk.proved is None or chunk.hooked or own:
+        return False
+    other = 3 if chunk.proved.samples != 3 else 4
+    places = torch.arange(other, device="cpu") % chunk.count
+    return Chunk(chunk.probe, chunk.indices[places], chunk.parameters, like=chunk.proved).proved is not None
+
+
+_OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")
 
 
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:

@@ -33,27 +33,19 @@ class Part(NamedTuple):
 PIECES = 8
 PIECE_BYTES = 2**31
 """Bytes of activations that make a piece worth its launches on a GPU."""
-PROOF_BYTES = 2**28
-"""Bytes of activations with which a GPU is busy for longer than it takes to note the ops of a forward pass."""
 
 
-def piece_count(samples: int, launch_bytes: int, separate: bool = False) -> int:
+def piece_count(samples: int, launch_bytes: int) -> int:
     """In how many pieces a batch is run again. More show more.
 
     `launch_bytes`: bytes of one sample's activations on a GPU, which runs small batches in fewer pieces because each
-    has its price in launches; 0 on a CPU. `separate`: the ops of the forward pass are expected to prove that samples
-    do not influence each other. Where it is worth noting them there are no pieces: a few samples are run again, to see
-    that the number of samples makes no difference.
+    has its price in launches; 0 on a CPU.
     """
-    if separate and samples >= 4 * SMALL and (not launch_bytes or samples * launch_bytes >= PROOF_BYTES):
-        return 0
     return max(2, min(PIECES, samples * launch_bytes // PIECE_BYTES)) if launch_bytes else PIECES
 
 
 def part_sizes(samples: int, pieces: int) -> list[int]:
     """How many samples each part has: a few small ones if there are many samples, the rest in about equal pieces."""
-    if not pieces:
-        return [SMALL]
     small, cuts = _division(samples, pieces)
     rest = samples - small * SMALL
     lengths = [SMALL] * small
@@ -93,8 +85,6 @@ def _parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Gen
     """
     samples = end - begin
     order = torch.randperm(samples, generator=generator, device="cpu")
-    if not pieces:
-        return [order[:SMALL]]
     small, cuts = _division(samples, pieces)
     parts = list(order[: small * SMALL].split(SMALL)) if small else []
     projected = _projections(probe, begin, end, generator)
@@ -139,6 +129,8 @@ def expect_independent(deferred: DeferredChecks, chunk: Chunk, parts: list[Part]
 
 def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
     """Raise if the outputs of a sample depend on the other samples of its batch."""
+    if not parts:  # that outputs are finite is seen where they are made
+        return
     deferred = DeferredChecks()
     expect_independent(deferred, chunk, parts)
     if deferred.hold():

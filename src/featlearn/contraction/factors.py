@@ -136,7 +136,13 @@ class Reused:
         if self._held is None or self._held.numel() < size:
             self._held = None  # before the next is there
             self._held = like.new_empty(size)
-        return self._held[:size].view(shape)
+        return (self._held if self._held.numel() == size else self._held[:size]).view(shape)
+
+
+def some_of(tensor: Tensor, axis: int, chosen: slice) -> Tensor:
+    """Some entries along an axis; all of them without an op, which takes its time."""
+    begin, end, _ = chosen.indices(tensor.shape[axis])
+    return tensor if end - begin == tensor.shape[axis] else tensor.narrow(axis, begin, max(end - begin, 0))
 
 
 def dense_slice(
@@ -158,7 +164,7 @@ def dense_slice(
 
 def _formed(part: Factor, rows: slice, grads: slice, room: int, memory: Reused) -> Tensor:
     """(samples, directions, blocks, some entries of the gradients, some of the rows)"""
-    chosen = part.grads[..., grads]
+    chosen = some_of(part.grads, -1, grads)
     if part.indexed:
         return _scattered(replace(part, grads=chosen), rows).transpose(-1, -2)
     directions, samples, positions, blocks, width = chosen.shape
@@ -172,7 +178,7 @@ def _formed(part: Factor, rows: slice, grads: slice, room: int, memory: Reused) 
             flat = left[piece].reshape(-1, directions * width, positions)
             torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
     else:
-        right = part.rows[..., rows].transpose(1, 2)  # (samples, blocks, positions, n)
+        right = some_of(part.rows, -1, rows).transpose(1, 2)  # (samples, blocks, positions, n)
         size = right.shape[-1]
         whole = memory.empty(chosen, samples, blocks, directions * width, size)
         count = samples * blocks  # there may be no positions at all, which leaves -1 open

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featlearn.contraction.blocking import panels, slices
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.contraction.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice
+from featlearn.contraction.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice, some_of
 from featlearn.contraction.hardware import elementwise_cost
 from featlearn.contraction.matrices import RowGrams, add_in_panels, add_in_tiles, matrices, worth_tiles
 from featlearn.contraction.windows import Windows
@@ -122,17 +122,18 @@ def add_gram(
         for first, second in slices(left, right, symmetric, scratch, out):
             a = dense_slice(left, first, second, scratch // 4, memory[0])
             b = a if symmetric else dense_slice(right, first, second, scratch // 4, memory[1])
-            if a.stride(-1) != 1:  # in the order of memory, the same for both sides
-                a, b = a.mT, b.mT
-            a, b = a.flatten(2), b.flatten(2)
-            _add_dense(out, a, b, mode, symmetric, scratch)
+            turned = a.stride(-1) != 1  # in the order of memory, the same for both sides
+            flat = (a.mT if turned else a).flatten(2)
+            other = flat if b is a else (b.mT if turned else b).flatten(2)
+            _add_dense(out, flat, other, mode, symmetric, scratch)
         return
     _add_dense(out, as_dense(left).gradient, as_dense(right).gradient, mode, symmetric, scratch)
 
 
 def _route(left: Factors, right: Factors, mode: Mode, device: torch.device) -> Route:
     weight = elementwise_cost(device)
-    return cheaper_route(extent(left, weight), extent(right, weight), mode, weight)
+    mine = extent(left, weight)
+    return cheaper_route(mine, mine if left is right else extent(right, weight), mode, weight)
 
 
 # Rows that are mirrored together: on a CPU they stay in the cache, a GPU needs more to do at a time.
@@ -169,18 +170,22 @@ def _mirrored_samples(square: Tensor) -> Tensor:
 
 
 def _part(out: Tensor, rows: slice, columns: slice, mode: Mode) -> Tensor:
-    return out[:, rows, columns] if mode == "each" else out[rows, columns]
+    first = 1 if mode == "each" else 0
+    return some_of(some_of(out, first, rows), first + 1, columns)
 
 
 def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: bool, scratch: int) -> None:
     """left (P, K, N), right (P2, K, N)."""
     directions = left.shape[1]
     held = out.element_size() * (directions**2 if mode == "full" else 1)
-    depth = left[0].numel() * (directions if mode == "full" else 1)
+    depth = directions * left.shape[2] * (directions if mode == "full" else 1)
+    if mode == "sum":
+        same, left = left is right, left.flatten(1)
+        right = left if same else right.flatten(1)
     for rows, columns in panels(left.shape[0], right.shape[0], scratch // held, symmetric, depth, out.is_cuda):
-        a, b, part = left[rows], right[columns], _part(out, rows, columns, mode)
+        a, b, part = some_of(left, 0, rows), some_of(right, 0, columns), _part(out, rows, columns, mode)
         if mode == "sum":
-            part.addmm_(a.flatten(1), b.flatten(1).T)
+            part.addmm_(a, b.T)
         elif mode == "each":
             for k in range(directions):
                 part[k].addmm_(a[:, k], b[:, k].T)

@@ -1,5 +1,6 @@
 """Kernels to which products of per-sample gradients are added, block by block."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -99,11 +100,14 @@ class KernelSum:
 def _joined(captured: Captured, keys: Mapping[str, str]) -> Iterator[tuple[str, Gradients]]:
     """Small gradients of one kernel side by side: biases and scales are many, and each product has its price."""
     waiting: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
+    sizes: dict[tuple[str, int], int] = defaultdict(int)
     for name, gradients in captured:
         if isinstance(gradients, Dense) and gradients.gradient.nbytes < SMALL:
             alike = (keys[name], gradients.directions)
             waiting.setdefault(alike, []).append((name, gradients.gradient))
-            if sum(gradient.nbytes for _, gradient in waiting[alike]) >= SMALL:
+            sizes[alike] += gradients.gradient.nbytes
+            if sizes[alike] >= SMALL:
+                del sizes[alike]
                 yield _side_by_side(waiting.pop(alike))
         else:
             yield name, gradients

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.contraction.factors import Factors
+from featlearn.contraction.factors import Factors, some_of
 from featlearn.contraction.windows import Windows
 
 SIDE = 1024
@@ -62,12 +62,12 @@ def add_in_panels(
         place = (rows.start, columns.start)
         first = kept.get(place) if kept is not None else None
         if first is None:
-            first = torch.mm(left.rows[rows], right.rows[columns].T)
+            first = torch.mm(some_of(left.rows, 0, rows), some_of(right.rows, 0, columns).T)
             if kept is not None:
                 kept[place] = first
         for k, (a, b) in enumerate(zip(left.grads, right.grads, strict=True)):
-            target = out[rows, columns] if out.dim() == 2 else out[k, rows, columns]
-            second = torch.mm(a[:1], b[:1].T) if constant else torch.mm(a[rows], b[columns].T)
+            target = some_of(some_of(out if out.dim() == 2 else out[k], 0, rows), 1, columns)
+            second = torch.mm(a[:1], b[:1].T) if constant else torch.mm(some_of(a, 0, rows), some_of(b, 0, columns).T)
             target.addcmul_(first, second, value=scale)
 
 

@@ -17,13 +17,15 @@ from featlearn.contraction.hardware import LITTLE
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.contraction.windows import Windows
 from featlearn.errors import UnsupportedModelError
+from featlearn.gradients.graph_reading import GraphReading
 from featlearn.gradients.pullback import Access, Coordinates, coordinates, pulled_back
-from featlearn.gradients.stacks import Stack, stacked, used_positions
-from featlearn.graph.graph import Graph, Node, Value, backward, backward_to, build_graph
+from featlearn.gradients.stacks import Stack, in_type, stacked, used_positions
+from featlearn.graph.graph import Graph, GraphStructure, Node, Value, backward, backward_to, build_graph
 from featlearn.graph.layout import Layout
+from featlearn.graph.repeated_pass import ProvedPass, RepeatedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.separation import SeparationProof
-from featlearn.graph.uses import find_uses
+from featlearn.graph.uses import FoundUses, find_uses
 from featlearn.network.inputs import Probe
 from featlearn.ops import Direct, Outer, is_built_in
 from featlearn.ops.reading import Reading, read_use
@@ -46,38 +48,52 @@ class Backpropagated:
 class Chunk:
     """The outputs of one batch of samples with their graph.
 
-    `proving`: the ops of the forward pass are noted, to see whether they keep the samples apart.
+    `proving`: the ops of the forward pass are noted, to see whether they keep the samples apart. `like`: a pass of
+    which that is proved, with which it is compared. `structure`: that of an earlier graph, which is the same after the
+    same calls.
     """
 
     def __init__(
-        self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor], *, proving: bool = False
-    ) -> None:
+        self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor], *, proving: bool = False,
+        like: ProvedPass | None = None, structure: GraphStructure | None = None,
+    ) -> None:  # fmt: skip
         self.probe, self.parameters = probe, parameters
         self.count = len(range(probe.samples)[indices]) if isinstance(indices, slice) else len(indices)
         self._asked_for = indices
         if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
             self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
         before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
-        self.separate = False
-        """Whether it is proved that no sample has had an influence on another."""
+        self.proved: ProvedPass | None = None
+        """Set where it is proved that no sample has had an influence on another."""
         if proving:
             proof = SeparationProof(probe.held, max(self.count, 2))
             outputs = probe.outputs(self._asked_for, proof.noting)
-            self.separate = proof.holds(outputs)
+            self.proved = proof.proved(outputs)
+        elif like is not None:
+            repeated = RepeatedPass(like, probe.held, max(self.count, 2))
+            outputs = probe.outputs(self._asked_for, repeated.noting)
+            self.proved = like if repeated.holds(outputs) else None
         else:
             outputs = probe.outputs(self._asked_for)
         self.hooked = RemovableHandle.next_id != before
         """Whether the forward pass has put hooks on anything. They may change gradients, and no graph shows them."""
         # A parameter returned as it is has no node of its own.
         self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
-        self.graph: Graph | None = build_graph(self.outputs, parameters) if self.outputs.requires_grad else None
-        if self.graph is not None:
+        self.graph: Graph | None = None
+        self.structured = False
+        """Whether its graph has the structure that was given."""
+        if self.outputs.requires_grad:
+            if structure is not None and self.proved is not None and not self.hooked:
+                self.graph = structure.graph(self.outputs, parameters)
+            self.structured = self.graph is not None
+            self.graph = self.graph or build_graph(self.outputs, parameters)
             _refuse_hidden(self.graph)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
         self.axes: Axes = {}
         self.several_outputs: frozenset[Node] = frozenset()
         self.access: dict[str, Access] = {}
+        self._found: FoundUses | None = None
         self._to_fallback: dict[str, str] = {}
         self.unproved: frozenset[Node] = frozenset()
         """Ops whose sample axis is still to be confirmed by a backward pass."""
@@ -90,10 +106,31 @@ class Chunk:
 
     def read(self, axes: Axes, several_outputs: frozenset[Node] = frozenset()) -> None:
         """Find every use of every parameter, and read it by the rule of its op."""
+        assert self.graph is not None
+        self._read(axes, several_outputs, find_uses(self.graph, axes))
+
+    def read_like(self, known: GraphReading) -> None:
+        """Read every parameter as in a graph of the same structure."""
         graph = self.graph
         assert graph is not None
-        self.axes, self.several_outputs = axes, several_outputs
-        found = find_uses(graph, axes)
+        several, self.unproved = (
+            frozenset(map(graph.order.__getitem__, numbers)) for numbers in (known.several_outputs, known.unproved)
+        )
+        self._read(known.axes_in(graph), several, known.uses_in(graph), known)
+
+    def reading(self) -> GraphReading | None:
+        """How this chunk is read, for graphs of the same structure; None where that may change with values."""
+        graph, found = self.graph, self._found
+        assert graph is not None
+        assert found is not None
+        return GraphReading.of(graph, self.axes, self.several_outputs, self.unproved, found, self.access)
+
+    def _read(
+        self, axes: Axes, several_outputs: frozenset[Node], found: FoundUses, known: GraphReading | None = None
+    ) -> None:
+        graph = self.graph
+        assert graph is not None
+        self.axes, self.several_outputs, self._found = axes, several_outputs, found
         readings: dict[str, list[Reading]] = defaultdict(list)
         reasons, nodes = dict(found.mixed), defaultdict(list)
         for edge, users in found.edges:
@@ -110,8 +147,10 @@ class Chunk:
                     readings[name].append(reading)
         self.access = {}
         for name in (name for name in graph.leaves if self.parameters[name].numel()):
-            own = tuple(readings[name])
-            where = coordinates(graph, name, own) if own and name not in reasons else None
+            own, where = tuple(readings[name]), None
+            if own and name not in reasons:
+                kept = known is not None and known.knows(name, own)
+                where = known.coordinates_of(name, own) if kept and known else coordinates(graph, name, own)
             self.access[name] = Access(own, reasons.get(name), tuple(nodes[name]), where)
         self.send_to_fallback(self._to_fallback)
 
@@ -262,7 +301,7 @@ class Chunk:
             part = self._factor(reading, reading.form, grads)
             scale = where.scales[reading.value]
             part = part if scale == 1.0 else replace(part, grads=scale * part.grads)
-            parts.append(replace(part, rows_first=part.rows_first != where.flipped[reading.value]))
+            parts.append(replace(part, rows_first=not part.rows_first) if where.flipped[reading.value] else part)
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
     def _factor(self, reading: Reading, form: Outer, grads: UseGradients) -> Factor:
@@ -270,12 +309,12 @@ class Chunk:
         rows = form.rows()
         held: Tensor | Windows = rows
         if isinstance(rows, Windows):
-            held = replace(rows, image=rows.image.detach().to(self.accumulate))
+            held = replace(rows, image=in_type(rows.image, self.accumulate))
         elif rows.is_floating_point():
-            held = rows.detach().to(self.accumulate)
+            held = in_type(rows, self.accumulate)
         if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
-            return Factor(held, whole.detach().to(self.accumulate), form.rows_first, form.row_size)
-        found = [form.grads(self._arrived(reading, grad)).detach() for grad in arrived]
+            return Factor(held, in_type(whole, self.accumulate), form.rows_first, form.row_size)
+        found = [in_type(form.grads(self._arrived(reading, grad))) for grad in arrived]
         if not isinstance(held, Windows) and (used := used_positions(found)) is not None:
             held, found = held[:, used], [grad[:, used] for grad in found]
         return Factor(held, stacked(found, self.accumulate), form.rows_first, form.row_size)
@@ -296,7 +335,7 @@ class Chunk:
                 formed[id(reading)] = self._operand_gradient(reading, grads)
             term = formed[id(reading)]
             operands[reading.value] = operands[reading.value] + term if reading.value in operands else term
-        return Dense(pulled_back(graph.leaves[name], self.parameters[name], operands).to(self.accumulate))
+        return Dense(in_type(pulled_back(graph.leaves[name], self.parameters[name], operands), self.accumulate))
 
     def _operand_gradient(self, reading: Reading, grads: UseGradients) -> Tensor:
         """(samples, directions, *operand shape)"""
@@ -306,7 +345,7 @@ class Chunk:
         if isinstance(form, Direct):
             terms = [form.gradient(self._arrived(reading, grad)) for grad in grads[use.node, 0]]
             whole = terms[0][:, None] if len(terms) == 1 else torch.stack(terms, 1)
-            return whole.detach().to(dtype)
+            return in_type(whole, dtype)
         factor = self._factor(reading, form, grads)
         first, second = form.row_size, form.grad_size
         if not form.rows_first:
@@ -325,7 +364,7 @@ def _worth_batching(chunk: Chunk, directions: Tensor) -> bool:
 
 
 def _refuse_hidden(graph: Graph) -> None:
-    if "CheckpointFunctionBackward" in graph.node_names:
+    if "CheckpointFunctionBackward" in graph.names.values():
         raise UnsupportedModelError(
             "the model uses reentrant checkpointing, which hides its parameters from the graph; "
             "pass use_reentrant=False to torch.utils.checkpoint"

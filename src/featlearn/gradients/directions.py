@@ -60,8 +60,10 @@ class Directions:
         """Some of the directions, (k, C), float64, on the CPU."""
         if self.drawn is not None:
             return self.drawn[chosen]
-        places = torch.arange(self.count, device="cpu")[chosen] + self.first
-        return (places[:, None] == torch.arange(self.classes, device="cpu")).double()
+        begin, end, _ = chosen.indices(self.count)
+        found = torch.zeros(end - begin, self.classes, dtype=torch.float64, device="cpu")
+        found.diagonal(self.first + begin).fill_(1.0)
+        return found
 
     def kernel_shape(self, samples: int, samples2: int) -> tuple[int, ...]:
         """The shape of the kernel."""

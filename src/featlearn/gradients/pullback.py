@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.errors import UnsupportedModelError
+from featlearn.gradients.stacks import in_type
 from featlearn.graph.graph import Graph, Node, Value, backward
 from featlearn.graph.uses import REARRANGEMENTS
 from featlearn.ops import Outer
@@ -27,6 +28,8 @@ class Coordinates:
     """Operands that are the transpose of that view."""
     scales: Mapping[Value, float]
     """What the operands are multiplied by: NTK and mean-field layers have weights like W / sqrt(n)."""
+    fixed: bool
+    """Whether they are multiplied by nothing. Factors are read from the graph."""
     view: tuple[Any, ...] = ()
     """How the parameter was rearranged into this view; () if its entries keep their order."""
     order: Tensor | None = None
@@ -53,12 +56,14 @@ def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coord
     views: set[tuple[Any, ...]] = set()
     flipped: dict[Value, bool] = {}
     scales: dict[Value, float] = {}
+    fixed = True
     for reading in readings:
         form = reading.form
-        chain, scale = _rearrangements(reading.value[0], leaf)
+        chain, factors = _rearrangements(reading.value[0], leaf)
         if not isinstance(form, Outer) or chain is None:
             return None
-        scales[reading.value] = scale
+        fixed &= not factors
+        scales[reading.value] = math.prod(factors, start=1.0)
         transposed = _transposed(graph, chain, leaf)
         sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
         if transposed:
@@ -70,7 +75,7 @@ def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coord
         return None
     (blocks, first, second, signature) = views.pop()
     order = _entry_order(graph, leaf, *_first(scales)) if signature else None
-    return Coordinates(blocks, first, second, flipped, scales, signature, order)
+    return Coordinates(blocks, first, second, flipped, scales, fixed, signature, order)
 
 
 def _entry_order(graph: Graph, leaf: Node, value: Value, scale: float) -> Tensor:
@@ -92,23 +97,23 @@ def _first(scales: Mapping[Value, float]) -> tuple[Value, float]:
     return next(iter(scales.items()))
 
 
-def _rearrangements(node: Node, leaf: Node) -> tuple[list[Node] | None, float]:
+def _rearrangements(node: Node, leaf: Node) -> tuple[list[Node] | None, list[float]]:
     """The nodes from an operand down to the parameter that rearrange their one input, and what they multiply it by.
 
     None if another kind of node is among them.
     """
-    chain, scale = [], 1.0
+    chain, factors = [], []
     while node is not leaf:
         factor = _factor_of(node)
         if factor is not None:
-            scale *= factor[0]
+            factors.append(factor[0])
             node = node.next_functions[factor[1]][0]
         elif node.name() in REARRANGEMENTS:
             chain.append(node)
             node = node.next_functions[0][0]
         else:
-            return None, scale
-    return chain, scale
+            return None, factors
+    return chain, factors
 
 
 def _factor_of(node: Node) -> tuple[float, int] | None:
@@ -168,7 +173,7 @@ def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor])
     """Gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
     samples, directions = next(iter(operands.values())).shape[:2]
     if len(operands) == 1 and next(iter(operands))[0] is leaf and not parameter.is_complex():
-        return next(iter(operands.values())).reshape(samples, directions, -1).to(parameter.dtype)
+        return in_type(next(iter(operands.values())).reshape(samples, directions, -1), parameter.dtype)
     total = parameter.new_zeros(samples * directions, *parameter.shape)
     starts, cotangents = [], []
     for (node, number), gradient in operands.items():

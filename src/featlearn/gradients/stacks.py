@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 
+def in_type(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Its values alone, in this type; what has both already is not touched, which takes as long as an op."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
+
+
 class Stack(list[Tensor | None]):
     """The gradients of all directions, one after the other in one tensor."""
 
@@ -41,7 +47,7 @@ def stacked(grads: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """(directions, samples, positions, blocks, m), in memory sample by sample, then direction by direction, then as the
     op has it: what is multiplied together then lies together."""
     if len(grads) == 1:
-        return grads[0].to(dtype)[None]
+        return in_type(grads[0], dtype)[None]
     if (whole := side_by_side(grads)) is not None and whole.dtype == dtype:
         return whole
     order = sorted((1, 2, 3), key=grads[0].stride().__getitem__, reverse=True)

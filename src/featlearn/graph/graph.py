@@ -34,11 +34,8 @@ class Graph:
     root: Value
     leaves: dict[str, Node]
     """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
-    consumers: dict[Node, list[Edge]]
     names_below: dict[Node, frozenset[str]]
     """Node -> the parameters it depends on."""
-    node_names: frozenset[str] = field(default_factory=frozenset)
-    """Names of all nodes walked, whether or not they lead to a parameter."""
     variables: frozenset[int] = frozenset()
     """Identities of all leaf tensors walked to, whether or not they were asked for."""
     precision: float = 0.0
@@ -51,6 +48,16 @@ class Graph:
     """What every node takes: `next_functions`, which a node makes anew each time."""
     names: Mapping[Node, str] = field(default_factory=dict)
     """The name of every node."""
+
+    @cached_property
+    def consumers(self) -> dict[Node, list[Edge]]:
+        """Node -> the edges through which others take what it gives."""
+        found: dict[Node, list[Edge]] = defaultdict(list)
+        for node, children in self.inputs.items():
+            for operand, value in enumerate(children):
+                if value[0] in self.names_below:
+                    found[value[0]].append(Edge(value, node, operand))
+        return dict(found)
 
     @cached_property
     def precisions(self) -> Mapping[str, float]:
@@ -95,7 +102,6 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     named = {id(parameter): name for name, parameter in parameters.items()}
     below: dict[Node, frozenset[str]] = {}
     leaves: dict[str, Node] = {}
-    consumers: dict[Node, list[Edge]] = defaultdict(list)
     variables: set[int] = set()
     described: dict[Node, tuple[Description, ...]] = {}
     names: dict[Node, str] = {}
@@ -109,10 +115,8 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
             if id(variable) in named:
                 leaves[named[id(variable)]] = node
                 found = frozenset([named[id(variable)]])
-        for operand, value in enumerate(children):
-            child = value[0]
+        for child, _ in children:
             if child is not None and (carried := below[child]):
-                consumers[child].append(Edge(value, node, operand))
                 # Reused where it is equal: deep networks would otherwise hold depth x parameters names.
                 found = carried if found <= carried else found if carried <= found else found | carried
         below[node] = found
@@ -120,9 +124,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     return Graph(
         root=(outputs.grad_fn, outputs.output_nr),
         leaves=leaves,
-        consumers=dict(consumers),
         names_below={node: found for node, found in below.items() if found},
-        node_names=frozenset(names.values()),
         variables=frozenset(variables),
         precision=max((torch.finfo(t).eps for t in dtypes if t.is_floating_point or t.is_complex), default=0.0),
         order=tuple(inputs),
@@ -130,6 +132,76 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
         inputs=inputs,
         names=names,
     )
+
+
+@dataclass(frozen=True)
+class GraphStructure:
+    """What two graphs of the same code and shapes share, by the numbers of their nodes."""
+
+    names: tuple[str, ...]
+    inputs: tuple[tuple[tuple[int, int], ...], ...]
+    """Numbers of the nodes that each takes, -1 for none, and of their outputs."""
+    root: int
+    leaves: Mapping[int, str | None]
+    """Numbers of the nodes of leaf tensors, with the names of parameters."""
+    described: tuple[tuple[Description, ...], ...]
+    below: tuple[frozenset[str], ...]
+    precision: float
+
+    @classmethod
+    def of(cls, graph: Graph) -> "GraphStructure":
+        """The structure of a graph."""
+        number: dict[Node | None, int] = {node: k for k, node in enumerate(graph.order)}
+        number[None] = -1
+        named = {node: name for name, node in graph.leaves.items()}
+        return cls(
+            names=graph.ordered_names,
+            inputs=tuple(tuple((number[child], n) for child, n in children) for children in graph.inputs.values()),
+            root=graph.root[1],
+            leaves={number[node]: named.get(node) for node, children in graph.inputs.items()
+                    if not children and hasattr(node, "variable")},
+            described=tuple(graph.described.values()),
+            below=tuple(graph.names_below.get(node, frozenset()) for node in graph.order),
+            precision=graph.precision,
+        )  # fmt: skip
+
+    def graph(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph | None:
+        """The graph of outputs if it has this structure, walked once; shapes and types are taken for granted."""
+        if outputs.output_nr != self.root:
+            return None
+        nodes: list[Node] = [None] * len(self.names)
+        children: list[tuple[tuple[Node | None, int], ...]] = [()] * len(nodes)
+        nodes[-1] = outputs.grad_fn
+        for k in range(len(nodes) - 1, -1, -1):  # every node after all that take it
+            node, expected = nodes[k], self.inputs[k]
+            children[k] = found = node.next_functions
+            if node.name() != self.names[k] or len(found) != len(expected):
+                return None
+            for (child, n), (place, number) in zip(found, expected):  # noqa: B905 (equally long)
+                if n != number or (place < 0) != (child is None):
+                    return None
+                if child is not None:
+                    if nodes[place] is None:
+                        nodes[place] = child
+                    elif nodes[place] is not child:
+                        return None
+        if len(set(nodes)) < len(nodes):
+            return None
+        variables = {k: nodes[k].variable for k in self.leaves}
+        named = {id(parameter): name for name, parameter in parameters.items()}
+        if any(named.get(id(variable)) != self.leaves[k] for k, variable in variables.items()):
+            return None
+        return Graph(
+            root=(nodes[-1], self.root),
+            leaves={name: nodes[k] for k, name in self.leaves.items() if name is not None},
+            names_below={node: names for node, names in zip(nodes, self.below, strict=True) if names},
+            variables=frozenset(map(id, variables.values())),
+            precision=self.precision,
+            order=tuple(nodes),
+            described=dict(zip(nodes, self.described, strict=True)),
+            inputs=dict(zip(nodes, children, strict=True)),
+            names=dict(zip(nodes, self.names, strict=True)),
+        )
 
 
 # Their outputs lie in the memory of their inputs.

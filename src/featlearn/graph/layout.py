@@ -21,6 +21,8 @@ class Layout(NamedTuple):
 
     def samples_first(self, tensor: Tensor, *trailing: int) -> Tensor:
         """Bring `tensor`, whose leading axes are laid out like the output, to (samples, positions, *trailing)."""
+        if self.before == 1:
+            return tensor.reshape(self.samples, -1, *trailing)
         split = tensor.reshape(self.before, self.samples, -1, *trailing)
         return split.movedim(1, 0).reshape(self.samples, -1, *trailing)
 

@@ -19,29 +19,29 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featlearn.graph import sample_flow
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.graph.repeated_pass import (
+    DESCRIPTIONS,
+    PLAIN,
+    UNTOUCHED,
+    CallNotes,
+    ProvedPass,
+    Value,
+    mark,
+    scripted_code_noted,
+    value_of,
+)
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
-UNTOUCHED = 0
-"""The number of all values that no sample has touched."""
-_SEVERAL, _PLAIN = (tuple, list), (Tensor, nn.Parameter)
+_SEVERAL = (tuple, list)
 _SIMPLE = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
            numpy.generic, numpy.ndarray)  # fmt: skip
-
-
-class _Value(NamedTuple):
-    """What is known of a tensor. It hangs on the tensor: C++ hands the same one from op to op."""
-
-    proof: "SeparationProof"
-    number: int
-    aliases: list[int]
-    """How many tensors were made that share its memory, in a list that they share."""
 
 
 class _Operand(NamedTuple):
@@ -69,7 +69,12 @@ class SeparationProof:
 
     def __init__(self, held: Sequence[Tensor], samples: int) -> None:
         self._held, self._samples = frozenset(map(id, held)), samples
+        self.calls = CallNotes(self, self._held)
+        self.reads = 0
+        """How many numbers were read from tensors."""
         self._ops: list[_Op] = []
+        self._given: list[Any] = []
+        self._layouts: dict[int, Layout] = {}
         self._inputs: list[tuple[int, Layout]] = []
         self._numbers = UNTOUCHED
         self._gave_up = False
@@ -83,7 +88,8 @@ class SeparationProof:
                 number = self._next_number()
                 self._inputs.append((number, self._rows(tensor.shape)))
             self._mark(tensor, number, [1])
-        with _OpNotes(self), _ReadingNotes(self), _scripted_code_noted(self):
+            self._given.append(self.calls.noted(tensor))
+        with _OpNotes(self), _ReadingNotes(self), scripted_code_noted(self.give_up):
             yield
 
     def give_up(self) -> None:
@@ -96,9 +102,13 @@ class SeparationProof:
         value = self._value(outputs)
         if self._gave_up or value is None or value.number == UNTOUCHED:
             return False
-        layouts = {value.number: self._rows(outputs.shape)}
+        layouts = self._layouts = {value.number: self._rows(outputs.shape)}
         followed = all(_follow(op, layouts) for op in reversed(self._ops))
         return followed and all(layouts.get(number, layout) == layout for number, layout in self._inputs)
+
+    def proved(self, outputs: Tensor) -> ProvedPass | None:
+        """The pass, to be compared with others, if the proof holds."""
+        return self.calls.proved(self._samples, self._given, outputs, self._layouts) if self.holds(outputs) else None
 
     def note(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note an op that has run."""
@@ -112,6 +122,7 @@ class SeparationProof:
         if len(values) < len(tensors) and not facts.is_fresh:
             return self.give_up()
         made = [result] if isinstance(result, Tensor) else result
+        self.reads += not isinstance(made, _SEVERAL)
         if all(value.number == UNTOUCHED for value in values):
             for tensor in made if isinstance(made, _SEVERAL) else ():
                 if isinstance(tensor, Tensor):
@@ -152,14 +163,11 @@ class SeparationProof:
 
     def _mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         if id(tensor) not in self._held:
-            tensor._featlearn_value = _Value(self, number, aliases)  # type: ignore[attr-defined]
+            mark(tensor, Value(self, number, aliases))
 
-    def _value(self, tensor: Tensor) -> _Value | None:
+    def _value(self, tensor: Tensor) -> Value | None:
         """What is known of a tensor, None if that is nothing: another pass, or no op, has made it."""
-        if id(tensor) in self._held:
-            return _Value(self, UNTOUCHED, [2])
-        value: _Value | None = getattr(tensor, "_featlearn_value", None)
-        return value if value is not None and value.proof is self else None
+        return Value(self, UNTOUCHED, [2]) if id(tensor) in self._held else value_of(tensor, self)
 
     def _rows(self, shape: torch.Size) -> Layout:
         return Layout(1, self._samples, shape.numel() // self._samples)
@@ -212,7 +220,7 @@ def _put_aside(argument: Any, tensors: list[Tensor]) -> Any:
 
 
 def _is_listed(
-    facts: "_Facts", arguments: Sequence[Any], tensors: list[Tensor], values: list[_Value], made: Any
+    facts: "_Facts", arguments: Sequence[Any], tensors: list[Tensor], values: list[Value], made: Any
 ) -> bool:
     """Whether there is a rule for such an op, and nothing about its tensors is out of the ordinary."""
     if (
@@ -227,7 +235,7 @@ def _is_listed(
     return not facts.writes or (facts.in_place and values[0].aliases == [1])
 
 
-def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
+def _aliases(facts: "_Facts", values: list[Value]) -> list[int]:
     """What the output of an op shares memory with."""
     if not values or not (facts.is_view or facts.writes):
         return [1]
@@ -237,7 +245,7 @@ def _aliases(facts: "_Facts", values: list[_Value]) -> list[int]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _Facts(NamedTuple):
@@ -337,16 +345,6 @@ def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
 _OpNotes.__torch_dispatch__ = _noted  # type: ignore[method-assign]
 
 
-# What a tensor says of itself without being read.
-_DESCRIPTIONS = frozenset(
-    [getattr(Tensor, name).__get__
-     for name in ("device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_quantized",
-                  "is_sparse", "itemsize", "layout", "ndim", "requires_grad", "shape")]
-    + [getattr(Tensor, name)
-       for name in ("__iter__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous",
-                    "is_floating_point", "is_signed", "nelement", "numel", "size", "stride")]
-    + [torch.is_complex, torch.is_floating_point, torch.numel, torch.result_type]
-)  # fmt: skip
 _UNSEEN = frozenset(
     [Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.backward, torch.autograd.backward,
      torch.autograd.grad, functional.triplet_margin_with_distance_loss]
@@ -363,39 +361,24 @@ class _ReadingNotes(TorchFunctionMode):
         self._proof = proof
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        proof, named = self._proof, kwargs or {}
+        if func in DESCRIPTIONS:
+            return func(*args, **named)
+        call, reads = proof.calls.given(func, args, named), proof.reads
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **named)
         except Exception:
-            self._proof.give_up()
+            proof.give_up()
             raise
         if func in _UNSEEN or (type(func) is FunctionType and func.__module__.partition(".")[0] != "torch"):
-            self._proof.give_up()
-        elif not self._proof.explains(result) and func not in _DESCRIPTIONS:
-            given = (*args, *(kwargs or {}).values())
-            if not all(map(self._proof.is_untouched, given)):
-                self._proof.give_up()
-            elif not isinstance(result, Tensor):
-                self._proof.hand_out(given)
-        return result
-
-
-@contextmanager
-def _scripted_code_noted(proof: SeparationProof) -> Iterator[None]:
-    """Give up where scripted code runs: it may read numbers in a way that no op shows."""
-    kinds: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
-    before = [kind.__call__ for kind in kinds]
-
-    def noted(call: Any) -> Any:
-        def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
             proof.give_up()
-            return call(self, *args, **kwargs)
-
-        return calling
-
-    try:
-        for kind, call in zip(kinds, before, strict=True):
-            kind.__call__ = noted(call)
-        yield
-    finally:
-        for kind, call in zip(kinds, before, strict=True):
-            kind.__call__ = call
+        elif not proof.explains(result) and func is not Tensor.__iter__:
+            given = (*args, *named.values())
+            if not all(map(proof.is_untouched, given)):
+                proof.give_up()
+            elif not isinstance(result, Tensor):
+                proof.hand_out(given)
+        if isinstance(result, Tensor | tuple | list):  # what it has done may follow from numbers that it has read
+            proof.calls.comparable &= proof.reads == reads
+        proof.calls.add(call, result)
+        return result

@@ -5,6 +5,7 @@ no random number in eval mode. No code of the user runs, so that none of it need
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,11 @@ _METHODS: Mapping[type[nn.Module], tuple[tuple[str, Any], ...]] = {
 }
 # What layers, and functions of torch.nn.functional, take from torch itself by name.
 _BELOW = ("celu", "group_norm", "layer_norm", "relu", "selu", "sigmoid", "tanh")
-_FUNCTIONS: tuple[tuple[dict[str, Any], str, Any], ...] = (
-    *((vars(functional), name, value) for name, value in vars(functional).items() if callable(value)),
-    *((vars(torch), name, getattr(torch, name)) for name in _BELOW),
+_FUNCTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (vars(functional), {name: value for name, value in vars(functional).items() if callable(value)}),
+    (vars(torch), {name: getattr(torch, name) for name in _BELOW}),
 )
-"""What they do, unless it has been replaced."""
+"""Modules with what is in them, unless it has been replaced."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TABLES = frozenset(nn.Module().__dict__)
@@ -92,7 +93,7 @@ def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readou
         return False
     if any(getattr(module_globals, f"_global{hooks}") for hooks in _HOOKS):
         return False
-    if any(table.get(name) is not value for table, name, value in _FUNCTIONS):
+    if not all(all(map(is_, map(table.get, kept), kept.values())) for table, kept in _FUNCTIONS):
         return False
     return all(_is_as_torch_made_it(part) and _CONDITIONS[type(part)](part, x) for part in parts)
 

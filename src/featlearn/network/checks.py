@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
-from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
+from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in, tensors_of
 
 
 def admitted(
@@ -117,7 +117,7 @@ def matching(names: list[str], patterns: str | Sequence[str] | None, argument: s
 
 def refuse_other_device(model: nn.Module, x: Inputs, name: str) -> None:
     """Inputs on another device than a model that lives on one device alone."""
-    homes = {p.device for p in model.parameters()}
+    homes = {tensor.device for tensor in tensors_of(model) if isinstance(tensor, nn.Parameter)}
     strangers = {tensor.device for tensor in tensors_in(x)} - homes
     if len(homes) == 1 and strangers:
         (home,) = homes

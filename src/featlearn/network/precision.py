@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, UnsupportedModelError
-from featlearn.network.inputs import Inputs, map_tensors
+from featlearn.network.inputs import Inputs, map_tensors, tensors_of
 
 
 def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
@@ -19,7 +19,7 @@ def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 
 def needs_copy(model: nn.Module, dtype: torch.dtype | None) -> bool:
     """Whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = tensors_of(model)
     other = dtype is not None and any(t.is_floating_point() and t.dtype != dtype for t in map(_real, tensors))
     return other or any(t.is_inference() for t in tensors)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import numpy
@@ -80,12 +81,16 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
         for container, entries in others:
             if container or entries:
                 _refill(container, entries)
+        put_back_outside()
+        _rewind(buffers)
+
+    def put_back_outside() -> None:
+        """Random generators and arrays."""
         for generator, state in generators:
             _set_generator_state(generator, state)
         for array, copy in arrays:
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
-        _rewind(buffers)
 
     def rewritten() -> set[int]:
         return {id(kept.tensor) for kept, same in zip(tensors, _unchanged(tensors), strict=True)
@@ -105,7 +110,7 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
     finally:
         for parameter, grad in grads:  # first: it cannot fail
             parameter.grad = grad
-        rewind()
+        put_back_outside()
         for container, entries in containers:
             if container or entries:
                 _refill(container, entries)
@@ -298,11 +303,11 @@ def _refill(container: Any, entries: Any) -> None:
             container.clear()
         return
     if isinstance(container, dict):
-        changed = list(container) != list(entries) or any(container[k] is not v for k, v in entries.items())
+        changed = list(container) != list(entries) or not all(map(is_, container.values(), entries.values()))
     elif isinstance(container, set):
         changed = container != entries
     else:
-        changed = len(container) != len(entries) or any(a is not b for a, b in zip(container, entries, strict=True))
+        changed = len(container) != len(entries) or not all(map(is_, container, entries))
     if changed:
         container.clear()
         container.update(entries) if isinstance(container, dict | set) else container.extend(entries)
@@ -318,7 +323,9 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
     """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
-    a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
-    a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
-    a, b = (t.contiguous().view(-1).view(_WHOLE[t.element_size()]) for t in (a, b))
+    if a.is_complex() or a.is_neg() or b.is_neg():
+        a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
+        a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
+    bits = _WHOLE[a.element_size()]
+    a, b = a.view(bits), b.view(bits)
     return torch.equal(a, b) if a.device.type == "cpu" else (a == b).all()

@@ -83,11 +83,16 @@ def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> 
     if found is None or len(padded) != axes or padded[found[0]] != 1:
         return None
     axis, outer = found
+    own = tuple(use.shape[next((i for i, size in enumerate(use.shape) if size != 1), len(use.shape)) :])
+    trailing = own == tuple(use.output[axes - len(own) :]) and use.layout.outside(*own)
     summed = [i + 1 for i, size in enumerate(padded) if size == 1]  # after the sample axis has moved to the front
 
     def gradient(grad: Tensor) -> Tensor:
         if factor is not None:
             grad = grad * factor()
+        if trailing:  # a bias
+            split = grad.reshape(use.layout.before, use.layout.samples, -1, *own)
+            return split.sum((0, 2)).reshape(use.layout.samples, *use.shape)
         shape = grad.shape
         split = grad.reshape(*shape[:axis], outer, use.layout.samples, -1, *shape[axis + 1 :])
         first = split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)

@@ -22,6 +22,8 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
     def by_sample(matrix: Tensor, size: int) -> Tensor:
         # With the weight on the left the op is read transposed: its columns are rows here.
         matrix = matrix if weight_right else matrix.mT
+        if blocks == outer == 1:
+            return matrix.reshape(use.layout.samples, inner, 1, size)
         parts = matrix.reshape(blocks, outer, use.layout.samples, inner, size)
         return parts.permute(2, 1, 3, 0, 4).reshape(use.layout.samples, outer * inner, blocks, size)
 

@@ -73,8 +73,11 @@ def plan_kernel(
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
+    proofs = [measurement.passes.get(measurement.kind(probe)) for probe in measurement.probes]
+    proved_by = frozenset(known.proof.samples for known in proofs if known is not None)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
-        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes, separate=measurement.separate,
+        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes,
+        proved_by=frozenset() if None in proofs else proved_by,
         confirmed=confirmed,
     )  # fmt: skip

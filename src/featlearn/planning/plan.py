@@ -31,13 +31,12 @@ class Plan:
     peak: int
     """About how many bytes will be held at most: the kernel, the weights once more, and what it is made from."""
     checked: bool = True
-    """Whether every chunk is run again in parts, to see that samples do not influence each other; sequences of torch's
-    own layers are not."""
+    """Whether it is checked that samples do not influence each other: of torch's own layers in sequence it is known."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: small batches are run in fewer parts there."""
-    separate: bool = False
-    """Whether the ops of the forward pass prove that samples do not influence each other: a few of them, in place of
-    all, are then run again."""
+    proved_by: frozenset[int] = frozenset()
+    """How many samples were run whose ops prove that they do not influence each other. Other numbers of samples are
+    compared with them call by call; as many are run again in parts, as all are where nothing is proved."""
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
@@ -59,11 +58,12 @@ class Plan:
 
     @property
     def check_passes(self) -> int:
-        """Forward passes over parts of chunks: every chunk once more in all its parts together, or a few of its samples
-        where ops prove the rest."""
+        """Forward passes over parts of chunks: every chunk once more in all its parts together, unless its ops are
+        proof."""
         sizes = [(size, self._repeats(group)) for group in self.groups for size in self._chunk_sizes(group)]
-        parts = ((len(part_sizes(n, self._pieces(n))), times) for n, times in sizes)
-        return sum(count * times for count, times in parts) if self.checked else 0
+        parts = ((len(part_sizes(n, piece_count(n, self.launch_bytes))), times) for n, times in sizes
+                 if not self._is_proved(n))  # fmt: skip
+        return sum(count * times for count, times in parts)
 
     @property
     def backward_passes(self) -> int:
@@ -85,8 +85,8 @@ class Plan:
         groups = [group for group in self.groups if lost & set(group.names)]
         return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
 
-    def _pieces(self, samples: int) -> int:
-        return piece_count(samples, self.launch_bytes, self.separate)
+    def _is_proved(self, samples: int) -> bool:
+        return not self.checked or (bool(self.proved_by) and max(samples, 2) not in self.proved_by)
 
     def _direction_blocks(self, group: ParameterGroup) -> int:
         return -(-self.directions // group.directions)
@@ -147,9 +147,8 @@ class Plan:
     def _checks(self) -> str:
         if not self.checked:
             return "no passes to check it (torch's own layers in sequence keep samples apart)"
-        proved = all(not self._pieces(size) for group in self.groups for size in self._chunk_sizes(group))
-        proof = "its ops and " if proved else ""
-        return f"checked by {proof}{_plural(self.check_passes, 'forward pass', 'es')} over parts"
+        passes = self.check_passes
+        return f"checked by {_plural(passes, 'forward pass', 'es')} over parts" if passes else "checked by its ops"
 
 
 def _alike(parameters: Sequence[ParameterPlan]) -> list[list[ParameterPlan]]:

@@ -13,12 +13,10 @@ from featlearn.gradients.directions import Outputs
 from featlearn.network.inputs import Probe
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.sweep_sizes import columns_at_once
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.stream import taken
 from featlearn.quantities.sweep import Sweeps
-
-# Numbers in a block of columns, which is held on its way into sums over samples.
-_BLOCK = 2**24
 
 
 class KernelColumns:
@@ -82,10 +80,9 @@ def row_blocks(
     """
     own = gathered(session, drawn)
     classes = session.measurement.classes if outputs == "full" else 1
-    step = max(64, min(4096, _BLOCK // (len(drawn) * classes**2)))
-    # Inputs of a block are held too, in an eighth of the memory.
-    room = byte_budget(session.prepared.memory, session.measurement.device) // 8
-    step = max(1, min(step, int(room / session.stream.sample_bytes)))
+    step = columns_at_once(
+        session.measurement, session.prepared.memory, len(drawn), classes, session.stream.sample_bytes
+    )
     others = session.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:

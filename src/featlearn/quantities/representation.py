@@ -22,6 +22,7 @@ from featlearn.network.isolation import undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.planning.sweep_sizes import feature_groups
 
 Layouts = dict[str, list[Layout]]
 """Layer -> the sample axis of what it saw in each of its calls."""
@@ -134,10 +135,8 @@ def _kernels(
     keys, symmetric = {name: name for name in seen}, len(probes) == 1
     total = KernelSum(keys, samples, "sum", dtype, example.device, symmetric=symmetric, scratch=int(0.2 * available))
     every = slice(0, 1)
-    for names, size in _packed(widths, held, int(0.5 * available) // dtype.itemsize, max(samples)):
+    for names, size, chunk in feature_groups(widths, available, dtype.itemsize, held, max(samples)):
         part = {name: layers[name] for name in names}
-        width = sum(widths[name] for name in names)
-        chunk = max(1, min(size, int(0.15 * available) // (width * dtype.itemsize)))
         for i in _blocks(samples[0], size):
             left = dict(_features(probes[0], i, part, of, layouts, chunk, dtype))
             for j in _blocks(samples[1], size):
@@ -153,23 +152,6 @@ def _kernels(
 
 def _blocks(samples: int, size: int) -> list[slice]:
     return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
-
-
-def _packed(widths: Mapping[str, int], held: int, room: int, largest: int) -> Iterator[tuple[list[str], int]]:
-    """Layers whose features of all samples fit together; a layer too wide for that alone, in blocks of samples."""
-    names: list[str] = []
-    total = 0
-    for name, width in widths.items():
-        if width * held > room:
-            yield [name], max(1, room // (2 * width))
-            continue
-        if names and (total + width) * held > room:
-            yield names, largest
-            names, total = [], 0
-        names.append(name)
-        total += width
-    if names:
-        yield names, largest
 
 
 def _example(

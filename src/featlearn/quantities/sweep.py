@@ -8,8 +8,8 @@ from torch import Tensor
 
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, Probe
-from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
 from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
 from featlearn.quantities.optimizer_kernel import Rate
@@ -36,19 +36,11 @@ class Sweeps:
 
     def chunk(self, graphs: float, held: int = 0) -> int:
         """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
-        example = self.measurement.example()
-        graph = example.graph.output_bytes / len(example.indices) if example.graph else 1.0
-        weights = sum(p.numel() * p.element_size() for p in self.measurement.parameters.values())
-        budget = byte_budget(self.prepared.memory, self.measurement.device)
-        fitting = (budget - (held + 3) * weights) / (graphs * graph + 1)
-        # On a CPU larger chunks are no faster, on a GPU small ones leave it idle.
-        most = 1024 if self.measurement.device.type == "cuda" else 128
-        return int(max(1, min(most, fitting)))
+        return samples_at_once(self.measurement, self.prepared.memory, graphs, held)
 
     def block(self, count: int) -> int:
-        """How many of `count` vectors of parameters are held at a time: a quarter of the memory."""
-        size = sum(p.numel() * max(p.element_size(), 4) for p in self.measurement.parameters.values())
-        return int(max(1, min(count, byte_budget(self.prepared.memory, self.measurement.device) // (4 * size))))
+        """How many of `count` vectors of parameters are held at a time."""
+        return vectors_at_once(self.measurement, self.prepared.memory, count)
 
     def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""
