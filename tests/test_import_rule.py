@@ -20,11 +20,14 @@ PREPARATION = MEASUREMENT | {"planning", "preparation"}
 MEASURING = FOUNDATION | PREPARATION | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
+LIBRARY |= {"function_source", "process_pool", "sweeps"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "citations": {"errors"},
     "shapes": {"errors"},
+    "function_source": set(),
+    "process_pool": {"errors"},
     "linalg": {"errors", "shapes"},
     "readouts": {"errors", "shapes"},
     "contraction": {"errors", "shapes"},
@@ -49,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
+    "sweeps": {"errors", "function_source", "process_pool", "record", "diagnosis", "reporting"},
     "papers": LIBRARY | {"featlearn"},
     "cli": LIBRARY | {"featlearn", "papers"},
     "featlearn": LIBRARY,  # the package's own __init__

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from featlearn import record as record
     from featlearn import reporting as reporting
     from featlearn import steer as steer
+    from featlearn import sweeps as sweeps
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
     from featlearn.diagnosis.verdict import diagnose as diagnose
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from featlearn.session import Session as Session
     from featlearn.steer.adaptive_slo import AdaptiveSLO as AdaptiveSLO
     from featlearn.steer.slo import SLO as SLO
+    from featlearn.sweeps.entry import sweep as sweep
+    from featlearn.sweeps.results import open_sweep as open_sweep
 
 __version__ = "0.1.0.dev0"
 
@@ -74,17 +77,19 @@ _HOME = {
     "ntk_diagonal": "featlearn.quantities.ntk_diagonal",
     "ntk_velocity": "featlearn.quantities.velocity",
     "open_run": "featlearn.record.reader",
+    "open_sweep": "featlearn.sweeps.results",
     "plan": "featlearn.quantities.ntk",
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "report": "featlearn.reporting.page",
     "representation_kernels": "featlearn.quantities.representation",
+    "sweep": "featlearn.sweeps.entry",
     "watch": "featlearn.monitoring.entry",
     "watch_checkpoints": "featlearn.monitoring.checkpoints",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",
-    "theory",
+    "sweeps", "theory",
 )  # fmt: skip
 
 

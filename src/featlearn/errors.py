@@ -16,6 +16,8 @@ __all__ = [
     "RunError",
     "UnsupportedModelError",
     "VerificationError",
+    "WorkerKilledError",
+    "WorkerStartError",
 ]
 
 
@@ -57,6 +59,14 @@ class UnsupportedModelError(InputValueError):
 
 class VerificationError(FeatlearnError, ValueError):
     """A result disagrees with its independent check."""
+
+
+class WorkerKilledError(FeatlearnError, ValueError):
+    """The process that ran a job was killed, and killed again when the job was begun once more."""
+
+
+class WorkerStartError(FeatlearnError, ValueError):
+    """Worker processes cannot be started."""
 
 
 class HeavyTailWarning(UserWarning):

@@ -236,3 +236,30 @@ def test_no_graph_waits_for_the_collector(reuse: bool):
         assert example() is None
     finally:
         gc.enable()
+
+
+class NearZero(nn.Module):
+    """A unit that is zero for one sample, but for what stands for rounding: it differs with the number of samples."""
+
+    def __init__(self, x: Tensor, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(5, x.shape[1], generator=generator))
+        self.second = nn.Parameter(torch.randn(3, 5, generator=generator))
+        self.shift = torch.zeros(5)
+        self.shift[2] = (x @ self.first.T)[3, 2].detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x @ self.first.T - self.shift
+        return (h + (1e-9 if len(x) % 2 else -1e-9)).relu() @ self.second.T
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_unit_at_zero_is_no_influence_between_samples(seed: int):
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(100 + seed))
+    model = NearZero(x, seed)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    clear = torch.tensor([0, 1, 2, 4, 5, 6])  # of the other sample both values are right
+    found, expected = (kernel.double()[clear][:, clear] for kernel in (fl.ntk(model, x), dense_ntk(model, x)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert all(map(torch.equal, before, model.parameters()))

@@ -8,6 +8,7 @@ import pty
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from featlearn.cli.answer import Answer, document, table
 from featlearn.cli.app import COMMANDS, RUNS, main, parsed
 from featlearn.cli.settings import Settings
+from featlearn.cli.training import shown_warnings
 
 EVERY = [[name] for name in COMMANDS] + [["runs", name] for name in RUNS]
 
@@ -275,3 +277,11 @@ def test_an_answer_gives_the_exit_status(monkeypatch: pytest.MonkeyPatch):
         "featlearn.cli.app.parsed", lambda words: (lambda: answer, type("B", (), {"args": (), "kwargs": {}}))
     )
     assert main(["any"]) == 1
+
+
+def test_warnings_are_shown_but_for_what_torch_deprecates_in_itself(capsys: pytest.CaptureFixture[str]):
+    with shown_warnings(quiet=False):
+        warnings.warn_explicit("old", DeprecationWarning, "_script.py", 1, module="torch.jit._script")
+        warnings.warn_explicit("yours", DeprecationWarning, "train.py", 1, module="train")
+        warnings.warn_explicit("slow", UserWarning, "optimizer.py", 1, module="torch.optim")
+    assert capsys.readouterr().err == "featlearn: yours\nfeatlearn: slow\n"

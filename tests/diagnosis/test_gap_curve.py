@@ -66,6 +66,16 @@ def test_a_run_that_does_not_begin_at_its_start_has_no_gap(tmp_path: Path):
     assert "the run does not begin at its start" in found.headline
 
 
+def test_a_run_that_broke_down_at_once_says_so(tmp_path: Path):
+    writer = RunWriter(tmp_path / "run", {"name": "run", "probe": {"samples": 30}})
+    for step, loss in ((0, 1.0), (1, 1e7), (2, math.nan)):
+        writer.scalars(step, {"probe/loss": loss, **({"gap/probe": 40.0} if step else {})})
+    writer.close()
+    found = gap_curve(RunData(open_run(tmp_path / "run")))
+    assert not found.known
+    assert found.reason == "training broke down before a linearisation gap was measured"
+
+
 @pytest.mark.parametrize(("samples", "curves", "why"), [
     (30, {}, "the linearisation gap was not recorded"),
     (30, {"probe": [math.nan] * 3}, "no more than rounding, or by the same for all samples"),

@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_costs_what_both_parts_did():
         (Cost(20.0, 0.9), 0.05, "0.9 s of 20.9 s for measuring, first and last included: 4.5 % of training, within the "
          "budget of 5 %"),
         (Cost(0.8, 1.0), 0.05, "1.0 s of 1.8 s for measuring, first and last included: training took 0.8 s, above "
-         "the budget of 5 %, since a run gets a minimum of measurements"),
+         "the budget of 5 %, which short runs may exceed"),
         (Cost(0.01, 1.0), None, "1.0 s of 1.0 s for measuring, first and last included: training took 0.01 s, no "
          "budget"),
         (Cost(), 0.05, "0.0 s of 0.0 s for measuring, first and last included: 0 % of training, within the budget of "

@@ -1,6 +1,5 @@
 """Seeds run once, wherever they run."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -89,38 +88,6 @@ def test_what_a_killed_attempt_left_is_removed(tmp_path, context):
     (Path(tempfile.mkdtemp(dir=place)) / "kernel.npz").touch()
     execute(experiment, made_up.Setup(), context, seeds=[0], jobs=1, cache=tmp_path)
     assert found == ["run"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
-def test_workers_end_with_the_process_that_started_them():
-    program = """
-import os, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from featlearn.papers.execution import _end_with_parent
-if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
-    print(pool.submit(os.getpid).result(), flush=True)
-    time.sleep(60)
-"""
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    worker = int(process.stdout.readline())
-    os.kill(worker, 0)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    until = time.monotonic() + 10
-    while runs_still(worker) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not runs_still(worker)
-
-
-def runs_still(pid):
-    """Whether a process is there, and more than an entry that nobody has read."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def sleep_long(*_):

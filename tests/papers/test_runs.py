@@ -10,9 +10,9 @@ import torch
 
 from featlearn import papers
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.function_source import reachable_source
 from featlearn.papers.registry import load
-from featlearn.papers.runs import Runs, key, save, saved
-from featlearn.papers.source import reachable_source
+from featlearn.papers.runs import SHARED, Runs, key, save, saved
 from tests.papers import made_up
 
 
@@ -157,7 +157,7 @@ def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, o
 
 def test_a_figure_depends_on_modules_that_it_reaches_through_others():
     """003/fig2 imports tracking.py, and that chain.py."""
-    assert "FunctionDef(name='moments'" in reachable_source(load("003/fig2").experiment.measure)
+    assert "FunctionDef(name='moments'" in reachable_source(load("003/fig2").experiment.measure, SHARED)
 
 
 def test_runs_stack_over_seeds():

@@ -15,11 +15,12 @@ import torch
 import featlearn as fl
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import Run, RunWriter
+from featlearn.reporting.document import static
 from featlearn.reporting.groups import groups
-from featlearn.reporting.page import LARGEST, report, static
+from featlearn.reporting.page import LARGEST, report
 from tests.reporting.runs import HOSTILE, by_hand, watched
 
-VOID = {"meta", "link", "input"}
+VOID = {"img", "input", "link", "meta"}
 
 
 class Page(HTMLParser):

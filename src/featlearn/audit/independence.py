@@ -170,9 +170,9 @@ def _rounding(chunk: Chunk) -> Tensor:
 
 
 @contextmanager
-def last_digit_changed(model: nn.Module) -> Iterator[None]:
-    """Every weight, measured or not, moved up or down by one unit of its last digit, and put back."""
-    generator = torch.Generator("cpu").manual_seed(3)
+def last_digit_changed(model: nn.Module, units: int = 1, seed: int = 3) -> Iterator[None]:
+    """Every weight, measured or not, moved up or down by one unit of its last digit, or several, and put back."""
+    generator = torch.Generator("cpu").manual_seed(seed)
     parameters = list(model.parameters())
     kept = [p.detach().clone() for p in parameters]
     try:
@@ -180,7 +180,7 @@ def last_digit_changed(model: nn.Module) -> Iterator[None]:
             real = torch.view_as_real(parameter.data) if parameter.is_complex() else parameter.data
             if real.is_floating_point():
                 signs = 2 * torch.randint(2, real.shape, generator=generator, device="cpu").to(real) - 1
-                real.mul_(1 + torch.finfo(real.dtype).eps * signs)
+                real.mul_(1 + units * torch.finfo(real.dtype).eps * signs)
         yield
     finally:
         for parameter, before in zip(parameters, kept, strict=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
+from featlearn.cli.seeds import seeds_in
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.papers import registry
 from featlearn.papers.claims import KINDS, counted, failed, share, verdict
@@ -93,10 +94,11 @@ def reproduce(
     if device is not None:
         checked_device(device)
     base = out or Path("reproductions")
+    chosen_seeds = None if seeds is None else seeds_in(seeds)
     alone = out is not None and len(chosen) == 1 and not all_
     requests = [
         Request(
-            id=one.id, scale=scale, out=base if alone else base / one.id / str(scale), seeds=_seeds(seeds), jobs=jobs,
+            id=one.id, scale=scale, out=base if alone else base / one.id / str(scale), seeds=chosen_seeds, jobs=jobs,
             cache=cache or base / "experiments", device=device, data_root=data_root, fallback_digits=fallback_digits,
             fresh=fresh, quiet=quiet,
         )
@@ -158,23 +160,6 @@ def _several(answers: list[Answer]) -> Answer:
         return answers[0]
     text = "\n\n".join(one.text for one in answers)
     return Answer(data=[one.data for one in answers], text=text, code=max(one.code for one in answers))
-
-
-def _seeds(words: str | None) -> list[int] | None:
-    """'3' as 0, 1, 2; '101-103' and '3,5,8' as they say."""
-    if words is None:
-        return None
-    if re.fullmatch(r"\d+", words):
-        found = list(range(int(words)))
-    else:
-        parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in words.split(",")]
-        if None in parts:
-            raise UsageError(f"--seeds is {words!r}, expected a count as 3, or seeds as 101-103 or 3,5,8")
-        bounds = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-        found = [seed for low, high in bounds for seed in range(low, high + 1)]
-    if not found or len(set(found)) != len(found):
-        raise UsageError(f"--seeds is {words!r}, expected at least 1 seed, and each once")
-    return found
 
 
 def _declared(figure: str) -> registry.Declaration:

@@ -35,11 +35,8 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
 
     Returns the learning rate. An interrupted or failed run is recorded up to that point.
     """
-    torch.manual_seed(settings.seed)
     settings = settings.resolved(own=place is not None)
-    task = built_in_task(settings) if place is None else user_task(place, settings)
-    task = placed(scaled(task, settings), chosen_device(settings.device))
-    optimizer = task.optimizer or _optimizer(task, settings)
+    task, optimizer = _prepared(place, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = task.samples <= settings.probe
     with shown_warnings(progress.quiet), _few_threads(task, settings), watch(
@@ -53,6 +50,20 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
             watched.step(loss=loss)
             progress.step(watched.steps, loss)
     return rate
+
+
+def learning_rate(place: str | None, settings: Settings) -> float:
+    """The learning rate that `train` takes with these settings."""
+    _, optimizer = _prepared(place, settings.resolved(own=place is not None))
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _prepared(place: str | None, settings: Settings) -> tuple[TrainingTask, torch.optim.Optimizer]:
+    """The task and its optimiser, before the first step."""
+    torch.manual_seed(settings.seed)
+    task = built_in_task(settings) if place is None else user_task(place, settings)
+    task = placed(scaled(task, settings), chosen_device(settings.device))
+    return task, task.optimizer or _optimizer(task, settings)
 
 
 def _entry(place: str | None, settings: Settings) -> dict[str, Any]:
@@ -113,6 +124,8 @@ def shown_warnings(quiet: bool) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
+        # Of torch's own code, as it is imported: nothing that a user of the command could change.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
         warnings.showwarning = show  # type: ignore[assignment] # catch_warnings puts the old one back
         if quiet:
             with redirect_stderr(StringIO()):

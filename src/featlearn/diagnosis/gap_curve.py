@@ -89,6 +89,8 @@ def gap_curve(run_data: RunData) -> GapCurve:
 
 def _missing(run_data: RunData) -> str:
     """Why no gap is known."""
+    if run_data.diverged is not None:
+        return "training broke down before a linearisation gap was measured"
     if "gap/probe" in run_data.scalar_names:
         return "the outputs changed by no more than rounding, or by the same for all samples of the probe"
     if 0 < run_data.samples < LEAST:

@@ -39,7 +39,7 @@ class Cost(NamedTuple):
             return f"{spent}: {price}, no budget"
         if self.overhead <= 1.02 * share:  # the printed value is rounded
             return f"{spent}: {price}, within the budget of {_percent(share)}"
-        return f"{spent}: {price}, above the budget of {_percent(share)}, since a run gets a minimum of measurements"
+        return f"{spent}: {price}, above the budget of {_percent(share)}, which short runs may exceed"
 
 
 def _percent(share: float) -> str:

@@ -1,27 +1,20 @@
 """Run the seeds of an experiment that are not there yet, each in a process of its own where there are several."""
 
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import replace
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import gettempprefix
-from threading import Thread
 from typing import Any
 
-from featlearn.errors import FeatlearnError
+from featlearn.errors import FeatlearnError, WorkerKilledError
 from featlearn.papers.context import STOOD_IN, Context
 from featlearn.papers.experiment import AnyExperiment
 from featlearn.papers.results import versions
 from featlearn.papers.runs import Runs, key, save, saved
-
-# before a library loads that would start one thread for each core
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from featlearn.process_pool import ProcessPool
 
 Measure = Callable[[Any, Context], Any]
 
@@ -94,47 +87,11 @@ def _run(measure: Measure, setup: Any, context: Context, place: Path) -> None:
 
 
 def _run_apart(measure: Measure, setup: Any, tasks: Sequence[tuple[Context, Path]], jobs: int) -> None:
-    spawn, count = get_context("spawn"), min(jobs, len(tasks))
-    with _one_thread(), ProcessPoolExecutor(count, mp_context=spawn, initializer=_end_with_parent) as pool:
-        futures = [pool.submit(_run, measure, setup, context, place) for context, place in tasks]
-        try:
+    try:
+        with ProcessPool(min(jobs, len(tasks))) as pool:
+            futures = [pool.submit(_run, measure, setup, context, place) for context, place in tasks]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
-        except BrokenProcessPool as error:
-            raise FeatlearnError(
-                "a process of a seed was killed, perhaps for want of memory; finished seeds are kept: run the same "
-                "again, with fewer --jobs"
-            ) from error
-        except KeyboardInterrupt:
-            for process in list(pool._processes.values()):  # otherwise seeds under way would be waited for
-                process.terminate()
-            raise
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started it is gone: killed, it cannot say so, and a worker waits for ever."""
-
-    def watch() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    except WorkerKilledError as error:
+        raise FeatlearnError(f"{error}; finished seeds are kept: run the same again, with fewer --jobs") from error

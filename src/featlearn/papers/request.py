@@ -1,7 +1,6 @@
 """From an id to its result: run what is missing, draw, judge, write."""
 
 import math
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.results import Result, kept, versions, write
 from featlearn.papers.runs import Runs
 from featlearn.papers.scale import Scale
+from featlearn.process_pool import available_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,7 @@ def _part(request: Request, name: str, experiment: AnyExperiment) -> Part:
     )  # fmt: skip
     return Part(
         name=name, experiment=experiment, size=size, context=context, seeds=seeds, cache=_cache(request),
-        jobs=request.jobs or (1 if device != "cpu" else min(len(seeds), _cores())),
+        jobs=request.jobs or (1 if device != "cpu" else min(len(seeds), available_cores())),
     )  # fmt: skip
 
 
@@ -265,10 +265,6 @@ def _device(wanted: str) -> str:
     import torch
 
     return wanted if torch.cuda.is_available() else "cpu"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cache(request: Request) -> Path:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.papers.source import reachable_source
+from featlearn.function_source import reachable_source
 
 Numbers = Any
 """A number, a nested sequence of them, an array or a tensor."""
 Array = numpy.ndarray[Any, Any]
 
+SHARED = "featlearn.papers.paper_"
+"""Begins the names of modules of figures, which may share code."""
 SECONDS = "_seconds"
 """Wall time of a seed, kept with its numbers."""
 VERSIONS = "_versions"
@@ -86,7 +88,7 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
                 f"of them, as JSON can hold: {error}"
             ) from error
     settings = {"id": id, "setup": dataclasses.asdict(setup), **surroundings}
-    return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(reachable_source(measure))}"
+    return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(reachable_source(measure, SHARED))}"
 
 
 def _hash(text: str) -> str:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from featlearn.errors import RunError
+from featlearn.record.atomic import PART
 from featlearn.record.layout import ARRAYS, EVENTS, RUN, SCALARS, named_array
 from featlearn.record.reader import Run
 
-_PART = ".part"
 _FILES = {RUN, SCALARS, EVENTS, "report.html"}  # the last by `featlearn diagnose`
 _SINK = "tensorboard"
 
@@ -22,7 +22,7 @@ def refuse_unless_run(path: Path) -> None:
             return
         if not path.is_dir():
             raise RunError(f"{path} is not a directory, expected a run to overwrite, or nothing; choose another out=")
-        if [entry.name for entry in path.iterdir()] == [RUN + _PART]:  # a run that was killed as it began
+        if [entry.name for entry in path.iterdir()] == [RUN + PART]:  # a run that was killed as it began
             return
         Run(path)
         strange = sorted(_strange(path))
@@ -51,7 +51,7 @@ def _belongs(place: str, *, is_folder: bool) -> bool:
     top = place.partition("/")[0]
     if is_folder:
         return top in (ARRAYS, _SINK)
-    whole = place.removesuffix(_PART)
+    whole = place.removesuffix(PART)
     tensorboard = top == _SINK and place.rpartition("/")[2].startswith("events.out.tfevents")
     return whole in _FILES or named_array(whole) is not None or tensorboard
 

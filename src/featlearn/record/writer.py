@@ -16,6 +16,7 @@ from typing import Any, SupportsFloat
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import schema
 from featlearn.record.arrays import encoded
+from featlearn.record.atomic import PART, put
 from featlearn.record.layout import (
     ARRAYS,
     EVENTS,
@@ -28,8 +29,6 @@ from featlearn.record.layout import (
 )
 from featlearn.record.reader import Run
 from featlearn.record.text import json_of
-
-_PART = ".part"  # of a file that is not whole yet
 
 
 class RunWriter:
@@ -50,7 +49,7 @@ class RunWriter:
             there = {entry.name for entry in self.path.iterdir()}
         if RUN in there:
             self._config = self._resumed(resume)
-        elif there - {RUN + _PART}:  # this alone is a run that was killed as it began
+        elif there - {RUN + PART}:  # this alone is a run that was killed as it began
             raise RunError(
                 f"{self.path} is a directory with other files in it ({min(there)[:80]!r}), expected a new or an empty "
                 "one; choose another"
@@ -96,7 +95,7 @@ class RunWriter:
             raise RunError(f"{self.path} has schema {run.schema}, expected {schema.SCHEMA} to go on; start a new run")
         self.last_step = max((line["step"] for line in run.lines), default=-1)
         with self._writing():
-            for part in (self.path / ARRAYS).rglob(f"*.npz{_PART}"):
+            for part in (self.path / ARRAYS).rglob(f"*.npz{PART}"):
                 if part.is_file():
                     part.unlink()
         return run.config
@@ -119,22 +118,11 @@ class RunWriter:
 
     def _put(self, place: str, content: bytes, *, synchronise: bool = False) -> None:
         target = self.path / place
-        part = target.with_name(target.name + _PART)
         with self._writing():
             if not self.path.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "its directory has gone")
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with part.open("wb") as file:
-                    file.write(content)
-                    if synchronise:
-                        file.flush()
-                        os.fsync(file.fileno())
-                os.replace(part, target)
-            except BaseException:
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
-                raise
+            put(target, content, synchronise=synchronise)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import numpy
 Html = NewType("Html", str)
 """Escaped text, safe to insert into a page."""
 
-_VOID = {"input", "link", "meta"}
+_VOID = {"img", "input", "link", "meta"}
 
 
 def text(value: object) -> Html:

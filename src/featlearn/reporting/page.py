@@ -1,20 +1,15 @@
 """One run or several as one self-contained HTML file: no network, fonts or server needed."""
 
-import base64
-import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from featlearn.errors import RunError
 from featlearn.record import Run
 from featlearn.reporting import curves, layers, matrices
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
+from featlearn.reporting.document import head, static, written
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.markup import Html, data, joined, tag, text
 from featlearn.reporting.overlay import Overlay
@@ -63,7 +58,7 @@ def report(
         if len(content.encode()) - _weight(shown) <= LARGEST or points <= FEWEST:
             break
         points //= 2
-    return _written(content, Path(path))
+    return written(content, Path(path))
 
 
 def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
@@ -98,7 +93,7 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
     return joined(
         "<!doctype html>",
         '<html lang="en">',
-        _head(heading, scripts, styles),
+        head(f"{heading}: featlearn report", scripts, styles),
         f'<body class="{"several" if len(found) > 1 else "single"}">',
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
         tag("header", tag("p", "featlearn report", class_="kicker"), tag("h1", text(heading)),
@@ -191,51 +186,3 @@ def _legend(found: Sequence[RunGroup]) -> Html:
 
 def _counted(group: RunGroup) -> str:
     return f"{group.label} ({len(group.runs)} seeds)" if len(group.runs) > 1 else group.label
-
-
-def _head(heading: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
-    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access."""
-    policy = (
-        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", text(f"{heading}: featlearn report")),
-        *(f"<style>{style}</style>" for style in styles),
-    )
-
-
-def static(name: str) -> str:
-    """The text of a static file of the page."""
-    return (files("featlearn.reporting") / "static" / name).read_text(encoding="utf-8")
-
-
-def _hashes(parts: Sequence[str]) -> str:
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(p.encode()).digest()).decode()}'" for p in parts)
-
-
-def _written(content: str, path: Path) -> Path:
-    if not path.parent.is_dir():
-        raise RunError(f"the report cannot be written to {path}: there is no folder {path.parent}; make it first")
-    part = None
-    try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(content)
-        os.chmod(part, 0o644)  # mkstemp creates private files; a report is to be shared
-        os.replace(part, path)
-    except OSError as error:
-        # the error itself names a temporary file
-        raise RunError(f"the report cannot be written to {path}: {error.strerror or error}") from error
-    finally:
-        if part is not None:
-            with suppress(OSError):
-                Path(part).unlink(missing_ok=True)
-    return path

@@ -117,7 +117,8 @@ def _speed(runs: Runs) -> Iterable[Claim]:
         band_from="print", least=Scale.LAPTOP,
         why="Frozen kernels between all outputs, from the network's own start. How long the paper trains is not said. "
         "With few samples the kernel of so wide a network grows more than it turns, and a frozen kernel that has the "
-        "last norm from the start is ahead.",
+        "last norm from the start is ahead. 000/starts tries what the paper leaves open: with 1000 samples and 20000 "
+        "steps the network ends 4 % behind from this start, and 15 times ahead from a readout ten times smaller.",
     )  # fmt: skip
     yield Claim(
         id="network-faster-than-first", claim="The network's loss ends below that of its first kernel (A): their ratio",

@@ -1,4 +1,4 @@
-"""The part of a figure's source that its numbers depend on: a caption may be mended without running all seeds again."""
+"""The source that the results of a function depend on: a plot beside it may change without running it again."""
 
 import ast
 import inspect
@@ -7,14 +7,12 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-SHARED = "featlearn.papers.paper_"
-"""modules of figures, which may share code"""
 
+def reachable_source(function: Callable[..., Any], shared: str | None = None) -> str:
+    """All definitions of its module that a function reaches, and whole modules behind these whose name begins so.
 
-def reachable_source(function: Callable[..., Any]) -> str:
-    """All definitions of its module that a function reaches, and whole modules of other figures behind these.
-
-    Without comments and docstrings. The library itself is not in it: it changes every day, and mostly not the numbers.
+    Without comments and docstrings; empty where the function is not defined at the top of a file. The library itself
+    is not in it: it changes every day, and mostly not the numbers.
     """
     module = inspect.getmodule(function)
     if module is None or getattr(module, "__file__", None) is None:
@@ -28,8 +26,8 @@ def reachable_source(function: Callable[..., Any]) -> str:
             continue
         reached[name] = defined[name]
         waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
-    shared = _shared(reached.values(), module.__package__ or "")
-    return "\n".join(_text(found[name]) for found in (reached, shared) for name in sorted(found))
+    behind = {} if shared is None else _shared(reached.values(), module.__package__ or "", shared)
+    return "\n".join(_text(found[name]) for found in (reached, behind) for name in sorted(found))
 
 
 def _parsed(path: str) -> ast.Module:
@@ -50,10 +48,10 @@ def _names(node: ast.stmt) -> Iterator[str]:
         yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
 
 
-def _shared(nodes: Iterable[ast.AST], package: str) -> dict[str, ast.Module]:
-    """Modules of figures that are imported in the nodes, and in these modules in turn, by name."""
+def _shared(nodes: Iterable[ast.AST], package: str, prefix: str) -> dict[str, ast.Module]:
+    """Modules with this prefix that are imported in the nodes, and in these modules in turn, by name."""
     found: dict[str, ast.Module] = {}
-    waiting = [name for node in nodes for name in _imported(node, package)]
+    waiting = [name for node in nodes for name in _imported(node, package, prefix)]
     while waiting:
         name = waiting.pop()
         origin = None if name in found else _origin(name)
@@ -61,12 +59,12 @@ def _shared(nodes: Iterable[ast.AST], package: str) -> dict[str, ast.Module]:
             continue
         found[name] = _parsed(origin)
         own = name if origin.endswith("__init__.py") else name.rpartition(".")[0]
-        waiting += _imported(found[name], own)
+        waiting += _imported(found[name], own, prefix)
     return found
 
 
-def _imported(node: ast.AST, package: str) -> Iterator[str]:
-    """Names below `SHARED` that may be modules, from imports anywhere in a node, inside functions too."""
+def _imported(node: ast.AST, package: str, prefix: str) -> Iterator[str]:
+    """Names with this prefix that may be modules, from imports anywhere in a node, inside functions too."""
     names: list[str] = []
     for inner in ast.walk(node):
         if isinstance(inner, ast.ImportFrom):
@@ -75,7 +73,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
             names += [base, *(f"{base}.{alias.name}" for alias in inner.names)]
         elif isinstance(inner, ast.Import):
             names += [alias.name for alias in inner.names]
-    return (name for name in names if name.startswith(SHARED))
+    return (name for name in names if name.startswith(prefix))
 
 
 def _origin(name: str) -> str | None:
@@ -91,7 +89,17 @@ def _text(node: ast.stmt | ast.Module) -> str:
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
             inner.body = [one for one in inner.body if not _is_string(one)] or [ast.Pass()]
-    return ast.dump(node)
+    return _dumped(node)
+
+
+def _dumped(thing: Any) -> str:
+    """As `ast.dump`, without empty fields: versions of Python differ in these, and seeds are to be found by all."""
+    if isinstance(thing, list):
+        return f"[{', '.join(map(_dumped, thing))}]"
+    if not isinstance(thing, ast.AST):
+        return repr(thing)
+    fields = (f"{name}={_dumped(value)}" for name, value in ast.iter_fields(thing) if value is not None and value != [])
+    return f"{type(thing).__name__}({', '.join(fields)})"
 
 
 def _is_string(node: ast.stmt) -> bool:

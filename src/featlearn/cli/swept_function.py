@@ -1,0 +1,66 @@
+"""What a sweep file asks for, checked: points, and the function that workers call at each."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cyclopts import CycloptsError
+
+from featlearn.cli.answer import UsageError
+from featlearn.cli.settings import Settings, option
+from featlearn.cli.sweep_file import SweepFile
+from featlearn.cli.swept import called, diagnosed
+from featlearn.cli.user_errors import reporting_user_errors
+from featlearn.cli.user_task import BUILT_IN, loaded
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.sweeps.function import SweptFunction, source_digest, swept_function
+from featlearn.sweeps.grid import Point, points_of
+
+
+def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Point], SweptFunction]:
+    """The points of a file, and what is called there; an error of usage before anything runs."""
+    try:
+        points = points_of(file.grid)
+        if file.function is not None:
+            with reporting_user_errors(file.function):
+                own = loaded(file.function)
+            checked = swept_function(own, points, list(seeds))
+            return points, replace(checked, call=partial(called, file.function), name=file.function)
+    except (InputValueError, InputTypeError) as error:
+        raise UsageError(str(error)) from error
+    made = [Point(_checked(point, file)) for point in points]
+    name, source = "featlearn diagnose", ""
+    if file.subject is not None:
+        with reporting_user_errors(file.subject):
+            name, source = f"featlearn diagnose {file.subject}", source_digest(loaded(file.subject))
+    call = partial(diagnosed, file.subject, seeds[0])
+    return made, SweptFunction(call=call, name=name, source=source, seed=True, out=True, resume=False)
+
+
+def _checked(point: Point, file: SweepFile) -> dict[str, Any]:
+    """The settings of a point as the options of `featlearn diagnose` have them."""
+    from featlearn.cli.app import parsed
+
+    words = ["diagnose"]
+    for name, value in point.settings.items():
+        if isinstance(value, list | dict):
+            raise UsageError(f"{file.path} has {name} = {value}, expected numbers and words")
+        if file.subject is not None and name in BUILT_IN:
+            raise UsageError(
+                f"{file.path} has {name} beside subject, expected one of the two: network, data and loss are what the "
+                "function returns"
+            )
+        if isinstance(value, bool):
+            words += [option(name)] * value
+        else:
+            words.append(f"{option(name)}={value}")
+    try:
+        settings: Settings = parsed(words)[1].arguments.get("settings", Settings())
+    except CycloptsError as error:
+        raise UsageError(f"{file.path}: {' '.join(str(error).split())}") from error
+    return {name: _plain(getattr(settings, name)) for name in point.settings}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

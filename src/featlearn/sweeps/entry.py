@@ -1,0 +1,205 @@
+"""`fl.sweep`: a function at every point of a grid; what is done already is not done again."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
+from featlearn.process_pool import ProcessPool, available_cores
+from featlearn.record.atomic import PART
+from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
+from featlearn.sweeps.function import SweptFunction, check_importable, swept_function
+from featlearn.sweeps.grid import Grid, Point, points_of, seeds_of
+from featlearn.sweeps.point_run import one_line, run_seed
+from featlearn.sweeps.progress import SweepProgress
+from featlearn.sweeps.results import Sweep
+
+POLL = 0.02
+"""Seconds between looks at jobs under way."""
+
+Task = tuple[Point, int]
+"""A point and a seed."""
+OnError = Literal["keep", "raise"]
+
+
+class Executor(Protocol):
+    """What runs jobs: a pool of `concurrent.futures`, a client of dask, an executor of submitit ..."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Begin a job; returns something with `result()`."""
+
+
+def sweep(
+    function: Callable[..., Any], grid: Grid, *, out: str | os.PathLike[str], seeds: int | Iterable[int] = 1,
+    executor: Executor | None = None, on_error: OnError = "keep", retry: bool = False, resume: bool = False,
+    overwrite: bool = False, quiet: bool = False,
+) -> Sweep:  # fmt: skip
+    """Call a function at every point of a grid, in parallel, and keep what it returns in a folder.
+
+        def train(gamma, width, seed, out):
+            ...
+            with fl.watch(model, (x, y), out) as watch:
+                ...
+            return watch.run
+
+        if __name__ == "__main__":
+            sweep = fl.sweep(train, {"gamma": [0.1, 1, 10], "width": [64, 256]}, out="sweeps/a", seeds=3)
+            sweep.map(x="gamma", y="width", value="regime")
+
+    Killed at any time and called again, it goes on: what is done is not run again, and a seed that was under way is
+    begun anew. With another grid or more seeds in the same folder only what is new runs.
+
+    Args:
+        function: called as `function(**point, seed=k)`. It returns a run (`watch.run`), the path of one, a number, or a
+            mapping of numbers and words; of a run the table has the verdict, its numbers, and last values of scalars.
+            Where it takes `out`, it gets a folder of its own, empty at each start. Where it also takes `resume`, that
+            is True and the folder keeps what a killed attempt left: `fl.watch(..., out, resume=resume)`. `seed` may be
+            left out where there is one seed.
+        grid: name -> values, of which all combinations are taken (a single value stays the same); or a list of points,
+            each a mapping. Values are numbers and words, and lists or mappings of them.
+        out: a folder for the sweep, with one folder for each point, named by a hash of its settings. It belongs to one
+            function: another function, or a changed source, is refused.
+        seeds: how many, from 0 on, or which.
+        executor: any object with `submit(function, *args)` that returns something with `result()`. By default
+            `fl.sweeps.ProcessPool()`: a process of one thread for each core; a process that is killed is replaced and
+            its seed begun once more. The function must then be importable; functions of a script are, under
+            `if __name__ == "__main__":`. `fl.sweeps.Serial()` runs all in this process, for notebooks and debuggers.
+        on_error: `"keep"`: what fails is kept with its error, and the rest goes on. `"raise"`: the first failure stops
+            the sweep; seeds under way end. What failed before is run again.
+        retry: run again what failed before.
+        resume: go on although the source of the function has changed since; what is done is kept.
+        overwrite: remove the sweep in `out` first, and nothing else than a sweep.
+        quiet: no progress on stderr.
+
+    Returns a `Sweep`: a table, a picture, a page. `fl.open_sweep(out)` reads it again.
+    """
+    points, seeds = points_of(grid), seeds_of(seeds)
+    swept = swept_function(function, points, seeds)
+    if executor is None or isinstance(executor, ProcessPool | ProcessPoolExecutor):
+        check_importable(function)
+    return run_sweep(
+        swept, points, seeds, Path(out), executor=executor, on_error=on_error, retry=retry, resume=resume,
+        overwrite=overwrite, quiet=quiet,
+    )  # fmt: skip
+
+
+def run_sweep(
+    function: SweptFunction, points: Sequence[Point], seeds: Sequence[int], out: Path, *, executor: Executor | None,
+    on_error: OnError, retry: bool, resume: bool, overwrite: bool, quiet: bool,
+) -> Sweep:  # fmt: skip
+    """`sweep`, of a function that is known to take these points."""
+    if on_error not in ("keep", "raise"):
+        raise InputValueError(f"on_error={on_error!r}, expected 'keep' or 'raise'")
+    if resume and overwrite:
+        raise InputValueError("resume=True and overwrite=True, expected one of them: go on, or start anew")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise InputTypeError(f"executor is {type(executor).__name__}, expected an object with submit(function, *args)")
+    pool = None if executor is not None else ProcessPool(min(available_cores(), len(points) * len(seeds)))
+    try:
+        folder = _begun(function, points, seeds, out, resume=resume, overwrite=overwrite)
+        tasks = [(point, seed) for point in points for seed in seeds]
+        if retry or on_error == "raise":
+            for point, seed in tasks:
+                if folder.outcome(point, seed).status == "failed":
+                    forget(folder.place(point, seed))
+        before = [folder.outcome(point, seed).status for point, seed in tasks]
+        missing = [task for task, status in zip(tasks, before, strict=True) if status == "missing"]
+        done = len(tasks) - len(missing)
+        closing: AbstractContextManager[Any] = nullcontext() if pool is None else pool
+        with SweepProgress(out.name, len(tasks), done, before.count("failed"), quiet=quiet) as progress, closing:
+            _run(function, folder, missing, pool or executor, on_error, progress)
+    except OSError as error:
+        raise RunError(f"the sweep cannot be written to {out}: {error}") from error
+    return Sweep(out, [(point, list(seeds)) for point in points])
+
+
+def _begun(
+    function: SweptFunction, points: Sequence[Point], seeds: Sequence[int], out: Path, *, resume: bool, overwrite: bool
+) -> SweepFolder:
+    """The folder, new or of the same function, in which the points are noted."""
+    if overwrite:
+        remove_sweep(out)
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file, expected a folder for the sweep, or nothing; choose another out=")
+    folder = SweepFolder(out)
+    strangers = out.is_dir() and any(one.name not in (LOCK, MANIFEST, MANIFEST + PART) for one in out.iterdir())
+    if folder.manifest is None and strangers:
+        raise RunError(f"{out} is a folder with other files in it, expected a new one, or that of a sweep")
+    out.mkdir(parents=True, exist_ok=True)
+    with alone(out / "sweep"):
+        there = folder.manifest
+        if there is None or _checked(function, there, out, resume=resume):
+            folder.write_manifest(function=function.name, source=function.source)
+        folder.add(points, seeds)
+    return folder
+
+
+def _checked(function: SweptFunction, there: dict[str, Any], out: Path, *, resume: bool) -> bool:
+    """Whether the source of the function of a sweep has changed, where that is allowed."""
+    if there.get("function") != function.name:
+        raise RunError(
+            f"{out} holds a sweep of {there.get('function')}, expected one of {function.name}; choose another out=, or "
+            "pass overwrite=True to remove it"
+        )
+    changed = bool(there.get("source") != function.source)
+    if changed and not resume:
+        raise RunError(
+            f"{out} holds a sweep of {function.name}, whose source has changed since; pass overwrite=True to run all "
+            "again, resume=True to keep what is done as it is, or another out="
+        )
+    return changed
+
+
+def _run(
+    function: SweptFunction, folder: SweepFolder, tasks: Sequence[Task], executor: Any, on_error: OnError,
+    progress: SweepProgress,
+) -> None:  # fmt: skip
+    path = str(folder.path.resolve())
+    jobs: dict[int, Any] = {}
+    try:
+        for number, (point, seed) in enumerate(tasks):
+            jobs[number] = executor.submit(run_seed, function, path, dict(point.settings), seed)
+        for number in _ended(jobs):
+            point, seed = tasks[number]
+            outcome = _outcome(jobs.pop(number), folder, point, seed)
+            progress.finished(f"{point}, seed {seed}", outcome.error if outcome.status == "failed" else None)
+            if outcome.status == "failed" and on_error == "raise":
+                place = folder.place(point, seed)
+                raise FeatlearnError(f"{point}, seed {seed} failed: {outcome.error} ({place}.error.txt)")
+    finally:
+        for job in jobs.values():  # after an error
+            if callable(cancel := getattr(job, "cancel", None)):
+                cancel()
+
+
+def _ended(jobs: dict[int, Any]) -> Iterator[int]:
+    """Numbers of jobs as they end; one that cannot say whether it is done is waited for in its turn."""
+    while jobs:
+        ready = [number for number, job in jobs.items() if callable(getattr(job, "done", None)) and job.done()]
+        first = next(iter(jobs))
+        if not ready and not callable(getattr(jobs[first], "done", None)):
+            ready = [first]
+        if not ready:
+            time.sleep(POLL)
+        yield from ready
+
+
+def _outcome(job: Any, folder: SweepFolder, point: Point, seed: int) -> Outcome:
+    """What the files say of a seed whose job has ended; a job that left none has failed."""
+    error: BaseException | None = None
+    try:
+        job.result()
+    except WorkerStartError:
+        raise
+    except Exception as raised:
+        error = raised
+    outcome = folder.outcome(point, seed)
+    if outcome.status == "missing":
+        words = "it ended without a result" if error is None else one_line(error)
+        outcome = Outcome("failed", {}, error=words)
+        write_outcome(folder.place(point, seed), outcome, f"{words}\n")
+    return outcome

@@ -1,0 +1,216 @@
+"""A map of a sweep as a matplotlib picture: colours over two axes, with a theory's boundary."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.reporting.figures import style
+from featlearn.sweeps.cells import TIE, Axis, Cells, short
+
+REGIMES = {
+    "lazy": "#0072B2", "mixed": "#F0E442", "lazy then rich": "#009E73", "rich": "#D55E00", "cannot tell": "#BBBBBB",
+}  # fmt: skip
+OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
+"""Okabe and Ito's colours, told apart by all eyes."""
+UNDECIDED = "#E0E0E0"
+MOST_WRITTEN = 150
+"""Cells up to which their values are written into them."""
+WIDE = 100.0
+"""Ratio of the largest to the smallest value from which colours are logarithmic."""
+POINTS = 400
+"""of a boundary that is a function"""
+
+
+def draw(cells: Cells, *, spread: bool = False, boundary: Any = None, ax: Any = None) -> Any:
+    """Draw cells into `ax`, or a new figure; returns the axes."""
+    import matplotlib.pyplot as plt
+    import matplotlib.style
+
+    numeric = cells.numeric or spread
+    values = cells.spread if spread else cells.values
+    with matplotlib.style.context(style()):
+        if ax is None:
+            width, height = (
+                1.6 + 0.42 * len(cells.x.values),
+                1.3 + 0.32 * (1 if cells.y is None else len(cells.y.values)),
+            )
+            size = (min(max(width, 3.25), 6.75), min(max(height, 1.6), 5.0))
+            ax = plt.subplots(figsize=size)[1]
+        colour, key = _numbers(cells, values, ax, spread) if numeric else _words(cells, ax)
+        _write(cells, values, colour, ax, numeric)
+        key += _cross(cells, ax)
+        _set_axis(ax.xaxis, ax.set_xlim, cells.x)
+        if cells.y is None:
+            ax.set_yticks([])
+        else:
+            _set_axis(ax.yaxis, ax.set_ylim, cells.y)
+        if boundary is not None:
+            key += _draw_boundary(cells, boundary, ax)
+        if key:
+            beside, above = ("center left", (1.0, 0.5), 1), ("lower left", (0.0, 1.08), 3)
+            where, anchor, columns = above if numeric else beside
+            ax.legend(handles=key, loc=where, bbox_to_anchor=anchor, ncols=columns)
+        ax.set_xlabel(_label(cells.x.name))
+        ax.set_ylabel("" if cells.y is None else _label(cells.y.name))
+        ax.set_title(_title(cells, spread), loc="left")
+    return ax
+
+
+def places(axis: Axis | None) -> numpy.ndarray:
+    """Where the values of an axis stand."""
+    if axis is None or axis.scale == "words":
+        return numpy.arange(1 if axis is None else len(axis.values), dtype=float)
+    return numpy.array(axis.values, dtype=float)
+
+
+def edges(axis: Axis | None) -> numpy.ndarray:
+    """The edges of the cells: half way between values, in logarithms on a logarithmic axis."""
+    at, log = places(axis), axis is not None and axis.scale == "log"
+    at = numpy.log(at) if log else at
+    if len(at) == 1:
+        found = numpy.array([at[0] - 0.5, at[0] + 0.5])
+    else:
+        middle = (at[1:] + at[:-1]) / 2
+        found = numpy.array([2 * at[0] - middle[0], *middle, 2 * at[-1] - middle[-1]])
+    return numpy.exp(found) if log else found
+
+
+def colours_of(words: Sequence[str]) -> dict[str, str]:
+    """Regimes have colours of their own, equally frequent words one, other words the next that is free."""
+    free = itertools.cycle(OTHERS)
+    return {word: REGIMES.get(word) or (UNDECIDED if TIE in word else next(free)) for word in words}
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever is easier to read on a colour (red, green, blue from 0 to 1)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
+
+
+Drawn = tuple[Callable[[tuple[int, int]], Sequence[float]], list[Any]]
+"""The colour of a cell by its place, and what goes into the legend."""
+
+
+def _numbers(cells: Cells, values: numpy.ndarray, ax: Any, spread: bool) -> Drawn:
+    from matplotlib.colors import LogNorm, Normalize
+
+    known = values[numpy.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    log = low > 0 and high / low >= WIDE
+    norm = LogNorm(low, high) if log else Normalize(low, high if high > low else low + (abs(low) or 1.0))
+    mesh = ax.pcolormesh(edges(cells.x), edges(cells.y), numpy.ma.masked_invalid(values), cmap="viridis", norm=norm,
+                         **_lines(values))  # fmt: skip
+    mesh.set_label(cells.name)
+    ax.get_figure().colorbar(mesh, ax=ax, label=_label(cells.name) if not spread else "standard deviation over seeds")
+    return lambda place: mesh.cmap(norm(values[place])), []
+
+
+def _words(cells: Cells, ax: Any) -> Drawn:
+    from matplotlib.colors import ListedColormap, to_rgb
+    from matplotlib.patches import Patch
+
+    colours = colours_of(cells.words)
+    codes = numpy.array([[math.nan if value is None else cells.words.index(value) for value in row]
+                         for row in cells.values])  # fmt: skip
+    mesh = ax.pcolormesh(
+        edges(cells.x), edges(cells.y), numpy.ma.masked_invalid(codes), vmin=-0.5, vmax=len(colours) - 0.5,
+        cmap=ListedColormap(list(colours.values()) or ["white"]), **_lines(codes),
+    )  # fmt: skip
+    mesh.set_label(cells.name)
+    patches = [Patch(color=colour, label=_label(word)) for word, colour in colours.items()]
+    return lambda place: to_rgb(colours[cells.values[place]]), patches
+
+
+def _lines(values: numpy.ndarray) -> dict[str, Any]:
+    """White lines between cells, unless there are many."""
+    return {"edgecolors": "white", "linewidth": 0.5} if values.size <= MOST_WRITTEN else {}
+
+
+def _write(cells: Cells, values: numpy.ndarray, colour: Any, ax: Any, numeric: bool) -> None:
+    """Numbers into cells; words only where seeds disagree, as the legend has them."""
+    if values.size > MOST_WRITTEN:
+        return
+    for (row, column), value in numpy.ndenumerate(values):
+        told = ""
+        if numeric:
+            told = f"{value:.2g}" if math.isfinite(value) else ""
+        elif value is not None and cells.spread[row, column] > 0:
+            count = cells.count[row, column]
+            told = f"{round(count * (1 - cells.spread[row, column]))}/{count}"
+        if told:
+            ax.text(places(cells.x)[column], places(cells.y)[row], told, ha="center", va="center", fontsize=6,
+                    color=ink_on(colour((row, column))))  # fmt: skip
+
+
+def _cross(cells: Cells, ax: Any) -> list[Any]:
+    """A cross where all seeds failed."""
+    gone = [place for place in numpy.ndindex(cells.count.shape) if cells.failed[place] and not cells.count[place]]
+    if not gone:
+        return []
+    x, y = places(cells.x), places(cells.y)
+    at = [x[column] for _, column in gone], [y[row] for row, _ in gone]
+    return list(ax.plot(*at, "x", color="#555555", markersize=5, linestyle="none", label="failed"))
+
+
+def _set_axis(axis: Any, set_limits: Callable[..., Any], own: Axis) -> None:
+    """A tick for each value, but for long axes."""
+    from matplotlib.ticker import NullLocator
+
+    ends = edges(own)
+    if own.scale == "log":
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    if len(own.values) <= 12 or own.scale == "words":
+        axis.set_ticks(places(own), labels=[_label(label) for label in own.labels])
+        axis.set_minor_locator(NullLocator())
+    set_limits(ends[0], ends[-1])
+
+
+def _draw_boundary(cells: Cells, boundary: Any, ax: Any) -> list[Any]:
+    """Curves within the limits of the map; returns those that have a label."""
+    from matplotlib.patheffects import Normal, Stroke
+
+    if cells.y is None or "words" in (cells.x.scale, cells.y.scale):
+        raise InputValueError("boundary= needs two axes of numbers, and one of them has words or is not there")
+    limits = ax.get_xlim(), ax.get_ylim()
+    curves = boundary if isinstance(boundary, Mapping) else {"": boundary}
+    outline = [Stroke(linewidth=3, foreground="white"), Normal()]
+    lines = []
+    for number, (label, curve) in enumerate(curves.items()):
+        dashes = ("-", "--", ":", "-.")[number % 4]
+        lines += ax.plot(*_curve(curve, cells.x), dashes, color="black", linewidth=1.4, path_effects=outline,
+                         label=_label(str(label)) or "_boundary")  # fmt: skip
+    ax.set_xlim(limits[0])
+    ax.set_ylim(limits[1])
+    return [line for line in lines if not line.get_label().startswith("_")]
+
+
+def _curve(curve: Any, axis: Axis) -> tuple[numpy.ndarray, numpy.ndarray]:
+    if callable(curve):
+        first, last = edges(axis)[0], edges(axis)[-1]
+        x = numpy.geomspace(first, last, POINTS) if axis.scale == "log" else numpy.linspace(first, last, POINTS)
+        return x, numpy.array([float(curve(float(one))) for one in x])
+    try:
+        x, y = (numpy.asarray(part, dtype=float) for part in curve)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"boundary is {type(curve).__name__}, expected a function of x, a curve (x, y), or a mapping of them"
+        ) from error
+    if x.shape != y.shape or x.ndim != 1:
+        raise InputValueError(f"a boundary has x of shape {x.shape} and y of {y.shape}, expected two equal vectors")
+    return x, y
+
+
+def _title(cells: Cells, spread: bool) -> str:
+    most = int(cells.count.max(initial=0))
+    name = _label(cells.name)
+    return f"{name}, spread over {most} seeds" if spread else name if most < 2 else f"{name}, {most} seeds"
+
+
+def _label(text: str) -> str:
+    """Escape $, which matplotlib would take for a formula."""
+    return short(text).replace("$", r"\$")
