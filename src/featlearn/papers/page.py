@@ -30,10 +30,23 @@ tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-
 .holds { color: var(--holds) } .fails { color: var(--fails); font-weight: 600 }
 .undecided { color: var(--undecided); font-weight: 600 } .known, .how { color: var(--soft) }
 .how { font-size: 13px } section { margin-bottom: 3.5rem }
+h3 { margin: 1.4rem 0 .4rem } .index { list-style: none; padding: 0 }
+.index li { display: grid; grid-template-columns: 5.5rem 1fr 8rem; gap: 0 .8rem; align-items: center; margin: 0;
+padding: .3rem 0; border-top: 1px solid var(--rule) } .index .how { grid-column: 2 / 4 }
+.bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden }
+.bar i { background: currentColor } .bar .known { opacity: .5 } .bar .undecided { color: #e0b020 }
+@media (max-width: 40rem) { .index li { grid-template-columns: 5.5rem 1fr } .bar, .index .how { grid-column: 1 / 3 } }
 @media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
 @media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
 """
 COLUMNS = ("claim", "", "paper", "ours", "spread", "difference", "holds within", "band from", "why")
+PAPERS = {
+    "000": "Shan & Bordelon 2021a: rapid feature evolution",
+    "001": "Shan & Bordelon 2021b: kernel alignment and training",
+    "002": "Atanasov et al. 2022: silent alignment",
+    "003": "Beaglehole et al. 2024: feature learning as alignment",
+    "004": "Xu & Ziyin 2024: three mechanisms of feature learning",
+}
 CHECKS = (
     "Checks: sentences that cannot fail, because they are true by construction, compare a formula with itself, or list "
     "what was put in. They are not counted."
@@ -49,14 +62,31 @@ def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) 
     """All results that are kept, and the figures that are still missing."""
     shown = [results[one.id] for one in declarations if one.id in results]
     missing = [one for one in declarations if one.id not in results]
-    links = "".join(
-        f'<li><a href="#{_anchor(r)}">{escape(r.meta["id"])}</a> {escape(r.meta["title"])}: {escape(str(r.scale))} '
-        f"scale, {escape(r.summary)}</li>"
-        for r in shown
-    )
     rest = "".join(f"<li>{escape(one.id)} {escape(one.title)}</li>" for one in missing)
-    body = f"<h1>The papers, reproduced</h1><ul>{links}</ul>" + "".join(map(_section, shown))
+    body = f"<h1>The papers, reproduced</h1>{_index(shown)}" + "".join(map(_section, shown))
     return _document("The papers, reproduced", body + (f"<h2>Not yet</h2><ul>{rest}</ul>" if rest else ""))
+
+
+def _index(shown: Sequence[Result]) -> str:
+    """Paper by paper: every figure with a bar of how many claims hold, are undecided, fail, and are known to fail."""
+    parts = []
+    for code, paper in PAPERS.items():
+        rows = "".join(_index_row(result) for result in shown if result.meta["id"].startswith(code))
+        parts.append(f'<h3>{escape(paper)}</h3><ul class="index">{rows}</ul>' if rows else "")
+    return "".join(parts)
+
+
+def _index_row(result: Result) -> str:
+    bar = "".join(
+        f'<i class="{kind}" style="flex: {count}"></i>'
+        for kind, count in result.counts.items()
+        if count and kind != "checks"
+    )
+    words = f"{result.scale} scale, {result.summary}"
+    return (
+        f'<li><a href="#{_anchor(result)}">{escape(result.meta["id"])}</a> <span>{escape(result.meta["title"])}</span> '
+        f'<span class="bar" aria-hidden="true">{bar}</span><span class="how">{escape(words)}</span></li>'
+    )
 
 
 def _document(title: str, body: str) -> str:
