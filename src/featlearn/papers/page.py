@@ -37,6 +37,7 @@ padding: .3rem 0; border-top: 1px solid var(--rule) } .index .how { grid-column:
 .bar i { background: currentColor } .bar .known { opacity: .5 } .bar .undecided { color: #e0b020 }
 @media (max-width: 40rem) { .index li { grid-template-columns: 5.5rem 1fr } .bar, .index .how { grid-column: 1 / 3 } }
 @media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
+@media (min-width: 64rem) { td:first-child { min-width: 11rem } td:last-child { min-width: 13rem } }
 @media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
 """
 COLUMNS = ("claim", "", "paper", "ours", "spread", "difference", "holds within", "band from", "why")
@@ -69,11 +70,13 @@ def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) 
 
 def _index(shown: Sequence[Result]) -> str:
     """Paper by paper: every figure with a bar of how many claims hold, are undecided, fail, and are known to fail."""
-    parts = []
-    for code, paper in PAPERS.items():
-        rows = "".join(_index_row(result) for result in shown if result.meta["id"].startswith(code))
-        parts.append(f'<h3>{escape(paper)}</h3><ul class="index">{rows}</ul>' if rows else "")
-    return "".join(parts)
+    papers = dict.fromkeys(result.meta["id"].partition("/")[0] for result in shown)
+    return "".join(
+        f'<h3>{escape(PAPERS.get(code, code))}</h3><ul class="index">'
+        + "".join(_index_row(result) for result in shown if result.meta["id"].startswith(f"{code}/"))
+        + "</ul>"
+        for code in papers
+    )
 
 
 def _index_row(result: Result) -> str:
