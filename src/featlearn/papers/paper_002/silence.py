@@ -3,6 +3,7 @@
 Whitened images of two classes, the kernel along training, three predictors.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,9 @@ class TwoClasses:
 
 
 def two_classes(
-    context: Context, data: str, samples: int, test_samples: int, *, power: float = 0.0, mean_eigenvalue: float = 1.0,
-    pooling: int = 1, flatten: bool = True, cut: float = SEEN, normalization: str = "channel",
-    batches: Sequence[int] | None = (1,),
+    context: Context, data: str, samples: int, test_samples: int, *, power: float | None = 0.0,
+    mean_eigenvalue: float | None = 1.0, pooling: int = 1, flatten: bool = True, cut: float = SEEN,
+    normalization: str = "channel", batches: Sequence[int] | None = (1,),
 ) -> TwoClasses:  # fmt: skip
     """The first two classes of a data set, whitened by the training points: eigenvalues l of X^T X become as l^power.
 
@@ -42,16 +43,29 @@ def two_classes(
     CIFAR-10 the first), and see the same map. Directions with singular values below `cut` times the largest are dropped
     before. `normalization` is that of the pixels of CIFAR-10, `batches` the files of it that are read, None for all
     five: the first has 1979 images of the two classes, all have 10,000.
+
+    A `power` of None leaves the images as they are, with all directions, but for one factor that gives them the total
+    of eigenvalues that whitened ones have; with a `mean_eigenvalue` of None there is no factor either.
     """
     files: dict[str, Any] = {"batches": batches, "normalization": normalization} if data == "cifar10" else {}
     drawn = context.dataset(
         data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
     )  # fmt: skip
     pictures, y = torch.nn.functional.avg_pool2d(drawn.x, pooling).double(), drawn.signs().to(context.device)
-    rows = seen_directions(pictures.flatten(1), samples, cut)
-    exact = fl.steer.whiten(rows[:samples], power, mean_eigenvalue=mean_eigenvalue).transform(rows)
+    rows = pictures.flatten(1)
+    if power is None:
+        exact = rows if mean_eigenvalue is None else rows * _factor(rows[:samples], mean_eigenvalue)
+    else:
+        rows = seen_directions(rows, samples, cut)
+        exact = fl.steer.whiten(rows[:samples], power, mean_eigenvalue=mean_eigenvalue).transform(rows)
     x = (exact if flatten else exact.view_as(pictures)).float().to(context.device)
     return TwoClasses(x[:samples], y[:samples], x[samples:], y[samples:], exact[:samples])
+
+
+def _factor(rows: Tensor, mean_eigenvalue: float) -> Tensor:
+    """Makes the mean of the min(P, D) eigenvalues of X^T X / P what it should be."""
+    found: Tensor = (mean_eigenvalue * min(rows.shape) / (rows.square().sum() / len(rows))).sqrt()
+    return found
 
 
 def seen_directions(rows: Tensor, samples: int, cut: float = SEEN) -> Tensor:
@@ -60,6 +74,10 @@ def seen_directions(rows: Tensor, samples: int, cut: float = SEEN) -> Tensor:
     kept = directions[sizes > cut * sizes[0]]
     projected: Tensor = rows @ kept.mT @ kept
     return projected
+
+
+CURVES = ("steps", "loss", "test_error", "alignment", "centered_alignment", "norm")
+UPDATE_CURVES = ("update_alignment", "update_centered_alignment")
 
 
 @dataclass(frozen=True)
@@ -81,11 +99,14 @@ class TrainingPath:
     end: "Predictor"
     update: "Predictor"
     """with the kernel of the optimizer's update at the end (Eq. 91); that of plain descent predicts as `end` does"""
+    update_alignment: Tensor | None = None
+    """of that kernel along the way, nan before the first step, where an adaptive optimizer has no kernel"""
+    update_centered_alignment: Tensor | None = None
 
     def curves(self) -> dict[str, Tensor]:
         """All that has T numbers."""
-        names = ("steps", "loss", "test_error", "alignment", "centered_alignment", "norm")
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in (*CURVES, *UPDATE_CURVES)}
+        return {name: values for name, values in found.items() if values is not None}
 
     def predictions(self, y: Tensor) -> Tensor:
         """(4, P'): the trained network on the test points, then regression with the last, the first and the optimizer's
@@ -122,14 +143,14 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
 
 def train_and_measure(
     model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
-    stride: int, dtype: torch.dtype | None = None, along: torch.dtype | None = None,
+    stride: int, dtype: torch.dtype | None = None, along: torch.dtype | None = None, updates: bool = False,
 ) -> TrainingPath:  # fmt: skip
     """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and at all before.
 
-    `dtype` is that of the kernels that predict, `along` of those along the way; None for the network's.
+    `dtype` is that of the kernels that predict, `along` of those along the way; None for the network's. With `updates`
+    the kernel of the optimizer's update is measured along the way, too.
     """
-    names = ("steps", "loss", "test_error", "alignment", "centered_alignment", "norm")
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in (*CURVES, *(UPDATE_CURVES if updates else ()))}
     start = predictor(model, task, dtype=dtype)
     for step in range(steps + 1):
         residual = model(task.x) - task.y
@@ -138,21 +159,28 @@ def train_and_measure(
             with torch.no_grad():
                 wrong = (model(task.test_x) * task.test_y <= 0).double().mean()
             loss = residual.detach().square().mean()
-            aligned = fl.metrics.alignment(kernel, task.y), fl.metrics.centered_alignment(kernel, task.y)
-            values = step, loss, wrong, *aligned, torch.linalg.matrix_norm(kernel)
+            values = [step, loss, wrong, *alignments(kernel, task.y), torch.linalg.matrix_norm(kernel)]
+            if updates and step == 0:
+                values += [math.nan, math.nan]
+            elif updates:
+                values += alignments(fl.ntk(model, task.x, dtype=along, optimizer=optimizer), task.y)
             for row, value in zip(found.values(), values, strict=True):
                 row.append(float(value))
             context.progress(step, steps, loss=found["loss"][-1], alignment=found["alignment"][-1])
         if step < steps:
-            optimizer.zero_grad()
             (residual.square().mean() / 2).backward()
             optimizer.step()
-    optimizer.zero_grad()
+            optimizer.zero_grad()  # a gradient that is left would count twice in the kernel of the update
     curves = {name: torch.tensor(row, dtype=torch.float64) for name, row in found.items()}
     end = predictor(model, task, dtype=dtype)
     plain = isinstance(optimizer, torch.optim.SGD)
     update = end if plain else predictor(model, task, dtype=dtype, optimizer=optimizer)
     return TrainingPath(**curves, start=start, end=end, update=update)
+
+
+def alignments(kernel: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw and centred."""
+    return fl.metrics.alignment(kernel, y), fl.metrics.centered_alignment(kernel, y)
 
 
 def agreements(predictions: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,13 @@ class Residual:
     test_samples: int = 100
     pooling: int = 1
     normalization: str = "channel"
+    power: float | None = 0.0
+    """of the eigenvalues of the inputs: 0 whitens, None leaves the images as they are"""
+    mean_eigenvalue: float | None = 1.0
+    """of X^T X / P; None leaves the pixels their size, where `power` is None"""
     k: float = 4.0
+    b: int = 1
+    """blocks in each of three groups"""
     sigmas: tuple[float, float, float] = (6.0, 0.3, 1.0)
     """of the first convolution, of all others and of the readout, which the paper does not say"""
     lr: float = 1e-5
@@ -95,18 +101,18 @@ def perceptron(part: Perceptron, context: Context) -> dict[str, Numbers]:
     return {**path.curves(), **compared(path.predictions(task.y)), "best": best}
 
 
-def residual(part: Residual, context: Context) -> dict[str, Numbers]:
-    """Panels d and e."""
+def residual(part: Residual, context: Context, *, updates: bool = False) -> dict[str, Numbers]:
+    """Panels d and e; with `updates` the alignment of the kernel of Adam's update along the way, too."""
     task = two_classes(
-        context, part.data, part.samples, part.test_samples, pooling=part.pooling, flatten=False,
-        normalization=part.normalization,
+        context, part.data, part.samples, part.test_samples, power=part.power, mean_eigenvalue=part.mean_eigenvalue,
+        pooling=part.pooling, flatten=False, normalization=part.normalization,
     )  # fmt: skip
     model = WideResNet(
-        part.k, 1, inputs=task.x.shape[1], weight_variance=tuple(sigma**2 for sigma in part.sigmas),
+        part.k, part.b, inputs=task.x.shape[1], weight_variance=tuple(sigma**2 for sigma in part.sigmas),
         generator=context.generator(1),
     ).to(context.device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=part.lr)
-    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride)
+    path = train_and_measure(model, task, optimizer, context, steps=part.steps, stride=part.stride, updates=updates)
     return {**path.curves(), **compared(path.predictions(task.y))}
 
 
