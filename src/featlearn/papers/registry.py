@@ -57,6 +57,7 @@ DECLARATIONS = (
     Declaration("002/figE3", "Final kernels on partially whitened images show the classes", "paper_002.figE3"),
     Declaration("002/figF1", "Aligned kernels on other tasks: transfer curves", "paper_002.figF1"),
     Declaration("002/figH1", "Ten classes: modes learned one by one", "paper_002.figH1"),
+    Declaration("002/figJ1", "A residual network on images that are not whitened", "paper_002.figJ1"),
     Declaration("002/figJ2", "Residual networks of several depths on whitened images", "paper_002.figJ2"),
     Declaration("002/map", "Ours: where alignment is silent, over whitening and initial scale", "paper_002.map"),
     Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),

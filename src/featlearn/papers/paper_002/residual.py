@@ -79,7 +79,7 @@ UNWHITENED = Experiment(
             setup=variants(replace(TINY, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=1, seconds=2, mebibytes=50
         ),
         Scale.LAPTOP: Size(
-            setup=variants(replace(SMALL, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=3, seconds=50, mebibytes=200
+            setup=variants(replace(SMALL, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=3, seconds=45, mebibytes=200
         ),
         Scale.PAPER: Size(
             setup=variants(replace(LARGE, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=3, seconds=300,
