@@ -59,6 +59,7 @@ DECLARATIONS = (
     Declaration("002/figH1", "Ten classes: modes learned one by one", "paper_002.figH1"),
     Declaration("002/figJ1", "A residual network on images that are not whitened", "paper_002.figJ1"),
     Declaration("002/figJ2", "Residual networks of several depths on whitened images", "paper_002.figJ2"),
+    Declaration("002/figJ3", "Residual networks of several widths on whitened images", "paper_002.figJ3"),
     Declaration("002/map", "Ours: where alignment is silent, over whitening and initial scale", "paper_002.map"),
     Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),
     Declaration("003/fig2", "Centred and uncentred correlations of neural features", "paper_003.fig2"),
