@@ -22,14 +22,20 @@ from featlearn.papers.scale import Scale
 ACTIVATIONS = ("linear", "relu", "sigmoid", "swish", "leaky_relu")
 TITLES = ("linear", "ReLU", "sigmoid", "swish", "leaky ReLU")
 STARTS = ("kernel", "feature", "orthogonal", "near-orthogonal")
+OBJECTIVES = {
+    "regression": torch.nn.functional.mse_loss,
+    "classification": torch.nn.functional.binary_cross_entropy_with_logits,
+}
 LIMIT = 2 / math.sqrt(5)
 """of the feature start, linear and wide: K / sqrt(1 + K^2) with K = y = 2; the near-orthogonal one has the same"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One input: (x, y) = (1, 2) for the linear network, `samples` points of y = 2x + N(0, 1)/10 for the others."""
+    """One input. Fig. 1: (x, y) = (1, 2) for the linear network, `samples` points of y = 2x + N(0, 1)/10 for others."""
 
+    task: str = "regression"
+    """of Fig. 1, by the mean square; "classification" is that of Fig. 7, by binary cross-entropy"""
     width: int = 1000
     """of the networks that are not linear"""
     linear_width: int = 10_000
@@ -86,13 +92,13 @@ def initial_state(
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """zeta and loss (activations, starts, T) along training, and the exact solution (starts, T) of the linear ones."""
+    """zeta and loss (activations, starts, T) along training; the exact solution (starts, T) of linear regression."""
     alignments, losses, theory = [], [], []
     for i, activation in enumerate(ACTIVATIONS):
         x, y = points(setup, activation, context)
         for j, start in enumerate(STARTS):
             at = initial_state(setup, start, activation, context.generator(1 + j))
-            if activation == "linear":
+            if activation == "linear" and setup.task == "regression":
                 theory.append(solved(setup, at, float(x), float(y)))
             alignment, loss = trained(setup, at, activation, x, y)
             alignments.append(alignment)
@@ -100,12 +106,15 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
             done = 1 + j + len(STARTS) * i
             context.progress(done, len(ACTIVATIONS) * len(STARTS), alignment=alignment[-1], loss=loss[-1])
     shape = (len(ACTIVATIONS), len(STARTS), setup.moments + 1)
-    return varied(setup, context) | {
-        "steps": setup.stride * numpy.arange(setup.moments + 1),
-        "alignment": numpy.reshape(alignments, shape),
-        "loss": numpy.reshape(losses, shape),
-        "theory": torch.stack(theory),
-    }
+    return (
+        varied(setup, context)
+        | {
+            "steps": setup.stride * numpy.arange(setup.moments + 1),
+            "alignment": numpy.reshape(alignments, shape),
+            "loss": numpy.reshape(losses, shape),
+        }
+        | ({"theory": torch.stack(theory)} if theory else {})
+    )
 
 
 def varied(setup: Setup, context: Context) -> dict[str, Numbers]:
@@ -132,6 +141,9 @@ def varied(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 def points(setup: Setup, activation: str, context: Context) -> tuple[Tensor, Tensor]:
     """Inputs (P, 1) and targets (P,)."""
+    if setup.task == "classification":
+        data = fl.data.two_gaussians(setup.samples, generator=context.generator())
+        return data.x.to(context.device), data.labels.to(data.x).to(context.device)
     if activation == "linear":  # in double, for the comparison with the theory
         one = torch.ones(1, 1, dtype=torch.float64, device=context.device)
         return one, 2 * one[0]
@@ -151,7 +163,8 @@ def solved(setup: Setup, at: InitialState, x: float, y: float) -> Tensor:
 def trained(
     setup: Setup, at: InitialState, activation: Any, x: Tensor, y: Tensor, *, moments: int | None = None
 ) -> tuple[list[float], list[float]]:
-    """zeta with its sign, and the loss, at the moments of gradient descent on the mean of (f - y)^2."""
+    """zeta with its sign, and the loss, at the moments of gradient descent."""
+    objective = OBJECTIVES[setup.task]
     stride = setup.stride if moments is None else setup.stride * setup.moments // moments
     model = MLP(1, None, width=len(at.u), hidden_layers=1, activation=activation).to(x)
     inner, readout = model.hidden[0], model.readout
@@ -162,7 +175,7 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), lr=at.lr)
     alignments, losses = [], []
     for step in range(setup.stride * setup.moments + 1):
-        loss = (model(x) - y).square().mean()
+        loss = objective(model(x), y)  # type: ignore[operator]
         if step % stride == 0:
             (pair,) = fl.layer_alignment(model, x, dtype=torch.float64).values()
             # a product of two vectors has a sign, which the norm of a product of matrices has not
@@ -288,15 +301,15 @@ def rises(curves: Array) -> Array:
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
-    """A column for each activation: alignment above, disalignment below; points are networks, lines the theory."""
+    """A column for each activation: alignment above, disalignment below; points have the line of a theory."""
     figure, axes = panels(2, len(ACTIVATIONS), height=1.6)
-    steps = runs["steps"][0]
+    steps, solved = runs["steps"][0], setup.task == "regression"
     for i in range(len(ACTIVATIONS)):
         for j, start in enumerate(STARTS):
             ax = axes[i + len(ACTIVATIONS) * (j // 2)]
-            curve(ax, steps, by_start(runs, start)[:, i], start, colour=COLOURS[j], style="o" if i == 0 else "-",
-                  markersize=2)  # fmt: skip
-            if i == 0:
+            curve(ax, steps, by_start(runs, start)[:, i], start, colour=COLOURS[j],
+                  style="o" if i == 0 and solved else "-", markersize=2)  # fmt: skip
+            if i == 0 and solved:
                 label = "Eq. 11" if j == 1 else f"_Eq. 11, {start}"
                 curve(ax, steps, runs["theory"][0, j], label, colour="black", linewidth=0.8)
     for i, ax in enumerate(axes):
@@ -313,7 +326,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
             ax.set_ylabel(r"$\zeta$")
         else:
             ax.tick_params(labelleft=False)
-    axes[0].legend(loc="center right")
+    axes[0 if solved else len(ACTIVATIONS) - 1].legend(loc="center right")
     axes[len(ACTIVATIONS) + 1].legend(loc="lower center", handlelength=1)
     return figure
 

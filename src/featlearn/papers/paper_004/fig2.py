@@ -89,8 +89,12 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
 
 
 def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
-    """Panels a and b in the Frobenius norm, below them the same in the spectral norm; on normalised pixels."""
-    setup, runs = setups["chosen"], every["chosen"]
+    """On normalised pixels."""
+    return alignment_panels(setups["chosen"], every["chosen"])
+
+
+def alignment_panels(setup: Setup, runs: Runs) -> Any:
+    """Panels a and b in the Frobenius norm, below them the same in the spectral norm."""
     figure, axes = panels(2, 2, height=2.0, titles=("a", "b", "a, spectral norm", "b, spectral norm"))
     for row, norm in enumerate(NORMS):
         left, right = axes[2 * row : 2 * row + 2]

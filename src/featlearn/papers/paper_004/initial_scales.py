@@ -105,9 +105,34 @@ def raw(setup: Setup) -> Setup:
     return replace(setup, normalization="unit", lrs=lrs)
 
 
+def unscaled(setup: Setup) -> Setup:
+    """The network with sigma = 1 alone, at the moments of six layers."""
+    return replace(setup, sigmas=(1.0,), lrs=(setup.lrs[setup.unscaled],), moments=min(setup.moments, SIX.moments))
+
+
+SIX = Setup(hidden_layers=5, lrs=(0.1, 0.1, 0.1, 1e-3, 3e-5), moments=25)
 FOUR_LAYERS = Experiment(id="004/four-layers", sizes=SIZES, measure=measure)
 FOUR_LAYERS_RAW = Experiment(
     id="004/four-layers-raw",
     sizes={scale: replace(size, setup=raw(size.setup)) for scale, size in SIZES.items()},
+    measure=measure,
+)
+
+SIX_LAYERS = Experiment(
+    id="004/six-layers",
+    sizes={
+        Scale.SMOKE: Size(
+            setup=Setup(data="digits", samples=200, width=32, hidden_layers=5, sigmas=(0.5, 1.0, 3.0),
+                        lrs=(0.1, 0.1, 3e-5), steps=100, moments=5),
+            seeds=1, seconds=2, mebibytes=20,
+        ),
+        Scale.LAPTOP: Size(setup=SIX, seeds=3, seconds=85, mebibytes=100),
+        Scale.PAPER: Size(setup=replace(SIX, samples=2000), seeds=5, seconds=300, mebibytes=200),
+    },
+    measure=measure,
+)  # fmt: skip
+FOUR_LAYERS_UNSCALED = Experiment(
+    id="004/four-layers-unscaled",
+    sizes={scale: replace(size, setup=unscaled(size.setup), seconds=size.seconds / 5) for scale, size in SIZES.items()},
     measure=measure,
 )
