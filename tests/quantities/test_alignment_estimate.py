@@ -99,9 +99,9 @@ def test_columns_and_diagonal_are_those_of_the_centred_kernel(memory):
     kernel = fl.ntk(model, X)
     middle = torch.eye(P, dtype=torch.float64) - 1.0 / P
     operator = fl.NTKOperator(model, X, memory=memory)
-    with operator.session() as session:
-        means = operator.row_means(session)
-        columns = KernelColumns(session, "mean", means)
+    with operator.sweeps() as sweeps:
+        means = operator.row_means(sweeps)
+        columns = KernelColumns(sweeps, "mean", means)
         drawn, wanted = torch.tensor([70, 3, 41]), torch.tensor([0, 3, 8, 70, 89])
         blocks = list(columns.rows(drawn))
         some = list(columns.rows(drawn, wanted))

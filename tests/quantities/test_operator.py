@@ -152,9 +152,9 @@ def test_the_operator_follows_the_weights():
 
 def test_a_small_budget_gives_the_same_products():
     op = fl.NTKOperator(network(), X, memory="12KiB")
-    with op.session() as session:
-        assert session.chunk(10.0) < P
-        assert session.block(50) < 50
+    with op.sweeps() as sweeps:
+        assert sweeps.chunk(10.0) < P
+        assert sweeps.block(50) < 50
     v = drawn(P, C, 50, seed=7)
     torch.testing.assert_close((op @ v).reshape(-1, 50), FULL @ v.reshape(-1, 50))
     assert float(op.trace()) == pytest.approx(float(FULL.trace()), rel=1e-12)
@@ -196,8 +196,8 @@ def test_a_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch):
         return jacobian_products._twice_backward(measurement, probe, moved)
 
     monkeypatch.setattr(jacobian_products, "_forward_mode", nearly)
-    with fl.NTKOperator(network(), X).session() as session:
-        assert jvp_method(session.measurement) is jacobian_products._twice_backward
+    with fl.NTKOperator(network(), X).sweeps() as sweeps:
+        assert jvp_method(sweeps.measurement) is jacobian_products._twice_backward
 
 
 class Attention(nn.Module):

@@ -68,14 +68,14 @@ def estimate_alignment(
     if task == 0.0:
         return Estimate(float("nan"), float("nan"), 1)
     count = column_count(probes, operator.samples, 1)
-    with operator.session() as session:
+    with operator.sweeps() as sweeps:
         if count == operator.samples:
-            return _exact(session, targets, task, centered)
-        means = operator.row_means(session) if centered else None
-        columns = KernelColumns(session, "mean", means)
+            return _exact(sweeps, targets, task, centered)
+        means = operator.row_means(sweeps) if centered else None
+        columns = KernelColumns(sweeps, "mean", means)
         if means is not None and _vanishes(columns.diagonal, means, operator.dtype):
             return Estimate(float("nan"), float("nan"), 1)
-        few = _in_few_vectors(targets, session)
+        few = _in_few_vectors(targets, sweeps)
         if few is None:
             found = surveyed(columns, count, source(generator), targets)
             ratio = normalised_overlap(found, "the alignment")
@@ -83,7 +83,7 @@ def estimate_alignment(
         size = norm(surveyed(columns, count, source(generator)), "the alignment")
         if not float(size) > 0.0:
             return Estimate(float("nan"), float("nan"), 1)
-        value = _overlap(session, *few) / (float(size) * task)
+        value = _overlap(sweeps, *few) / (float(size) * task)
         return replace(size, value=value, stderr=value * float(size.stderr) / float(size))
 
 
@@ -110,17 +110,17 @@ def _targets(y: Any, operator: NTKOperator) -> Tensor:
     return targets if targets.dim() == 2 else targets[:, None]
 
 
-def _exact(session: Sweeps, targets: Tensor, task: float, centred: bool) -> Estimate:
+def _exact(sweeps: Sweeps, targets: Tensor, task: float, centred: bool) -> Estimate:
     """From all columns."""
-    everything = torch.arange(session.stream.samples, device="cpu")
-    columns = KernelColumns(session, "mean")
+    everything = torch.arange(sweeps.stream.samples, device="cpu")
+    columns = KernelColumns(sweeps, "mean")
     size = 0.0
     if centred:
-        sums = torch.zeros(len(everything), dtype=torch.float64, device=session.measurement.device)
+        sums = torch.zeros(len(everything), dtype=torch.float64, device=sweeps.measurement.device)
         for rows, _ in columns.rows(everything):
             sums += rows.sum(1)
             size = max(size, float(rows.abs().max()))
-        columns = KernelColumns(session, "mean", sums / len(sums))
+        columns = KernelColumns(sweeps, "mean", sums / len(sums))
     square = overlap = largest = 0.0
     for rows, places in columns.rows(everything):
         square += float(rows.square().sum())
@@ -136,7 +136,7 @@ def _vanishes(diagonal: Tensor, means: Tensor, dtype: torch.dtype) -> bool:
     return float(diagonal.abs().max()) <= 100 * torch.finfo(dtype).eps * float(means.abs().max())
 
 
-def _in_few_vectors(targets: Tensor, session: Sweeps) -> tuple[Tensor, Tensor] | None:
+def _in_few_vectors(targets: Tensor, sweeps: Sweeps) -> tuple[Tensor, Tensor] | None:
     """V (P, r) and M (r, r) with Y Y^T = V M V^T where V takes at most two sweeps for each output; None where none do.
 
     Targets with few distinct rows (classes, centred or not) are made of the indicators of those rows, which take one
@@ -146,30 +146,30 @@ def _in_few_vectors(targets: Tensor, session: Sweeps) -> tuple[Tensor, Tensor] |
         rows, member = targets.unique(dim=0, return_inverse=True)
         weights = rows @ rows.T
         diagonal = torch.equal(weights, weights.diagonal().diag())
-        if len(rows) <= CLASSES and (diagonal or session.block(len(rows)) == len(rows)):
+        if len(rows) <= CLASSES and (diagonal or sweeps.block(len(rows)) == len(rows)):
             return functional.one_hot(member, len(rows)).to(targets), weights
     if int((targets != 0).sum()) > 2 * len(targets):
         return None
     return targets, torch.eye(targets.shape[1], dtype=targets.dtype, device=targets.device)
 
 
-def _overlap(session: Sweeps, vectors: Tensor, weights: Tensor) -> float:
+def _overlap(sweeps: Sweeps, vectors: Tensor, weights: Tensor) -> float:
     """tr(V M V^T K) for the mean over outputs, by backward passes: sum over c of M_rs <J_c^T v_r, J_c^T v_s> / C."""
-    classes, count = session.measurement.classes, vectors.shape[1]
+    classes, count = sweeps.measurement.classes, vectors.shape[1]
     linked = not torch.equal(weights, weights.diagonal().diag())
     held = count if linked else 1  # vectors of parameters for each output
-    step = max(1, session.block(classes * held) // held)
-    every = torch.eye(classes, dtype=session.measurement.dtype, device=vectors.device)
-    size = session.chunk(3.0, 2 * step * held)
-    sweeps = sum(-(-int((v != 0).sum()) // size) for v in vectors.T)
-    progress = ProgressLine("overlap with the task", sweeps * -(-classes // step))
+    step = max(1, sweeps.block(classes * held) // held)
+    every = torch.eye(classes, dtype=sweeps.measurement.dtype, device=vectors.device)
+    size = sweeps.chunk(3.0, 2 * step * held)
+    passes = sum(-(-int((v != 0).sum()) // size) for v in vectors.T)
+    progress = ProgressLine("overlap with the task", passes * -(-classes // step))
     total = 0.0
     try:
         for directions in every.split(step):
             before: list[tuple[int, dict[str, Tensor]]] = []
             for r in weights.diagonal().nonzero().flatten().tolist():
                 v = vectors[:, r, None].to(every) * directions[:, None, :]
-                pulled = session.pulled_back(v, progress)
+                pulled = sweeps.pulled_back(v, progress)
                 total += float(weights[r, r]) * _inner(pulled, pulled)
                 for s, other in before:
                     total += 2 * float(weights[r, s]) * _inner(pulled, other)

@@ -22,26 +22,26 @@ from featlearn.quantities.sweep import Sweeps
 class KernelColumns:
     """The columns of a tangent kernel, of the mean over outputs or with all pairs of them (`outputs="full"`)."""
 
-    def __init__(self, session: Sweeps, outputs: Literal["mean", "full"], means: Tensor | None = None) -> None:
-        self._session, self._outputs = session, outputs
-        self.samples = session.stream.samples
-        self.group = session.measurement.classes if outputs == "full" else 1
+    def __init__(self, sweeps: Sweeps, outputs: Literal["mean", "full"], means: Tensor | None = None) -> None:
+        self._sweeps, self._outputs = sweeps, outputs
+        self.samples = sweeps.stream.samples
+        self.group = sweeps.measurement.classes if outputs == "full" else 1
         self._means = None if means is None else means.double().cpu()
         """(P,) means of the rows of the kernel: then it is H K H with H = I - 1 1^T / P."""
 
     @cached_property
     def diagonal(self) -> Tensor:
         """(P,) squared norms of the gradients of every sample, summed or averaged over outputs; less the mean."""
-        classes = self._session.measurement.classes
+        classes = self._sweeps.measurement.classes
         every = torch.eye(classes, dtype=torch.float64, device="cpu")
-        whole = squared_gradients(self._session, every, "sizes of samples").sum(1) / (classes // self.group)
+        whole = squared_gradients(self._sweeps, every, "sizes of samples").sum(1) / (classes // self.group)
         return whole if self._means is None else whole - 2 * self._means + self._means.mean()
 
     def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows (s g, n g) of the drawn samples, float64, and the n places they are with."""
         if not len(drawn):
             return
-        for rows, places in row_blocks(self._session, self._outputs, drawn, wanted):
+        for rows, places in row_blocks(self._sweeps, self._outputs, drawn, wanted):
             if self._means is not None:
                 own, others = (self._means[chosen].to(rows.device) for chosen in (drawn, places))
                 rows = rows - own[:, None] - others + self._means.mean().to(rows.device)
@@ -52,18 +52,18 @@ class KernelColumns:
         return sum(float(rows.square().sum()) for rows, _ in self.rows(torch.arange(self.samples, device="cpu")))
 
 
-def squared_gradients(session: Sweeps, directions: Tensor, title: str) -> Tensor:
+def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
-    found = torch.zeros(session.stream.samples, len(directions), dtype=torch.float64, device="cpu")
-    size = session.chunk(3.0 + 2.0 * len(directions))
-    scratch = byte_budget(session.prepared.memory, session.measurement.device) // 8
-    progress = ProgressLine(title, -(-session.stream.samples // size))
+    found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
+    size = sweeps.chunk(3.0 + 2.0 * len(directions))
+    scratch = byte_budget(sweeps.prepared.memory, sweeps.measurement.device) // 8
+    progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
-        for probe, places in session.probes(size):
-            chunk = session.measurement.chunk(probe, 0, probe.samples)
+        for probe, places in sweeps.probes(size):
+            chunk = sweeps.measurement.chunk(probe, 0, probe.samples)
             total: Tensor | float = 0.0
-            for name, gradients in session.measurement.each_gradient(chunk, session.measurement.parameters, directions):
-                total = total + weighted_squared_norms(gradients, session.rates.get(name, 1.0), scratch).double()
+            for name, gradients in sweeps.measurement.each_gradient(chunk, sweeps.measurement.parameters, directions):
+                total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
             found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
             progress.advance()
     finally:
@@ -72,23 +72,21 @@ def squared_gradients(session: Sweeps, directions: Tensor, title: str) -> Tensor
 
 
 def row_blocks(
-    session: Sweeps, outputs: Outputs, drawn: Tensor, wanted: Tensor | None = None
+    sweeps: Sweeps, outputs: Outputs, drawn: Tensor, wanted: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of the kernel for the drawn samples (s C, n C) or (s, n), float64, and the n places they are with.
 
     `wanted`, ascending, are the samples they are with, instead of all.
     """
-    own = gathered(session, drawn)
-    classes = session.measurement.classes if outputs == "full" else 1
-    step = columns_at_once(
-        session.measurement, session.prepared.memory, len(drawn), classes, session.stream.sample_bytes
-    )
-    others = session.stream.samples if wanted is None else len(wanted)
+    own = gathered(sweeps, drawn)
+    classes = sweeps.measurement.classes if outputs == "full" else 1
+    step = columns_at_once(sweeps.measurement, sweeps.prepared.memory, len(drawn), classes, sweeps.stream.sample_bytes)
+    others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
-        for probe, places in session.probes(step, wanted):
-            pair = session.measurement.of_pair(own, probe)
-            kernel = measured_kernels(pair, session.prepared, outputs, "network", rates=session.rates)[""]
+        for probe, places in sweeps.probes(step, wanted):
+            pair = sweeps.measurement.of_pair(own, probe)
+            kernel = measured_kernels(pair, sweeps.prepared, outputs, "network", rates=sweeps.rates)[""]
             if outputs == "full":
                 kernel = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
             yield kernel.double(), places
@@ -97,14 +95,14 @@ def row_blocks(
         progress.close()
 
 
-def gathered(session: Sweeps, drawn: Tensor) -> Probe:
+def gathered(sweeps: Sweeps, drawn: Tensor) -> Probe:
     """The network on the drawn samples, in the order in which they were drawn."""
     order = drawn.argsort()
-    chunks = list(session.stream.chunks(len(drawn), drawn[order]))
+    chunks = list(sweeps.stream.chunks(len(drawn), drawn[order]))
     (x, _), *others = chunks
     if others:
         raise InputValueError(
             "the samples of the loader differ in shape from batch to batch, expected one shape, for samples of several "
             "batches to stand side by side; pad all of them to one length"
         )
-    return session.probe(taken(x, len(drawn), order.argsort()), len(drawn))
+    return sweeps.probe(taken(x, len(drawn), order.argsort()), len(drawn))

@@ -61,12 +61,12 @@ class NTKOperator:
         devices = {p.device for p in unwrapped(model).parameters()}
         with undisturbed(unwrapped(model)):  # a loader draws random numbers
             self._stream = Stream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
-        with self.session() as session:
-            self.outputs = session.measurement.classes
+        with self.sweeps() as sweeps:
+            self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""
-            self.dtype, self.device = session.measurement.dtype, session.measurement.device
-            self._survey(session)
-            self._method = jvp_method(session.measurement)
+            self.dtype, self.device = sweeps.measurement.dtype, sweeps.measurement.device
+            self._survey(sweeps)
+            self._method = jvp_method(sweeps.measurement)
 
     @property
     def samples(self) -> int:
@@ -90,16 +90,16 @@ class NTKOperator:
     def __matmul__(self, v: Tensor) -> Tensor:
         """K v, of the shape, on the device and at least in the precision of v."""
         rows = self._rows(v)
-        with self.session() as session:
-            product = session.product(rows, self._method)
+        with self.sweeps() as sweeps:
+            product = sweeps.product(rows, self._method)
         return self._like(product, v)
 
     def quadratic(self, v: Tensor) -> Tensor:
         """v^T K v = |J^T v|^2, exact by one backward pass: a number, or (m,) for a block. float64."""
         rows = self._rows(v)
-        with self.session() as session:
-            step = session.block(len(rows))
-            found = torch.cat([session.quadratic(block) for block in rows.split(step)])
+        with self.sweeps() as sweeps:
+            step = sweeps.block(len(rows))
+            found = torch.cat([sweeps.quadratic(block) for block in rows.split(step)])
         single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
         return (found[0] if single else found).to(v.device)
 
@@ -111,14 +111,14 @@ class NTKOperator:
         """
         if probes is not None and not isinstance(probes, Probes):
             raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
-        with self.session() as session:
+        with self.sweeps() as sweeps:
             count = self.outputs if probes is None else probes.k
             every = (
                 torch.eye(count, dtype=torch.float64, device="cpu")
                 if probes is None
                 else probes.directions(self.outputs)
             )
-            total = squared_gradients(session, every, "trace").sum(0)
+            total = squared_gradients(sweeps, every, "trace").sum(0)
         return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
 
     def frobenius(self, *, probes: int | None = None, generator: torch.Generator | None = None) -> Estimate:
@@ -137,21 +137,21 @@ class NTKOperator:
         a `featlearn.errors.HeavyTailWarning` says that too few draws carry the error.
         """
         count = column_count(probes, self.samples, self.outputs)
-        with self.session() as session:
-            columns = KernelColumns(session, "full")
+        with self.sweeps() as sweeps:
+            columns = KernelColumns(sweeps, "full")
             if count == self.samples:
                 return Estimate(columns.squared_sum() ** 0.5, 0.0, 1)
             if self.outputs > MANY:
-                return sketched_norm(self._random_sketch(session, count, generator))
+                return sketched_norm(self._random_sketch(sweeps, count, generator))
             return norm(surveyed(columns, count, source(generator)))
 
-    def row_means(self, session: Sweeps) -> Tensor:
+    def row_means(self, sweeps: Sweeps) -> Tensor:
         """(P,) K 1 / P for the mean over outputs: J_c (J_c^T 1) / P, a product for every output. float64."""
         total = torch.zeros(self.samples, dtype=torch.float64, device=self.device)
         every = torch.eye(self.outputs, dtype=self.dtype, device=self.device)
-        for directions in every.split(session.block(self.outputs)):
+        for directions in every.split(sweeps.block(self.outputs)):
             constant = directions[:, None, :].expand(-1, self.samples, -1) / self.samples
-            image = session.product(constant, self._method)
+            image = sweeps.product(constant, self._method)
             total += (image.double() * directions[:, None, :]).sum((0, 2))
         return total / self.outputs
 
@@ -171,10 +171,10 @@ class NTKOperator:
         bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
         drawing = source(generator)
         start = torch.randn(size, width, generator=drawing, dtype=torch.float64, device=drawing.device).to(self.device)
-        with self.session() as session:
+        with self.sweeps() as sweeps:
 
             def product(v: Tensor) -> Tensor:
-                image = session.product(v.T.reshape(-1, self.samples, self.outputs), self._method)
+                image = sweeps.product(v.T.reshape(-1, self.samples, self.outputs), self._method)
                 return image.flatten(1).T.double()
 
             found = top_eigenpairs(product, start, k, bound, 24 * width)
@@ -193,7 +193,7 @@ class NTKOperator:
         )  # fmt: skip
 
     @contextmanager
-    def session(self) -> Iterator[Sweeps]:
+    def sweeps(self) -> Iterator[Sweeps]:
         """The network isolated and ready; several products can share it."""
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
@@ -203,19 +203,19 @@ class NTKOperator:
         with self._prepared.measuring([self._stream.first], builtin=False) as measurement:
             yield Sweeps(measurement, self._stream, rates, self._prepared)
 
-    def _random_sketch(self, session: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
+    def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
         drawing = source(generator)
         signs = torch.randint(2, (count, *self.shape[:1]), generator=drawing, device=drawing.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
-        image = session.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
+        image = sweeps.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
         projected = omega @ image.T
         return Sketch((projected + projected.T) / 2, image @ image.T)
 
-    def _survey(self, session: Sweeps) -> None:
+    def _survey(self, sweeps: Sweeps) -> None:
         """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""
-        for probe, _ in session.probes(session.chunk(3.0)):
-            session.measurement.chunk(probe, 0, probe.samples)
-        session.measurement.refuse_no_gradient()
+        for probe, _ in sweeps.probes(sweeps.chunk(3.0)):
+            sweeps.measurement.chunk(probe, 0, probe.samples)
+        sweeps.measurement.refuse_no_gradient()
 
     def _rows(self, v: Any) -> Tensor:
         """A vector or a block as (m, P, C), on the device and in the precision of the kernel."""
