@@ -61,7 +61,10 @@ FIG_J2 = Reproduction(
         "8 x 8, 60 to test, k = 1/2, b = 1 to 3, and a learning rate of 0.0002 for 200 steps. Inputs, initial "
         "scales and regressions are those of 002/fig1. Beside the paper's panels stand centred alignments, and the "
         "alignment of the kernel of Adam's update (Eq. 91), which the paper does not compute; before the first step "
-        "there is none."
+        "there is none. The learning rate of laptop scale decides whether alignment is silent: one block was tried "
+        "with a tenth of it and ten times the steps, and when the norm is a tenth of its last the raw alignment is at "
+        "0.94, 0.92 and 1.07 of its end in the three seeds, which holds; the centred one at 0.69, 0.63 and 0.70, which "
+        "fails."
     ),
     experiment=BLOCKS,
     plot=plot,

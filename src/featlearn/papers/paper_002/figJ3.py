@@ -61,7 +61,8 @@ FIG_J3 = Reproduction(
         "to 8 x 8, 60 to test, k = 1/4, 1/2 and 1, and a learning rate of 0.0002 for 250 steps. Inputs, initial "
         "scales and regressions are those of 002/fig1. Beside the paper's panels stand centred alignments, and the "
         "alignment of the kernel of Adam's update (Eq. 91), which the paper does not compute; before the first step "
-        "there is none."
+        "there is none. The learning rate of laptop scale decides whether alignment is silent: 002/figJ2 says what a "
+        "tenth of it gives with one block."
     ),
     experiment=WIDTHS,
     plot=plot,
