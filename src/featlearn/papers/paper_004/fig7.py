@@ -85,7 +85,7 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(task="classification", width=100, linear_width=100, samples=40, speed=0.04, large_speed=0.02,
-                        sigmoid_speed=0.2, steps=200, moments=10, law_widths=(50, 200)),
+                        sigmoid_speed=0.2, steps=100, moments=5, law_widths=(50, 200)),
             seeds=1, seconds=3, mebibytes=20,
         ),
         Scale.LAPTOP: Size(
