@@ -15,10 +15,11 @@ from tests.references.jacobian import dense_ntk
 DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7
 
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small cases are not worth it."""
+@pytest.fixture(autouse=True, params=[0, 2**24], ids=["one by one", "together"])
+def always(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Small cases are not worth it; directions are compared in both ways."""
     torch.manual_seed(0)
+    monkeypatch.setattr(proportional_outputs, "TOGETHER", (request.param, request.param))
     wanted = lambda factors: factors.directions > 1 and len(factors.parts) == 1  # noqa: E731
     monkeypatch.setattr(proportional_outputs, "worthwhile", wanted)
 

@@ -119,13 +119,21 @@ def _taken(grads: Tensor, found: Proportions) -> Tensor:
 def _proportional(grads: Tensor, found: Proportions) -> Tensor:
     """Whether all directions are those multiples of one, in each of them and for each sample."""
     slack, base = 8 * torch.finfo(grads.dtype).eps, _taken(grads, found)
-    errors: list[Tensor] = []
-    sizes: list[Tensor] = []
-    for direction, factor in zip(grads, found.ratio, strict=True):
-        difference = torch.addcmul(direction, base, factor, value=-1)
-        for norms, one in ((errors, difference), (sizes, direction)):
-            norms.append(torch.linalg.vector_norm(one, 2, (1, 2, 3)))
-    size = torch.stack(sizes)
+    together = len(grads) if grads.numel() <= TOGETHER[grads.is_cuda] else 1
+    split = zip(grads.split(together), found.ratio.split(together), strict=True)
+    parts = [_differences(directions, ratios, base) for directions, ratios in split]
+    error, size = (torch.cat(norms) for norms in zip(*parts, strict=True))
     # Squares of numbers that are much smaller or larger would be zero, or infinite, and agree with anything.
     ordinary = (size.amax() > 1e-15) & (size.amax() < 1e15)
-    return (torch.stack(errors) <= slack * size).all() & ordinary
+    return (error <= slack * size).all() & ordinary
+
+
+# Numbers up to which all directions are compared at once, on a CPU and on a GPU: few ops, but a copy of all of them.
+TOGETHER = (2**16, 2**24)
+
+
+def _differences(directions: Tensor, ratios: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """(K, samples) how far directions are from those multiples of one, and how large they are."""
+    difference = torch.addcmul(directions, base, ratios[:, None, None], value=-1)
+    errors, sizes = (torch.linalg.vector_norm(one, 2, (2, 3, 4)) for one in (difference, directions))
+    return errors, sizes
