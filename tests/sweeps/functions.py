@@ -41,6 +41,11 @@ def picky(a, seed):
     return float(a)
 
 
+def slowly_picky(a, seed):
+    time.sleep(0.1)
+    return picky(a, seed)
+
+
 def killed(a, times, notes):
     """Kills its own process the first `times` times where a is odd."""
     if begun(Path(notes), str(a)) <= times and a % 2:

@@ -282,8 +282,8 @@ def test_on_error_raise_stops_at_the_first(tmp_path):
 
 def test_on_error_raise_drops_what_has_not_begun(tmp_path):
     grid = {"a": [3, *range(10, 200, 3)]}
-    with pytest.raises(FeatlearnError, match="a=3"):
-        fl.sweep(functions.picky, grid, out=tmp_path, executor=None, on_error="raise", quiet=True)
+    with fl.sweeps.ProcessPool(1) as pool, pytest.raises(FeatlearnError, match="a=3"):  # in the order of the grid
+        fl.sweep(functions.slowly_picky, grid, out=tmp_path, executor=pool, on_error="raise", quiet=True)
     status = [row["status"] for row in fl.open_sweep(tmp_path).rows]
     assert status[0] == "failed"
     assert status.count("missing") > 30
