@@ -7,6 +7,7 @@ import torch
 from featlearn.papers.context import Context
 from featlearn.papers.paper_003 import chain, fig1
 from featlearn.papers.runs import Runs, as_array
+from featlearn.papers.schedule import growing_steps
 
 SETUP = fig1.Setup(samples=30, dimension=7, degree=3, width=9, lr=0.1, steps=40, rotations=3)
 
@@ -100,5 +101,5 @@ def test_claims_fail_on_numbers_that_break_them(numbers):
 
 
 def test_moments_end_at_the_last_step():
-    assert chain.moments(10, 2.0) == [0, 1, 2, 4, 8, 10]
-    assert torch.tensor(chain.moments(800)).diff().min() > 0
+    assert growing_steps(10, 2.0) == [0, 1, 2, 4, 8, 10]
+    assert torch.tensor(growing_steps(800, 1.3)).diff().min() > 0

@@ -15,6 +15,7 @@ from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
 from featlearn.papers.runs import Numbers
 from featlearn.papers.scale import Scale
+from featlearn.papers.schedule import growing_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,7 @@ class Setup:
     @property
     def moments(self) -> list[int]:
         """The steps at which kernels are measured."""
-        found = [0, 1]
-        while found[-1] < self.steps:
-            found.append(min(self.steps, max(found[-1] + 1, round(found[-1] * self.growth))))
-        return found
+        return growing_steps(self.steps, self.growth)
 
 
 def task(setup: Setup, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
 from featlearn.papers.runs import Numbers
 from featlearn.papers.scale import Scale
+from featlearn.papers.schedule import growing_steps
 
 CHANNEL = 3
 """the output whose kernel Fig. 1F and Fig. 5 of 2021a, and Fig. 7C-D of 2021b, follow"""
@@ -58,10 +59,7 @@ class Setup:
     @property
     def moments(self) -> list[int]:
         """The steps at which kernels are measured."""
-        found = [0, 1]
-        while found[-1] < self.steps:
-            found.append(min(self.steps, max(found[-1] + 1, round(found[-1] * self.growth))))
-        return found
+        return growing_steps(self.steps, self.growth)
 
 
 @dataclass(frozen=True, kw_only=True)

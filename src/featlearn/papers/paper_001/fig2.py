@@ -22,6 +22,7 @@ from featlearn.papers.models import WideResNet
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
+from featlearn.papers.schedule import growing_steps
 
 LEVELS = (0.7, 0.6, 0.4)
 """losses at which networks of different gamma are compared"""
@@ -48,10 +49,7 @@ class Setup:
     @property
     def moments(self) -> list[int]:
         """The steps at which kernels are measured."""
-        found = [0, 1]
-        while found[-1] < self.steps:
-            found.append(min(self.steps, max(found[-1] + 1, round(found[-1] * self.growth))))
-        return found
+        return growing_steps(self.steps, self.growth)
 
 
 def task(setup: Setup, context: Context) -> tuple[Tensor, Tensor]:

@@ -64,11 +64,3 @@ def descend(
         squared_error(model, task.x, task.y).backward()
         optimizer.step()
         at(step)
-
-
-def moments(steps: int, growth: float = 1.3) -> list[int]:
-    """Steps from 0 to the last, ever further apart."""
-    found = [0, 1]
-    while found[-1] < steps:
-        found.append(min(steps, max(found[-1] + 1, round(found[-1] * growth))))
-    return found

@@ -16,10 +16,11 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLUE, GREY, ORANGE, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_003.chain import chain, descend, first_layer, moments, network
+from featlearn.papers.paper_003.chain import chain, descend, first_layer, network
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
+from featlearn.papers.schedule import growing_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """Correlations along training, and the four matrices of the paper at its end."""
     task = chain(context, setup.samples, 1, setup.dimension, setup.degree)
     model = network(context, task, setup.width, setup.first)
-    steps, rows = moments(setup.steps), []
+    steps, rows = growing_steps(setup.steps, 1.3), []
 
     def at(step: int) -> None:
         if step in steps:

@@ -16,10 +16,11 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_003.chain import ChainTask, chain, descend, first_layer, moments, network, squared_error
+from featlearn.papers.paper_003.chain import ChainTask, chain, descend, first_layer, network, squared_error
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Numbers, Runs
 from featlearn.papers.scale import Scale
+from featlearn.papers.schedule import growing_steps
 from featlearn.quantities.layer_features import LayerFeatures
 
 STANDARD, SLO = 0, 1
@@ -64,7 +65,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
             context.progress(done, 2 * len(setup.scales), scale=scale, uc=path["uncentered"][-1])
     names = paths[0][0]
     return {
-        "steps": moments(setup.steps),
+        "steps": growing_steps(setup.steps, 1.3),
         **{name: [[path[name] for path in row] for row in paths] for name in names},
         **pictures,
         "egop": task.egop,
@@ -86,7 +87,7 @@ def trained(
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     path: dict[str, list[float]] = {}
     seen: list[LayerFeatures] = []
-    wanted = set(moments(steps))
+    wanted = set(growing_steps(steps, 1.3))
 
     def at(step: int) -> None:
         if step not in wanted:

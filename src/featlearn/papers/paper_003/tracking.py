@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.papers.context import Context
 from featlearn.papers.models import GPT, MLP, VGG11
-from featlearn.papers.paper_003.chain import moments
 from featlearn.papers.runs import Numbers
+from featlearn.papers.schedule import growing_steps
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -177,7 +177,7 @@ class FeatureTracker:
         Returns steps and loss (T,); cosine and pearson (T, L, 2), uncentred and centred; change (T, L), |W - W0| / |W|.
         """
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
-        wanted = set(moments(steps, 1.6)) - {0}
+        wanted = set(growing_steps(steps, 1.6)) - {0}
         for step, (x, y) in zip(range(1, steps + 1), batches, strict=False):
             optimizer.zero_grad()
             loss = objective(self.model(x), y)
