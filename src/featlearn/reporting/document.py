@@ -13,11 +13,14 @@ from featlearn.errors import RunError
 from featlearn.reporting.markup import Html, tag, text
 
 
-def head(title: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
-    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access."""
+def head(title: str, scripts: Sequence[str], styles: Sequence[str], *, workers: bool = False) -> Html:
+    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access.
+
+    `workers` also allows workers whose script the page itself has made.
+    """
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{'worker-src blob:; ' if workers else ''}base-uri 'none'; form-action 'none'"
     )
     return tag(
         "head",
