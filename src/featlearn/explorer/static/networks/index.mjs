@@ -1,5 +1,6 @@
 /** The networks that train in the page, by the name of their topic. */
 import { DeepLinearRun } from "./deep_linear.mjs";
+import { LatentRun } from "./latent.mjs";
 
 /**
  * A run: `advance()` makes one step, `measure()` returns points of charts at the present `time`; it is over at `end`.
@@ -9,7 +10,7 @@ import { DeepLinearRun } from "./deep_linear.mjs";
  */
 
 /** @type {Record<string, new (setting: any) => Run>} */
-export const RUNS = { silent: DeepLinearRun };
+export const RUNS = { silent: DeepLinearRun, mechanism: LatentRun };
 
 /** Largest number of measurements along a run. */
 export const MEASUREMENTS = 48;

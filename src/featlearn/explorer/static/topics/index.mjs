@@ -1,4 +1,5 @@
 /** The topics, in the order of the page. */
+import { mechanism } from "./mechanism.mjs";
 import { silent } from "./silent.mjs";
 
 /**
@@ -8,4 +9,4 @@ import { silent } from "./silent.mjs";
  */
 
 /** @type {Record<string, Topic>} */
-export const TOPICS = { silent };
+export const TOPICS = { silent, mechanism };

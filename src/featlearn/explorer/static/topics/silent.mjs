@@ -4,7 +4,7 @@ import { balancedPath, halfTime, meanStart, typicalPath } from "../mathematics/d
 import { displayed, inline } from "./formula.mjs";
 import { list, number, script } from "./python.mjs";
 
-const INPUTS = 16, POINTS = 121;
+const INPUTS = 32, POINTS = 121;
 
 /** @returns {number[]} strengths of the modes, largest first */
 const modes = ({ modes: count, gap }) => Array.from({ length: count }, (_, a) => gap ** a);
@@ -99,13 +99,13 @@ export const silent = {
   question: "Why is a network silent before it learns?",
   lead: "Start a linear network from small weights: the loss does not move for a long time, then it falls at once. Nothing seems to happen in the silence. Look at the kernel.",
   controls: [
-    { key: "sigma", label: "Size of the first weights", symbol: "σ", min: 0.01, max: 1, log: true, value: 0.05, hint: "the only thing that makes it silent" },
+    { key: "sigma", label: "Size of the first weights", symbol: "σ", min: 0.01, max: 1, log: true, value: 0.02, hint: "small weights make it silent" },
     { key: "layers", label: "Layers", symbol: "L", min: 2, max: 4, whole: true, value: 2 },
     { key: "modes", label: "Modes of the task", min: 1, max: 3, whole: true, value: 1 },
     { key: "gap", label: "Size of each mode over the one before", min: 0.3, max: 0.9, value: 0.5 },
   ],
   networkControls: [
-    { key: "width", label: "Width", symbol: "N", min: 4, max: 64, whole: true, value: 48 },
+    { key: "width", label: "Width", symbol: "N", min: 4, max: 96, whole: true, value: 64 },
     { key: "spread", label: "Unwhitened inputs", min: 0, max: 1.5, value: 0, hint: "0: all directions alike, as the theory assumes" },
     { key: "rate", label: "Learning rate", symbol: "η", min: 0.005, max: 1.5, log: true, value: 0.02 },
     { key: "start", label: "First weights", value: "random", options: [["random", "random"], ["balanced", "in line with the task (balanced)"]] },
