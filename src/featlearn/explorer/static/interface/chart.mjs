@@ -6,6 +6,7 @@ import { element, written } from "./elements.mjs";
  * @property {[number, number]} [least] what is always shown
  * @typedef {object} ChartSpec
  * @property {string} key @property {string} title @property {Axis} x @property {Axis} y @property {string} caption
+ * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its colour
  * @typedef {object} Line
  * @property {string} name in the Python code @property {string} label @property {number[]} y
  * @property {number} color @property {boolean} [dash] @property {boolean} [steps] drawn as points
@@ -80,7 +81,8 @@ export class Chart {
     }, data, this.box);
     this.legend.replaceChildren(...this.picture.lines.map(({ label, color: c, dash, steps }) => element("span", {},
       element("i", { class: `key c${c}${dash ? " dash" : ""}${steps ? " dot" : ""}` }), label)),
-    element("span", {}, element("i", { class: "key dot hollow" }), "network in this page"));
+    ...(this.spec.series ?? [{ label: "network in this page", color: "" }]).map(({ label, color: c }) =>
+      element("span", {}, element("i", { class: `key dot hollow c${c}` }), label)));
   }
 
   size() {
@@ -168,13 +170,13 @@ export class Chart {
   /** The network; a point beyond the chart is a triangle at its edge. */
   dots() {
     const u = this.plot, ctx = u.ctx, ratio = devicePixelRatio, { left, top, width, height } = u.bbox;
-    const solid = this.picture.lines.filter(({ dash }) => !dash);
+    const own = this.spec.series ?? this.picture.lines.filter(({ dash }) => !dash);
     ctx.save();
     ctx.beginPath();
     ctx.rect(left - 5 * ratio, top - 5 * ratio, width + 10 * ratio, height + 10 * ratio);
     ctx.clip();
     for (const [series, { x, y, error }] of this.points) {
-      ctx.strokeStyle = color(`--c${solid[series % solid.length]?.color ?? 7}`);
+      ctx.strokeStyle = color(`--c${own[series % own.length]?.color ?? 7}`);
       ctx.fillStyle = color("--paper");
       ctx.lineWidth = 1.6 * ratio;
       x.forEach((at, i) => {

@@ -5,6 +5,7 @@ import { element, written } from "./elements.mjs";
  * @typedef {object} Control
  * @property {string} key @property {string} label @property {string} [symbol] @property {number | string} value at first
  * @property {number} [min] @property {number} [max] @property {boolean} [log] @property {boolean} [whole]
+ * @property {boolean} [even]
  * @property {string} [hint] @property {[string, string][]} [options] value and label: a choice in place of a slider
  */
 
@@ -21,6 +22,7 @@ export function parsed(control, text) {
 /** @param {Control} control @param {number} value @returns {number} inside the limits, whole where it must be */
 export function fitted(control, value) {
   const inside = Math.min(control.max, Math.max(control.min, value));
+  if (control.even) return 2 * Math.round(inside / 2);
   return control.whole ? Math.round(inside) : Number(inside.toPrecision(6));
 }
 
@@ -50,8 +52,8 @@ export class ControlView {
   }
 
   steps() {
-    const { whole, log, min, max } = this.control;
-    return whole && !log ? max - min : STEPS;
+    const { whole, even, log, min, max } = this.control;
+    return whole && !log ? (max - min) / (even ? 2 : 1) : STEPS;
   }
 
   /** @param {number} place of the slider @returns {number} */

@@ -76,9 +76,9 @@ export class Experiment {
 
   receive(data) {
     if (data.id !== this.id) return;
-    for (const { chart, series, x, y, error = 0, replace = false } of data.points) {
+    for (const { chart, series, x, y, error = 0, replace = false, fresh = false } of data.points) {
       const key = `${chart}/${series}`;
-      if (!this.points.has(key)) this.points.set(key, { x: [], y: [], error: [] });
+      if (fresh || !this.points.has(key)) this.points.set(key, { x: [], y: [], error: [] });
       const kept = this.points.get(key), place = replace ? kept.x.indexOf(x) : -1;
       if (place >= 0) [kept.y[place], kept.error[place]] = [y, error];
       else { kept.x.push(x); kept.y.push(y); kept.error.push(error); }

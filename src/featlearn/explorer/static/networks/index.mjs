@@ -1,16 +1,24 @@
 /** The networks that train in the page, by the name of their topic. */
 import { DeepLinearRun } from "./deep_linear.mjs";
+import { FeatureRun } from "./features.mjs";
+import { GrowthRun } from "./growth.mjs";
 import { LatentRun } from "./latent.mjs";
+import { CircleRun } from "./circle.mjs";
+import { TransferRun } from "./transfer.mjs";
 
 /**
  * A run: `advance()` makes one step, `measure()` returns points of charts at the present `time`; it is over at `end`.
  * @typedef {object} Run
  * @property {number} step @property {number} time @property {number} end @property {number} parameters
- * @property {() => void} advance @property {() => {chart: string, series: number, y: number, x?: number}[]} measure
+ * @property {() => void} advance @property {() => Point[]} measure @property {() => string} [said] what a reader should know
+ * @property {boolean} [failed] it has diverged
+ *
+ * A point of a chart: at the present time unless it has its own x; `replace` the one at the same x, `fresh`: drop all others.
+ * @typedef {{chart: string, series: number, y: number, x?: number, error?: number, replace?: boolean, fresh?: boolean}} Point
  */
 
 /** @type {Record<string, new (setting: any) => Run>} */
-export const RUNS = { silent: DeepLinearRun, mechanism: LatentRun };
+export const RUNS = { rich: CircleRun, silent: DeepLinearRun, mechanism: LatentRun, growth: GrowthRun, features: FeatureRun, transfer: TransferRun };
 
 /** Largest number of measurements along a run. */
 export const MEASUREMENTS = 48;

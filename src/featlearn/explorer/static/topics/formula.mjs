@@ -2,7 +2,7 @@
 
 const SIGNS = {
   alpha: "α", beta: "β", gamma: "γ", Delta: "Δ", delta: "δ", eta: "η", kappa: "κ", lambda: "λ", mu: "μ", nu: "ν", Omega: "Ω",
-  phi: "φ", rho: "ρ", sigma: "σ", zeta: "ζ", theta: "θ", ell: "ℓ", infty: "∞", dot: "˙", top: "⊤",
+  phi: "φ", rho: "ρ", sigma: "σ", zeta: "ζ", theta: "θ", ell: "ℓ", infty: "∞", top: "⊤",
 };
 const OPERATORS = { sum: "∑", cdot: "·", approx: "≈", propto: "∝", to: "→", le: "≤", ge: "≥", ne: "≠", quad: "\u2003", times: "×", max: "max", pm: "±", int: "∫" };
 
@@ -29,7 +29,6 @@ function parsed(text) {
     }
     if (token === "\\frac") return `<mfrac>${atom()}${atom()}</mfrac>`;
     if (token === "\\sqrt") return `<msqrt>${atom()}</msqrt>`;
-    if (token === "\\dot") return `<mover>${atom()}<mo>˙</mo></mover>`;
     if (token === "\\text") return word();
     if (token.startsWith("\\")) return named(token.slice(1));
     if (/^\d/.test(token)) return `<mn>${token}</mn>`;

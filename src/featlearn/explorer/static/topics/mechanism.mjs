@@ -87,8 +87,8 @@ export const mechanism = {
   lead: "Two linear layers on data along one line: the smallest network that can be lazy or rich, solved exactly at every width. There are three ways to learn: turn the layers towards each other, turn them apart, or change their lengths.",
   controls: [
     { key: "scale", label: "Scale of the output", symbol: "γ", min: 1e-4, max: 1e3, log: true, value: 0.01, hint: "larger is lazier" },
-    { key: "rateU", label: "Rate of the readout", symbol: "ηᵤ", min: 1e-7, max: 1e3, log: true, value: 1 },
-    { key: "rateW", label: "Rate of the first layer", symbol: "η_w", min: 1e-7, max: 1e3, log: true, value: 1 },
+    { key: "rateU", label: "Rate of the readout", symbol: "ηu", min: 1e-7, max: 1e3, log: true, value: 1 },
+    { key: "rateW", label: "Rate of the first layer", symbol: "ηw", min: 1e-7, max: 1e3, log: true, value: 1 },
     { key: "normU", label: "Length of the readout", symbol: "|u|", min: 0.1, max: 50, log: true, value: 10 },
     { key: "normV", label: "Length of the hidden layer", symbol: "|Wx|", min: 0.1, max: 50, log: true, value: 10 },
     { key: "zeta", label: "Layer alignment at the start", symbol: "ζ", min: -1, max: 1, value: 0 },
@@ -119,7 +119,7 @@ export const mechanism = {
     { label: "ReLU (fails)", set: { activation: "relu" }, say: "Half of the units are closed for every input. The mechanism is the same, the numbers are not." },
   ],
   formula: `<p>${inline("f = \\gamma u \\cdot W x")}, loss ${inline("(f - y)^2")}. In the sum and the difference of the layers, ${inline("p = (\\sqrt{\\eta_u} W x / \\rho + \\sqrt{\\eta_w} u)/2")} and ${inline("q")} with a minus, training is one function of time:</p>
-${displayed("p(t) = p(0) \\sqrt{\\alpha} , \\quad q(t) = \\frac{q(0)}{\\sqrt{\\alpha}} , \\quad \\dot{\\alpha} = -4 (a \\alpha^2 - s \\alpha - b)")}
+${displayed("p(t) = p(0) \\sqrt{\\alpha} , \\quad q(t) = \\frac{q(0)}{\\sqrt{\\alpha}} , \\quad \\frac{d \\alpha}{d t} = -4 (a \\alpha^2 - s \\alpha - b)")}
 <p>with ${inline("a = \\gamma^2 \\rho^2 |p(0)|^2")}, ${inline("b = \\gamma^2 \\rho^2 |q(0)|^2")}, ${inline("s = \\gamma \\rho \\sqrt{\\eta_u \\eta_w} y")}. The speed is</p>
 ${displayed("\\Omega = \\sqrt{s^2 + 4 a b} , \\quad K_{\\infty} = 2 \\Omega")}
 <p>The target brings ${inline("s^2")}, the first kernel ${inline("4ab")}. Where ${inline("s^2")} wins, ${inline("\\alpha")} leaves 1 and features are learned; where it is small, ${inline("\\alpha = 1")}: the kernel regime. Xu &amp; Ziyin 2024, corrected.</p>`,
