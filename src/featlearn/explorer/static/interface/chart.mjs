@@ -9,7 +9,7 @@ import { element, written } from "./elements.mjs";
  * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its colour
  * @typedef {object} Line
  * @property {string} name in the Python code @property {string} label @property {number[]} y
- * @property {number} color @property {boolean} [dash] @property {boolean} [steps] drawn as points
+ * @property {number} color @property {boolean | number[]} [dash] @property {boolean} [steps] drawn as points
  * @typedef {object} Picture
  * @property {number[]} x @property {Line[]} lines @property {{at: number, label: string}[]} [marks]
  * @property {{at: number, label: string}[]} [levels] @property {{from: number, to: number, label: string}} [window]
@@ -74,7 +74,7 @@ export class Chart {
         { ...axis, label: y.label, labelSize: 20, size: 56, values, ...(y.log ? { filter: decades } : {}) },
       ],
       series: [{}, ...this.picture.lines.map((line) => ({
-        label: line.label, width: line.steps ? 0 : 2, spanGaps: false, dash: line.dash ? DASH : [],
+        label: line.label, width: line.steps ? 0 : 2, spanGaps: false, dash: Array.isArray(line.dash) ? line.dash : line.dash ? DASH : [],
         stroke: () => color(`--c${line.color}`), points: { show: Boolean(line.steps), size: 6, fill: () => color(`--c${line.color}`) },
       }))],
       hooks: { drawClear: [() => this.shade()], draw: [() => this.annotate(), () => this.dots()], setCursor: [() => this.read()] },
@@ -220,9 +220,9 @@ export class Chart {
   }
 }
 
-/** On a logarithmic axis of more than a decade: labels at powers of ten alone. */
+/** On a logarithmic axis: labels at 1, 2, 5 and their tens, on long axes at powers of ten alone. */
 function decades(u, splits) {
-  const wide = splits[splits.length - 1] / splits[0] > 30;
-  const many = splits[splits.length - 1] / splits[0] > 1e7 ? 2 : 1;
-  return wide ? splits.map((v) => (Math.abs(Math.log10(v) % many) < 1e-9 ? v : null)) : splits;
+  const long = splits[splits.length - 1] / splits[0] > 200;
+  const digits = long ? [1] : [1, 2, 5];
+  return splits.map((v) => (digits.includes(Number((v / 10 ** Math.floor(Math.log10(v) + 1e-9)).toPrecision(3))) ? v : null));
 }

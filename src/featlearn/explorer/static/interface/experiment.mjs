@@ -11,8 +11,8 @@ function worker() {
 }
 
 export class Experiment {
-  /** @param {() => void} drawn called when points have arrived @param {() => void} reseeded */
-  constructor(drawn, reseeded) {
+  /** @param {() => void} drawn called when points have arrived @param {(values: object) => void} set @param {() => void} reseeded */
+  constructor(drawn, set, reseeded) {
     this.drawn = drawn;
     this.id = 0;
     this.points = new Map();
@@ -21,6 +21,8 @@ export class Experiment {
     this.toggle = element("button", { type: "button", class: "main", onclick: () => this.run(!this.running || this.over) });
     this.status = element("p", { class: "status", role: "status" });
     this.said = element("p", { class: "note" });
+    this.suggested = null;
+    this.follow = element("button", { type: "button", hidden: true, onclick: () => set(this.suggested.set) });
     const button = (label, act, title) => element("button", { type: "button", title, onclick: act }, label);
     this.buttons = element("div", { class: "buttons", role: "group", "aria-label": "Training of the network" }, this.toggle,
       button("Step", () => this.single(), "One step of gradient descent (key: s)"),
@@ -88,6 +90,9 @@ export class Experiment {
     this.status.textContent = `${data.step} steps, ${data.parameters.toLocaleString("en")} parameters: ${state}`;
     this.status.className = `status ${state}`;
     this.said.textContent = data.failed ? "The steps overshoot: this learning rate is too large, and gradient flow, which the theory solves, is no longer a picture of it." : data.said;
+    this.suggested = data.suggested;
+    this.follow.hidden = !data.suggested;
+    if (data.suggested) this.follow.textContent = data.suggested.label;
     this.label();
     this.drawn();
   }

@@ -14,7 +14,7 @@ const initial = (key) => Object.fromEntries(CONTROLS[key].map((control) => [cont
 const shown = { topic: null, state: {}, charts: [], views: {}, extra: null, theory: null };
 let asked = false, addressed = 0;
 
-const experiment = new Experiment(() => draw(), () => set({ seed: shown.state.seed + 1 }));
+const experiment = new Experiment(() => draw(), (values) => set(values), () => set({ seed: shown.state.seed + 1 }));
 
 /** Change values; the picture follows in the next frame, the network when the slider rests. */
 function set(values, { soon = false } = {}) {
@@ -80,7 +80,7 @@ function content(topic) {
       element("section", { class: "panel", "aria-label": "Settings" },
         element("h3", {}, "Theory"), ...topic.controls.map(view),
         element("h3", {}, "Network in this page"), ...topic.networkControls.map(view),
-        experiment.buttons, experiment.status, experiment.said),
+        experiment.buttons, experiment.status, experiment.said, element("div", { class: "buttons" }, experiment.follow)),
       element("div", { class: "charts" }, ...(shown.extra ? [shown.extra.figure] : []), ...shown.charts.map(({ figure }) => figure))),
     shown.said,
     element("div", { class: "below" },

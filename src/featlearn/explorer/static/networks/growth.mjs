@@ -87,7 +87,7 @@ export class GrowthRun {
     const middle = before && (before.output + classes.output) / 2;
     if (!before) this.before = classes;
     // a rate needs two measurements that differ
-    else if (middle > 0 && middle < 1 && classes.output - before.output > 0.02) {
+    else if (middle > 0 && middle < 1 && classes.output - before.output > 0.05) {
       const span = classes.at - before.at;
       points.push({ chart: "mixture", series: 0, x: middle, y: (classes.own - before.own) / span }, { chart: "mixture", series: 1, x: middle, y: (classes.other - before.other) / span });
       this.before = classes;

@@ -3,7 +3,7 @@ import { DeepLinearRun } from "./deep_linear.mjs";
 import { FeatureRun } from "./features.mjs";
 import { GrowthRun } from "./growth.mjs";
 import { LatentRun } from "./latent.mjs";
-import { CircleRun } from "./circle.mjs";
+import { RichRun } from "./rich.mjs";
 import { TransferRun } from "./transfer.mjs";
 
 /**
@@ -11,14 +11,14 @@ import { TransferRun } from "./transfer.mjs";
  * @typedef {object} Run
  * @property {number} step @property {number} time @property {number} end @property {number} parameters
  * @property {() => void} advance @property {() => Point[]} measure @property {() => string} [said] what a reader should know
- * @property {boolean} [failed] it has diverged
+ * @property {() => {label: string, set: object} | null} [suggested] values of the theory that fit it @property {boolean} [failed] it has diverged
  *
  * A point of a chart: at the present time unless it has its own x; `replace` the one at the same x, `fresh`: drop all others.
  * @typedef {{chart: string, series: number, y: number, x?: number, error?: number, replace?: boolean, fresh?: boolean}} Point
  */
 
 /** @type {Record<string, new (setting: any) => Run>} */
-export const RUNS = { rich: CircleRun, silent: DeepLinearRun, mechanism: LatentRun, growth: GrowthRun, features: FeatureRun, transfer: TransferRun };
+export const RUNS = { rich: RichRun, silent: DeepLinearRun, mechanism: LatentRun, growth: GrowthRun, features: FeatureRun, transfer: TransferRun };
 
 /** Largest number of measurements along a run. */
 export const MEASUREMENTS = 48;

@@ -7,7 +7,7 @@ let run = null, schedule = null, id = 0, running = false, waiting = 0;
 function send(points) {
   const { step, time, end, parameters } = run;
   const said = run.said?.() ?? "";
-  postMessage({ id, points, step, time, end, parameters, said, over: schedule.over, failed: run.failed === true });
+  postMessage({ id, points, step, time, end, parameters, said, suggested: run.suggested?.() ?? null, over: schedule.over, failed: run.failed === true });
 }
 
 /** Train for a slice of time, or for a single step; what is due is measured before the step that passes it. */

@@ -3,7 +3,7 @@ import { linspace, logspace } from "../mathematics/arrays.mjs";
 import { dataMatrices, derivativeCorrelation, expectedPtk, freeProbability, quadraticMoments } from "../mathematics/early.mjs";
 import { INPUTS, SAMPLES, data } from "../networks/features.mjs";
 import { displayed, inline } from "./formula.mjs";
-import { number, script } from "./python.mjs";
+import { normals, number, script } from "./python.mjs";
 
 const decays = linspace(0, 4, 25), widths = [...new Set(logspace(4, 128, 21).map(Math.round))];
 
@@ -52,20 +52,7 @@ function python(state) {
   const { decay, width, hidden, activation, steps } = state;
   const isFree = hidden === "1" && activation === "quadratic";
   return script(`n, d, width, hidden, activation = ${SAMPLES}, ${INPUTS}, ${width}, ${hidden}, "${activation}"
-state = 1 + 7919
-
-
-def uniform():
-    global state
-    state = 48271 * state % 2147483647
-    return state / 2147483647
-
-
-for _ in range(8):
-    uniform()
-numbers = [math.sqrt(-2 * math.log(uniform())) * math.cos(2 * math.pi * uniform()) for _ in range(n * d)]
-normal = torch.tensor(numbers, dtype=torch.float64).reshape(n, d)
-
+${normals(1, SAMPLES, INPUTS)}
 
 def data(decay):
     size = 1 / (1 + torch.arange(1, d + 1, dtype=torch.float64) ** decay)
@@ -96,7 +83,7 @@ def free(decay, width):
 
 curves["free probability"] = (decays, torch.stack([free(decay, width) for decay in decays]))
 curves["free probability over width"] = (widths, torch.stack([free(${number(decay)}, width) for width in widths]))
-` : ""}`, []).replace("import matplotlib", "import math\n\nimport matplotlib");
+` : ""}`);
 }
 
 const experiment = (state) => ({

@@ -34,8 +34,8 @@ function theory(state) {
       growth: { x: times, lines: [
         { name: "readout along", label: "readout part, along the labels", color: 0, y: grown(path.readoutTask) },
         { name: "readout mean", label: "readout part, average direction", color: 5, y: grown(path.readoutMean) },
-        { name: "hidden along", label: "hidden part, along the labels", color: 1, y: grown(path.hiddenTask) },
-        { name: "hidden mean", label: "hidden part, average", color: 4, dash: true, y: grown(path.hiddenMean) }] },
+        { name: "hidden along", label: "hidden part, along the labels", color: 1, dash: [10, 8], y: grown(path.hiddenTask) },
+        { name: "hidden mean", label: "hidden part, average", color: 4, dash: [2, 7], y: grown(path.hiddenMean) }] },
       alignment: { x: times, lines: [{ name: "alignment", label: "theory", color: 2, y: path.alignment }] },
       loss: { x: times, lines: [{ name: "loss", label: "theory", color: 0, y: path.loss.map((v) => v / state.samples) }] },
       mixture: { x: outputs, lines: [
@@ -86,13 +86,13 @@ export const growth = {
   ],
   networkControls: [
     { key: "width", label: "Width", symbol: "M", min: 10, max: 600, log: true, whole: true, value: 400 },
-    { key: "rate", label: "Learning rate × size", symbol: "η", min: 0.002, max: 1, log: true, value: 0.02 },
+    { key: "rate", label: "Learning rate × size", symbol: "η", min: 0.002, max: 1, log: true, value: 0.005 },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
     { key: "growth", title: "Growth along and across the labels", x: time, y: { label: "growth of the kernel", least: [0, 0.01] },
       series: [{ label: "network: readout, along", color: 0 }, { label: "readout, average", color: 5 }, { label: "hidden, along", color: 1 }, { label: "hidden, average", color: 4 }],
-      caption: "Readout: steep along the labels, nearly flat on average. Hidden: the two lines coincide, it grows like a ball." },
+      caption: "Along the labels both parts grow alike. In an average direction the readout part hardly grows, the hidden part grows as much as along the labels: three lines are one." },
     { key: "alignment", title: "So the kernel aligns", x: time, y: { label: "kernel-task alignment" }, caption: "More with a small first kernel: what has grown counts for more." },
     { key: "mixture", title: "Classes: its own twice as fast", x: { label: "output for the own class" }, y: { label: "growth rate of the hidden part", least: [0, 0.1] },
       series: [{ label: "network: own class", color: 3 }, { label: "other classes", color: 4 }],

@@ -1,30 +1,30 @@
 /** How rich is rich? Optimal feature evolution (Shan & Bordelon 2021). */
 import { linspace, logspace } from "../mathematics/arrays.mjs";
 import { basis, finalAlignment, infiniteWidthKernel, solve, spike, threshold, topOverlap } from "../mathematics/ofe.mjs";
-import { circle, labels } from "../networks/circle.mjs";
+import { INPUTS, SAMPLES, X, labels } from "../networks/rich.mjs";
 import { displayed, inline } from "./formula.mjs";
-import { number, script } from "./python.mjs";
+import { normals, number, script } from "./python.mjs";
 
-const SAMPLES = 24, POINTS = 101, RATES = 81;
-const K0 = infiniteWidthKernel(circle(SAMPLES));
+const POINTS = 101, RATES = 81;
+const K0 = infiniteWidthKernel(X);
 
-/** All that does not depend on gamma, by the number of waves. */
+/** All that does not depend on gamma, by the number of flipped labels. */
 const TASKS = new Map();
-function task(waves) {
-  if (!TASKS.has(waves)) {
-    const y = labels(SAMPLES, waves), start = basis(K0, y), star = threshold(start);
+function task(flips) {
+  if (!TASKS.has(flips)) {
+    const y = labels(flips), start = basis(K0, y), star = threshold(start);
     // long enough for a frozen kernel to learn nine tenths
     let end = 1;
-    while (end < 400 && start.power.reduce((t, p, k) => t + p * Math.exp((-2 * start.values[k] * end) / SAMPLES), 0) > 0.1 * SAMPLES) end *= 1.1;
-    TASKS.set(waves, { y, start, star, end: Number(end.toPrecision(2)) });
+    while (end < 400 && start.power.reduce((t, p, k) => t + p * Math.exp((-2 * start.values[k] * end) / SAMPLES), 0) > 0.02 * SAMPLES) end *= 1.1;
+    TASKS.set(flips, { y, start, star, end: Number(end.toPrecision(2)) });
   }
-  return TASKS.get(waves);
+  return TASKS.get(flips);
 }
 
 const shares = logspace(0.01, 30, RATES);
 
-function theory({ share, waves }) {
-  const { y, start, star, end } = task(waves), times = linspace(0, end, POINTS), gamma = share * star;
+function theory({ share, flips }) {
+  const { y, start, star, end } = task(flips), times = linspace(0, end, POINTS), gamma = share * star;
   const rich = solve(K0, y, gamma, times, 1 / SAMPLES, start), frozen = solve(K0, y, 0, times, 1 / SAMPLES, start);
   const ranks = linspace(1, SAMPLES, SAMPLES), mean = (values) => values.map((v) => v / SAMPLES);
   const marks = [{ at: 1, label: "threshold γ*" }, ...(Math.abs(Math.log(share)) > 0.9 ? [{ at: share, label: "here" }] : [])];
@@ -48,13 +48,13 @@ function sentence(share, rich, after) {
   return `${where}, which holds ${held} % of it. The alignment goes from ${from} to ${to}.`;
 }
 
-function python({ share, waves }) {
-  const { star, end } = task(waves);
-  return script(`P = ${SAMPLES}
-angle = 2 * torch.pi * torch.arange(P, dtype=torch.float64) / P
-x = torch.stack([angle.cos(), angle.sin(), torch.ones_like(angle)], 1)
-y = torch.where((${waves} * angle).cos() + 0.2 > 0, 1.0, -1.0).double()
-K0 = fl.theory.infinite_width.ntk(x, hidden_layers=1)
+function python({ share, flips }) {
+  const { star, end } = task(flips);
+  return script(`P, D, flips = ${SAMPLES}, ${INPUTS}, ${flips}
+${normals(1, SAMPLES, INPUTS)}
+y = normal[:, 0].sign()
+y[:flips] *= -1
+K0 = fl.theory.infinite_width.ntk(normal, hidden_layers=1)
 star = fl.theory.ofe.threshold(K0, y)  # ${Number(star.toPrecision(4))}
 gamma = ${number(share)} * float(star)
 times = torch.linspace(0, ${number(end)}, ${POINTS}, dtype=torch.float64)
@@ -75,8 +75,8 @@ curves = {
 }
 
 const experiment = (state) => ({
-  samples: SAMPLES, waves: state.waves, width: state.width, richness: state.richness, rate: state.rate, end: task(state.waves).end,
-  threshold: task(state.waves).star, seed: state.seed,
+  flips: state.flips, width: state.width, richness: state.richness, rate: state.rate, end: task(state.flips).end,
+  threshold: task(state.flips).star, seed: state.seed,
 });
 
 const time = { label: "time (steps × learning rate)" };
@@ -86,13 +86,13 @@ export const rich = {
   question: "How rich is rich?",
   lead: "Suppose that features move so as to lower the loss after the next step. Then one number, the feature rate γ, says how rich training is. How far does the kernel turn, and when does the task come out on top of its spectrum?",
   controls: [
-    { key: "share", label: "Feature rate, in thresholds", symbol: "γ/γ*", min: 0.01, max: 30, log: true, value: 2, hint: "0 would be a frozen kernel" },
-    { key: "waves", label: "Waves of the task on the circle", min: 1, max: 4, whole: true, value: 2, hint: "more waves: harder for the first kernel" },
+    { key: "share", label: "Feature rate, in thresholds", symbol: "γ/γ*", min: 0.01, max: 30, log: true, value: 0.1, hint: "far below 1: lazy; above: the task is on top" },
+    { key: "flips", label: "Flipped labels, of 24", min: 0, max: 12, whole: true, value: 0, hint: "a task that the first kernel does not expect" },
   ],
   networkControls: [
-    { key: "richness", label: "Output divided by", min: 0.1, max: 100, log: true, value: 10, hint: "larger is richer" },
+    { key: "richness", label: "Output divided by", min: 0.1, max: 100, log: true, value: 10, hint: "larger is richer: weights have to move further" },
     { key: "width", label: "Width", symbol: "N", min: 8, max: 800, log: true, whole: true, value: 400 },
-    { key: "rate", label: "Learning rate", symbol: "η", min: 0.01, max: 3, log: true, value: 0.1 },
+    { key: "rate", label: "Learning rate", symbol: "η", min: 0.01, max: 3, log: true, value: 0.05 },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
@@ -100,22 +100,24 @@ export const rich = {
     { key: "alignment", title: "The kernel turns to the task", x: time, y: { label: "kernel-task alignment", least: [0, 1] }, caption: "It turns as long as there is a residual to turn it." },
     { key: "gamma", title: "A threshold", x: { label: "feature rate γ/γ*", log: true }, y: { label: "share", least: [0, 1] },
       series: [{ label: "network: task in the top", color: 2 }, { label: "network: alignment", color: 1 }],
-      caption: "Alignment rises smoothly. The top eigenvector changes its mind at γ*: there the task overtakes the constant mode." },
+      caption: "Alignment rises smoothly. The top eigenvector changes its mind at γ*: there the task overtakes the top mode of the first kernel." },
     { key: "spectrum", title: "One eigenvalue rises", x: { label: "rank" }, y: { label: "eigenvalue of the kernel", log: true }, caption: "K∞ = K₀ + γ y yᵀ: the task lifts one eigenvalue; nearly all others stay." },
   ],
   examples: [
-    { label: "lazy", set: { share: 0.05, richness: 0.1 }, say: "Hardly any feature rate, and a network whose output is multiplied: both follow the frozen kernel." },
-    { label: "at the threshold", set: { share: 1, richness: 8 }, say: "The task just overtakes the constant mode of the kernel." },
-    { label: "very rich", set: { share: 10, richness: 60 }, say: "The kernel becomes little more than the task itself." },
-    { label: "harder task", set: { waves: 4, share: 2, richness: 30 }, say: "The frozen kernel is slow on fine waves; features help most there." },
-    { label: "narrow (fails)", set: { width: 12 }, say: "Twelve units: their first kernel is not that of the infinitely wide network from which the lines start." },
-    { label: "too large a rate (fails)", set: { rate: 2.5 }, say: "As the kernel grows, the steps overshoot." },
+    { label: "lazy", set: { share: 0.01, richness: 0.3 }, say: "Hardly any feature rate, and a network whose weights hardly have to move: both follow the frozen kernel." },
+    { label: "rich", set: { share: 0.19, richness: 30 }, say: "The network learns faster than its first kernel would. Part of it is the turn, which the theory has." },
+    { label: "at the threshold", set: { share: 1, richness: 30 }, say: "Here the task overtakes the constant mode of the kernel. A network of two layers does not get there: look for its point." },
+    { label: "very rich theory", set: { share: 10, richness: 30 }, say: "The kernel becomes little more than the task itself." },
+    { label: "flipped labels", set: { flips: 8, share: 0.15 }, say: "The frozen kernel is slow on a task that it does not expect; features help most there." },
+    { label: "richer than the theory (fails)", set: { share: 0.22, richness: 100 }, say: "This kernel also grows in all directions, which optimal features would not: the network is faster than any turn explains." },
+    { label: "narrow (fails)", set: { width: 10 }, say: "Ten units: their first kernel is not that of the infinitely wide network from which the lines start." },
+    { label: "too large a rate (fails)", set: { rate: 1.5, richness: 30 }, say: "As the kernel grows, the steps overshoot." },
   ],
   formula: `<p>Residual ${inline("\\Delta = f - y")}, kernel ${inline("K")}, and features that move down the next loss at the rate ${inline("\\gamma")}:</p>
 ${displayed("\\frac{d \\Delta}{d t} = - \\eta K \\Delta , \\quad K(t) + \\gamma \\Delta \\Delta^{\\top} = \\text{const}")}
 <p>The second equation is a conserved matrix. At the end the residual is gone, and what it held is in the kernel:</p>
 ${displayed("K_{\\infty} = K_0 + \\gamma y y^{\\top} , \\quad \\frac{1}{\\gamma^{*}} = \\sum_{i>1} \\frac{(u_i \\cdot y)^2}{\\lambda_1 - \\lambda_i}")}
 <p>The exact path, not in the papers, is ${inline("\\Delta(t) = e^{- \\eta C t} \\Delta_0 / \\sqrt{D(t)}")} with ${inline("C = K_0 + \\gamma \\Delta_0 \\Delta_0^{\\top}")}. Shan &amp; Bordelon 2021, corrected.</p>`,
-  fails: "<p>This is <em>not</em> a theory of networks: it says what features should do. A real network has no γ; the panel says which γ would turn the kernel as far as the network did. Set it, and see how well one number tells the whole path: its kernel also grows in directions that the task does not need. The lines start from the kernel of an infinitely wide network: narrow ones start elsewhere.</p>",
+  fails: "<p>This is <em>not</em> a theory of networks: it says what features should do. A real network has no γ; the panel says which γ would turn the kernel as far as the network did. Set it by the button below, and see how well one number tells the whole path. Where the output is divided by much, the kernel also grows in directions that the task does not need, and the loss falls faster than the line. The lines start from the kernel of an infinitely wide network: narrow ones start elsewhere.</p>",
   theory, python, experiment,
 };

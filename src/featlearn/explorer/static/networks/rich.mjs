@@ -1,42 +1,42 @@
-/** A wide ReLU network on points of a circle, its output divided by a number: how far its kernel turns to the task. */
+/** A wide ReLU network on random inputs, its output divided by a number: how far does its kernel turn to the task? */
 import { eigen } from "../mathematics/eigen.mjs";
 import { featureRate } from "../mathematics/ofe.mjs";
 import { Random } from "../mathematics/random.mjs";
-import { flatAlignment } from "./dense.mjs";
+import { flatAlignment, square } from "./dense.mjs";
 import { TwoLayer } from "./two_layer.mjs";
 
-/** Points of the circle, with a constant in the place of biases. @returns {number[][]} */
-export function circle(count) {
-  return Array.from({ length: count }, (_, m) => {
-    const angle = (2 * Math.PI * m) / count;
-    return [Math.cos(angle), Math.sin(angle), 1];
-  });
-}
+export const SAMPLES = 24, INPUTS = 32;
 
-/** Labels +-1 that change sign along the circle. @returns {number[]} */
-export function labels(count, waves) {
-  return Array.from({ length: count }, (_, m) => (Math.cos((2 * Math.PI * waves * m) / count) + 0.2 > 0 ? 1 : -1));
+/** Random inputs, the same in every run. */
+export const X = (() => {
+  const random = new Random(1);
+  return Array.from({ length: SAMPLES }, () => Array.from(random.normals(INPUTS)));
+})();
+
+/** The sign of the first input; some of the labels are flipped, one after the other. @param {number} flips @returns {number[]} */
+export function labels(flips) {
+  return X.map(([first], m) => (first > 0 === m >= flips ? 1 : -1));
 }
 
 /**
  * @typedef {object} Setting
- * @property {number} samples P @property {number} waves @property {number} width @property {number} richness divisor of the output
+ * @property {number} flips of labels @property {number} width @property {number} richness divisor of the output
  * @property {number} rate @property {number} end time @property {number} threshold gamma* of the theory @property {number} seed
  */
 
-export class CircleRun {
+export class RichRun {
   /** @param {Setting} setting */
   constructor(setting) {
     this.setting = setting;
     this.step = 0;
     this.end = setting.end;
-    this.y = labels(setting.samples, setting.waves);
+    this.y = labels(setting.flips);
     // every layer is multiplied by sqrt(2 / fan-in), as in the infinitely wide network
-    const scales = { hidden: Math.sqrt(2 / 3), readout: Math.sqrt(2 / setting.width) };
-    this.network = new TwoLayer(circle(setting.samples), setting.width, 1, new Random(setting.seed), scales);
+    const scales = { hidden: Math.sqrt(2 / INPUTS), readout: Math.sqrt(2 / setting.width) };
+    this.network = new TwoLayer(X, setting.width, 1, new Random(setting.seed), scales);
     this.parameters = this.network.parameters;
     this.first = Float64Array.from(this.network.f);
-    this.pull = new Float64Array(setting.samples);
+    this.pull = new Float64Array(SAMPLES);
     this.kernel0 = this.kernel();
   }
 
@@ -56,20 +56,21 @@ export class CircleRun {
   }
 
   advance() {
-    const { rate, richness, samples } = this.setting;
+    const { rate, richness } = this.setting;
     // d/df of 1/2 |g - y|^2 is (g - y) / richness, and the rate is multiplied by its square
-    this.network.descend(this.residual(), (rate * richness) / samples);
+    this.network.descend(this.residual(), (rate * richness) / SAMPLES);
     this.step += 1;
   }
 
   measure() {
-    const P = this.setting.samples, K = this.kernel();
+    const P = SAMPLES, K = this.kernel();
     const rows = (flat) => Array.from({ length: P }, (_, m) => Array.from(flat.subarray(m * P, (m + 1) * P)));
     const loss = this.residual().reduce((total, v) => total + v * v, 0);
     const { values, vectors } = eigen(rows(K));
     const overlap = vectors[0].reduce((total, v, m) => total + v * this.y[m], 0) ** 2 / P;
     const aligned = flatAlignment(K, this.y);
     this.gamma = featureRate(rows(this.kernel0), rows(K), this.y);
+    this.growth = Math.sqrt(square(K) / square(this.kernel0));
     const points = [{ chart: "loss", series: 0, y: loss / P }, { chart: "alignment", series: 0, y: aligned }];
     const x = Math.min(30, this.gamma / this.setting.threshold);
     if (x > 0.01) points.push({ chart: "gamma", series: 0, x, y: overlap, fresh: true }, { chart: "gamma", series: 1, x, y: aligned, fresh: true });
@@ -79,6 +80,12 @@ export class CircleRun {
 
   said() {
     const share = this.gamma / this.setting.threshold;
-    return `Its kernel has turned as far as a feature rate of ${share.toPrecision(2)} γ* would turn it. Set γ to that and compare the curves.`;
+    return `Its kernel has turned as far as a feature rate of ${share.toPrecision(2)} γ* would turn it, and has become ${this.growth.toPrecision(3)} times as large.`;
+  }
+
+  /** The feature rate of the theory that turns the kernel as far. */
+  suggested() {
+    const share = this.gamma / this.setting.threshold;
+    return share > 0 ? { label: "Set γ to that of the network", set: { share: Math.min(30, Math.max(0.01, Number(share.toPrecision(3)))) } } : null;
   }
 }
