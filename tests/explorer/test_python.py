@@ -55,7 +55,7 @@ def difference(curves: dict[str, Any], given: dict[str, Any]) -> float:
             assert left.shape == right.shape, name
             finite = numpy.isfinite(left)
             assert (finite == numpy.isfinite(right)).all(), name
-            worst = max(worst, float(abs(left - right)[finite].max() / abs(left[finite]).max()))
+            worst = max(worst, float(abs(left[finite] - right[finite]).max() / abs(left[finite]).max()))
     return worst
 
 

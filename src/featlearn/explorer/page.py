@@ -17,7 +17,7 @@ def explore(path: str | os.PathLike[str]) -> Path:
 
     One HTML file that opens from disk and asks for nothing else. Returns its path.
     """
-    return written(page(), Path(path))
+    return written(page(), Path(path), "page")
 
 
 def page() -> Html:

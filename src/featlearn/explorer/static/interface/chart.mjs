@@ -172,6 +172,7 @@ export class Chart {
     const u = this.plot, ctx = u.ctx, ratio = devicePixelRatio, { left, top, width, height } = u.bbox;
     const own = this.spec.series ?? this.picture.lines.filter(({ dash }) => !dash);
     ctx.save();
+    ctx.setLineDash([]);
     ctx.beginPath();
     ctx.rect(left - 5 * ratio, top - 5 * ratio, width + 10 * ratio, height + 10 * ratio);
     ctx.clip();

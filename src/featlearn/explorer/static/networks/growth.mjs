@@ -4,6 +4,8 @@ import { along, flatAlignment, trace } from "./dense.mjs";
 import { TwoLayer } from "./two_layer.mjs";
 
 const CLASSES = 3, NOISE_INPUTS = 12;
+/** The mixture trains faster, to be learned in the same number of steps. */
+const MIXTURE_RATE = 2.5;
 
 /** Labels of alternating sign. @returns {number[]} */
 export function alternating(count) {
@@ -56,7 +58,7 @@ export class GrowthRun {
       const own = Math.floor(i / CLASSES / perClass) === i % CLASSES ? 1 : 0;
       this.pulls[i] = this.mixture.f[i] - own;
     }
-    this.mixture.descend(this.pulls, rate / perClass); // its kernel is larger by the samples of a class
+    this.mixture.descend(this.pulls, MIXTURE_RATE * rate / perClass); // its kernel is larger by the samples of a class
     this.step += 1;
   }
 
@@ -75,7 +77,7 @@ export class GrowthRun {
         }
     }
     for (let m = 0; m < P; m++) output += this.mixture.f[m * CLASSES + Math.floor(m / perClass)] / P;
-    return { own, other, output, at: this.time / perClass };
+    return { own, other, output, at: (MIXTURE_RATE * this.time) / perClass };
   }
 
   measure() {

@@ -2,10 +2,8 @@
 
 /** @param {string} body defines `curves`: name -> (x, y) @returns {string} */
 export function script(body) {
-  return `${body.includes("math.") ? "import math\n\n" : ""}import matplotlib.pyplot as plt
-import torch
-
-import featlearn as fl
+  const imports = [...(body.includes("math.") ? ["import math", ""] : []), "import matplotlib.pyplot as plt", "import torch", "", "import featlearn as fl"];
+  return `${imports.join("\n")}
 
 ${body.trim()}
 

@@ -44,8 +44,8 @@ function theory({ share, flips }) {
 
 function sentence(share, rich, after) {
   const from = rich.alignment[0].toPrecision(2), to = rich.alignment[POINTS - 1].toPrecision(2), held = Math.round(100 * after.overlaps[0]);
-  const where = share < 0.5 ? "Below the threshold the task stays <strong>hidden inside the spectrum</strong>" : share > 2 ? "Above the threshold the task is <strong>the top eigenvector</strong>" : "Near the threshold the task <strong>crosses the top mode</strong>";
-  return `${where}, which holds ${held} % of it. The alignment goes from ${from} to ${to}.`;
+  const where = share < 0.5 ? "Below the threshold the task stays <strong>hidden inside the spectrum</strong>: the top eigenvector" : share > 2 ? "Above the threshold the task is <strong>on top</strong>: the top eigenvector" : "Near the threshold the task <strong>crosses the top mode</strong>: the top eigenvector";
+  return `${where} holds ${held} % of it. The alignment goes from ${from} to ${to}.`;
 }
 
 function python({ share, flips }) {
@@ -97,7 +97,7 @@ export const rich = {
   ],
   charts: [
     { key: "loss", title: "Rich learns faster", x: time, y: { label: "mean squared error", least: [0, 1] }, caption: "Dashed: the same kernel, frozen." },
-    { key: "alignment", title: "The kernel turns to the task", x: time, y: { label: "kernel-task alignment", least: [0, 1] }, caption: "It turns as long as there is a residual to turn it." },
+    { key: "alignment", title: "The kernel turns to the task", x: time, y: { label: "kernel-task alignment", least: [0, 0.4] }, caption: "It turns as long as there is a residual to turn it." },
     { key: "gamma", title: "A threshold", x: { label: "feature rate γ/γ*", log: true }, y: { label: "share", least: [0, 1] },
       series: [{ label: "network: task in the top", color: 2 }, { label: "network: alignment", color: 1 }],
       caption: "Alignment rises smoothly. The top eigenvector changes its mind at γ*: there the task overtakes the top mode of the first kernel." },
@@ -118,6 +118,6 @@ ${displayed("\\frac{d \\Delta}{d t} = - \\eta K \\Delta , \\quad K(t) + \\gamma 
 <p>The second equation is a conserved matrix. At the end the residual is gone, and what it held is in the kernel:</p>
 ${displayed("K_{\\infty} = K_0 + \\gamma y y^{\\top} , \\quad \\frac{1}{\\gamma^{*}} = \\sum_{i>1} \\frac{(u_i \\cdot y)^2}{\\lambda_1 - \\lambda_i}")}
 <p>The exact path, not in the papers, is ${inline("\\Delta(t) = e^{- \\eta C t} \\Delta_0 / \\sqrt{D(t)}")} with ${inline("C = K_0 + \\gamma \\Delta_0 \\Delta_0^{\\top}")}. Shan &amp; Bordelon 2021, corrected.</p>`,
-  fails: "<p>This is <em>not</em> a theory of networks: it says what features should do. A real network has no γ; the panel says which γ would turn the kernel as far as the network did. Set it by the button below, and see how well one number tells the whole path. Where the output is divided by much, the kernel also grows in directions that the task does not need, and the loss falls faster than the line. The lines start from the kernel of an infinitely wide network: narrow ones start elsewhere.</p>",
+  fails: "<p>This is <em>not</em> a theory of networks: it says what features should do. A real network has no γ; the panel says which γ would turn the kernel as far as the network did. Set it by the button in the panel, and see how well one number tells the whole path. Where the output is divided by much, the kernel also grows in directions that the task does not need, and the loss falls faster than the line. The lines start from the kernel of an infinitely wide network: narrow ones start elsewhere.</p>",
   theory, python, experiment,
 };
