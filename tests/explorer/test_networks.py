@@ -116,7 +116,7 @@ def test_a_latent_network(trained: dict[str, Any]):
     close((W[:, 0] @ u[0]) / (W[:, 0].norm() * u.norm()), 0.4)
     close(x[:, 0].square().mean(), 1.0)
     model = network([W, u], nn.ReLU)
-    descend(model, lambda: (0.3 * model(x)[:, 0] - 1.7 * x[:, 0]).square().mean(), [given["rateW"], given["rateU"]])
+    descend(model, lambda: (0.3 * model(x)[:, 0] - 1.7 * x.sum(1)).square().mean(), [given["rateW"], given["rateU"]])
     close(run["after"]["weights"]["W"], model[0].weight.detach().flatten())
     close(run["after"]["weights"]["u"], model[2].weight.detach().flatten())
     found, line = points(run["after"]), torch.eye(4, dtype=torch.float64)[:1]

@@ -149,11 +149,10 @@ def ofe_vectors() -> list[Vector]:
         for share in (0.1, 0.5, 2.0, 8.0):
             gamma = share * star
             path = ofe.solve(K0, y, gamma, times(4.0), rate=0.7)
-            expected = {"loss": path.loss, "alignment": path.alignment, "norm": path.kernel_norm}
-            found.append(vector("ofe", "solve", [K0, y, gamma, times(4.0), 0.7, start], expected))
             spikes = ofe.spike(K0, y, gamma)
-            found.append(vector("ofe", "spike", [K0, y, gamma],
-                                {"eigenvalues": spikes.eigenvalues, "overlaps": spikes.overlaps}))  # fmt: skip
+            expected = {"loss": path.loss, "alignment": path.alignment, "norm": path.kernel_norm,
+                        "eigenvalues": spikes.eigenvalues, "overlaps": spikes.overlaps}  # fmt: skip
+            found.append(vector("ofe", "solve", [K0, y, gamma, times(4.0), 0.7, start], expected))
             found.append(vector("ofe", "topOverlap", [start, gamma], ofe.top_overlap(K0, y, gamma)))
             found.append(vector("ofe", "finalAlignment", [K0, y, gamma], ofe.final_alignment(K0, y, gamma)))
             K1 = ofe.final_kernel(K0, y, gamma)

@@ -22,7 +22,7 @@ export class Experiment {
     this.status = element("p", { class: "status", role: "status" });
     this.said = element("p", { class: "note" });
     this.suggested = null;
-    this.follow = element("button", { type: "button", hidden: true, onclick: () => set(this.suggested.set) });
+    this.follow = element("button", { type: "button", hidden: true, onclick: () => set(this.suggested.set) }, "Set the theory to the network");
     const button = (label, act, title) => element("button", { type: "button", title, onclick: act }, label);
     this.buttons = element("div", { class: "buttons", role: "group", "aria-label": "Training of the network" }, this.toggle,
       button("Step", () => this.single(), "One step of gradient descent (key: s)"),
@@ -56,6 +56,7 @@ export class Experiment {
     this.topic = topic;
     this.setting = setting;
     clearTimeout(this.later);
+    this.worker?.postMessage({ running: false });
     this.later = setTimeout(() => this.restart(), 120);
   }
 

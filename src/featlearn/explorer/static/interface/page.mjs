@@ -12,7 +12,7 @@ const initial = (key) => Object.fromEntries(CONTROLS[key].map((control) => [cont
 
 /** What is shown. */
 const shown = { topic: null, state: {}, charts: [], views: {}, extra: null, theory: null };
-let asked = false, addressed = 0;
+let asked = false, addressed = 0, coded = 0;
 
 const experiment = new Experiment(() => draw(), (values) => set(values), () => set({ seed: shown.state.seed + 1 }));
 
@@ -41,8 +41,9 @@ function draw() {
     shown.theory ??= topic.theory(state);
     for (const chart of shown.charts) chart.draw(shown.theory.charts[chart.spec.key], experiment.of(chart.spec.key));
     shown.said.innerHTML = shown.theory.said;
-    shown.code.textContent = topic.python(state);
     shown.extra?.draw(state);
+    clearTimeout(coded);
+    coded = setTimeout(() => { shown.code.textContent = shown.topic.python(shown.state); }, 100);
   });
 }
 
@@ -87,7 +88,7 @@ function content(topic) {
       element("section", { class: "formula" }, element("h3", {}, "The formula"), element("div", { html: topic.formula })),
       element("section", { class: "fails" }, element("h3", {}, "Where it fails"), element("div", { html: topic.fails })),
       element("section", { class: "code" }, element("h3", {}, "The same in Python"), element("div", { class: "buttons" },
-        copier("Copy Python", () => shown.code.textContent), copier("Copy link", () => `${location.href.split("#")[0]}${address()}`)),
+        copier("Copy Python", () => topic.python(shown.state)), copier("Copy link", () => `${location.href.split("#")[0]}${address()}`)),
       element("pre", { tabindex: 0 }, shown.code))),
   ];
 }

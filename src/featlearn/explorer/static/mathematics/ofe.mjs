@@ -17,10 +17,10 @@ export function finalKernel(K0, y, gamma) {
 }
 
 /**
- * Loss |f - y|^2 and kernel-task alignment along time, in closed form.
+ * Loss |f - y|^2 and kernel-task alignment along time, in closed form; eigenvalues of the final kernel, and the share of y in each.
  * @param {Matrix} K0 @param {number[]} y @param {number} gamma >= 0 @param {number[]} times @param {number} rate
  * @param {Basis} start `basis(K0, y)`
- * @returns {{loss: number[], alignment: number[], norm: number[]}}
+ * @returns {{loss: number[], alignment: number[], norm: number[], eigenvalues: number[], overlaps: number[]}}
  */
 export function solve(K0, y, gamma, times, rate, start) {
   const C = finalKernel(K0, y, gamma);
@@ -28,7 +28,7 @@ export function solve(K0, y, gamma, times, rate, start) {
   const d = vectors.map((v) => dot(v, y)), size = dot(y, y);
   const rest = 1 / (1 + gamma * sum(start.power.map((p, k) => p / start.values[k])));
   const along = quadratic(C, y), square = inner(C, C);
-  const found = { loss: [], alignment: [], norm: [] };
+  const found = { loss: [], alignment: [], norm: [], eigenvalues: c, overlaps: d.map((v) => (v * v) / size) };
   for (const t of times) {
     const decayed = d.map((v, k) => v * Math.exp(-rate * c[k] * t));
     const D = rest + gamma * sum(decayed.map((v, k) => (v * v) / c[k]));
@@ -76,12 +76,6 @@ export function topOverlap({ values, power }, gamma) {
   const root = values[pole] + high;
   if (pole > 0 && root < values[0]) return 0;
   return 1 / (gamma * gamma * total * sum(values.map((v, k) => (k < pole ? 0 : power[k] / (root - v) ** 2))));
-}
-
-/** @param {Matrix} K0 @param {number[]} y @param {number} gamma @returns {{eigenvalues: number[], overlaps: number[]}} */
-export function spike(K0, y, gamma) {
-  const { values, vectors } = eigen(finalKernel(K0, y, gamma));
-  return { eigenvalues: values, overlaps: vectors.map((v) => dot(v, y) ** 2 / dot(y, y)) };
 }
 
 /** The gamma for which K0 + gamma y y^T has the alignment of K1: `featlearn.metrics.feature_rate`. @returns {number} */

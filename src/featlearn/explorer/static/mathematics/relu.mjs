@@ -23,17 +23,18 @@ export function growthRates(y, f, rate) {
 /**
  * Outputs and both parts of the kernel under the ansatz, from the initial kernel and f = 0.
  * @param {Matrix} KV @param {Matrix} KW @param {number[]} y @param {number[]} times from 0 on @param {number} rate
+ * @param {number} [tolerance] of the integration
  * @returns {{loss: number[], readoutTask: number[], readoutMean: number[], hiddenTask: number[], hiddenMean: number[],
  *   alignment: number[]}}
  */
-export function solve(KV, KW, y, times, rate) {
+export function solve(KV, KW, y, times, rate, tolerance = 1e-9) {
   const P = y.length, size = dot(y, y);
   const rest = matrix(P, P, (i, j) => (i === j ? 0 : KW[i][j]));
   const start = new Float64Array(2 * P + P * P);
   for (let i = 0; i < P; i++) start[P + i] = KW[i][i];
   for (let i = 0; i < P; i++) for (let j = 0; j < P; j++) start[2 * P + i * P + j] = KV[i][j];
   const found = { loss: [], readoutTask: [], readoutMean: [], hiddenTask: [], hiddenMean: [], alignment: [] };
-  for (const state of integrate(velocity(y, rest, rate), start, times, 1e-10)) {
+  for (const state of integrate(velocity(y, rest, rate), start, times, tolerance)) {
     const at = (i, j) => state[2 * P + i * P + j];
     const hidden = (i, j) => (i === j ? state[P + i] : rest[i][j]);
     let loss = 0, readout = 0, inner = 0, own = 0, trace = 0, square = 0;

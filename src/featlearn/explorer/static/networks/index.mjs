@@ -20,6 +20,9 @@ import { TransferRun } from "./transfer.mjs";
 /** @type {Record<string, new (setting: any) => Run>} */
 export const RUNS = { rich: RichRun, silent: DeepLinearRun, mechanism: LatentRun, growth: GrowthRun, features: FeatureRun, transfer: TransferRun };
 
+/** A loss above this, where 1 is that of f = 0, is that of a run that diverges. */
+const FAILED = 20;
+
 /** Largest number of measurements along a run. */
 export const MEASUREMENTS = 48;
 
@@ -48,6 +51,7 @@ export class Schedule {
 /** What is measured now, each point at the present time unless it has its own place; diverged runs are marked. */
 export function measured(run) {
   const points = run.measure().map((point) => ({ x: run.time, ...point }));
-  if (points.some(({ y }) => !Number.isFinite(y) || Math.abs(y) > 1e12)) run.failed = true;
+  const lost = points.some(({ chart, y }) => !Number.isFinite(y) || Math.abs(y) > 1e12 || (chart === "loss" && y > FAILED));
+  if (lost) run.failed = true;
   return points.filter(({ y }) => Number.isFinite(y));
 }

@@ -33,6 +33,7 @@ export class LatentRun {
     const a = random.normals(SAMPLES), length = size(a) / Math.sqrt(SAMPLES);
     this.a = a.map((x) => x / length); // mean square 1: the line is one sample of length 1 with target y
     this.x = Array.from({ length: SAMPLES }, (_, m) => [this.a[m], ...random.normals(INPUTS - 1, setting.off)]);
+    this.labels = this.x.map((x) => x.reduce((total, value) => total + value, 0)); // over the target; all inputs count
     this.parameters = width * (INPUTS + 1);
     this.hidden = new Float64Array(width);
     this.gradientU = new Float64Array(width);
@@ -61,7 +62,7 @@ export class LatentRun {
     this.gradientU.fill(0);
     this.gradientW.fill(0);
     this.x.forEach((x, m) => {
-      const pull = (2 * scale * (this.forward(x) - target * this.a[m])) / SAMPLES;
+      const pull = (2 * scale * (this.forward(x) - target * this.labels[m])) / SAMPLES;
       for (let i = 0; i < this.hidden.length; i++) {
         this.gradientU[i] += pull * this.hidden[i];
         if (linear || this.hidden[i] > 0) for (let j = 0; j < INPUTS; j++) this.gradientW[i * INPUTS + j] += pull * this.u[i] * x[j];
@@ -74,7 +75,9 @@ export class LatentRun {
 
   measure() {
     const { scale, rateU, rateW } = this.setting;
-    const output = this.forward([1, 0, 0, 0]), normU = size(this.u), normV = size(this.hidden);
+    const output = this.forward([1, 0, 0, 0]);
+    if (Math.abs(output) > 20 * (1 + Math.abs(this.setting.target) + Math.abs(this.first ??= output))) this.failed = true;
+    const normU = size(this.u), normV = size(this.hidden);
     let open = 0;
     for (let i = 0; i < this.u.length; i++) if (this.setting.activation === "linear" || this.hidden[i] > 0) open += this.u[i] ** 2;
     return [

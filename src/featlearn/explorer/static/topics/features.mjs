@@ -3,6 +3,7 @@ import { linspace, logspace } from "../mathematics/arrays.mjs";
 import { dataMatrices, derivativeCorrelation, expectedPtk, freeProbability, quadraticMoments } from "../mathematics/early.mjs";
 import { INPUTS, SAMPLES, data } from "../networks/features.mjs";
 import { displayed, inline } from "./formula.mjs";
+import { kept } from "./kept.mjs";
 import { normals, number, script } from "./python.mjs";
 
 const decays = linspace(0, 4, 25), widths = [...new Set(logspace(4, 128, 21).map(Math.round))];
@@ -19,14 +20,6 @@ function predicted(decay, width, { hidden, activation }) {
 function free(decay, width) {
   const { X, y } = data(decay), { A, B } = dataMatrices(X, y);
   return freeProbability(A, B, quadraticMoments(width, INPUTS));
-}
-
-/** Results that only depend on few settings, kept: sliders move at once. */
-const KEPT = new Map();
-function kept(key, make) {
-  if (!KEPT.has(key)) KEPT.set(key, make());
-  if (KEPT.size > 400) KEPT.delete(KEPT.keys().next().value);
-  return KEPT.get(key);
 }
 
 function theory(state) {

@@ -3,6 +3,7 @@ import { linspace, matrix } from "../mathematics/arrays.mjs";
 import { mixtureRates, solve } from "../mathematics/relu.mjs";
 import { alternating } from "../networks/growth.mjs";
 import { displayed, inline } from "./formula.mjs";
+import { kept } from "./kept.mjs";
 import { number, script } from "./python.mjs";
 
 const POINTS = 81, CLASSES = 3;
@@ -12,18 +13,20 @@ function kernels({ samples, size }) {
   return { KV: matrix(samples, samples, (i, j) => (i === j ? size / 2 : size / (2 * Math.PI))), KW: matrix(samples, samples, (i, j) => (i === j ? size / 2 : 0)) };
 }
 
-/** Long enough for the loss to fall to a fiftieth, in two digits. */
+/** Long enough for the loss to fall to a hundredth, in two digits. */
 function end(state) {
-  const { KV, KW } = kernels(state), y = alternating(state.samples);
-  const times = linspace(0, 12 / state.size, 49);
-  const { loss } = solve(KV, KW, y, times, 1);
-  const found = loss.findIndex((v) => v < 0.01 * state.samples);
-  return Number(times[found < 0 ? times.length - 1 : Math.max(4, found)].toPrecision(2));
+  return kept(`end ${state.samples} ${state.size}`, () => {
+    const { KV, KW } = kernels(state), times = linspace(0, 12 / state.size, 49);
+    const { loss } = solve(KV, KW, alternating(state.samples), times, 1, 1e-6);
+    const found = loss.findIndex((v) => v < 0.01 * state.samples);
+    return Number(times[found < 0 ? times.length - 1 : Math.max(4, found)].toPrecision(2));
+  });
 }
 
 function theory(state) {
-  const { KV, KW } = kernels(state), y = alternating(state.samples), times = linspace(0, end(state), POINTS);
-  const path = solve(KV, KW, y, times, 1), grown = (values) => values.map((v) => v - values[0]);
+  const { KV, KW } = kernels(state), times = linspace(0, end(state), POINTS);
+  const path = kept(`path ${state.samples} ${state.size}`, () => solve(KV, KW, alternating(state.samples), times, 1));
+  const grown = (values) => values.map((v) => v - values[0]);
   const outputs = linspace(0, 1, 51);
   // K_W of an output along its own class and along another one, for outputs p on the own class and 0 elsewhere
   const rates = outputs.map((p) => mixtureRates(matrix(CLASSES, CLASSES, (i, j) => (i === j ? p : 0)), state.perClass, 1, 1, 1 + state.noise)[0]);

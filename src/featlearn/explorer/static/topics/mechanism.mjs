@@ -115,7 +115,7 @@ export const mechanism = {
     { label: "lazy", set: { scale: 0.1, rateU: 0.01, rateW: 0.01, steps: 200 }, say: "NTK scaling: the target is reached, and angle and kernel hardly move." },
     { label: "unequal rates", set: { rateU: 5, rateW: 0.05 }, say: "One layer moves, the other waits: the learning rates are part of the scaling." },
     { label: "too large a rate (fails)", set: { rateU: 60, rateW: 60, steps: 40 }, say: "The kernel is above one: every step overshoots. This is what the unstable side of the plane means." },
-    { label: "off the line (fails)", set: { off: 0.7, steps: 200 }, say: "Inputs in more than one direction are more than one sample: the exact solution no longer holds." },
+    { label: "off the line (fails)", set: { off: 0.7, steps: 200 }, say: "The target depends on other inputs too: more than one sample in truth, and the layers are pulled elsewhere." },
     { label: "ReLU (fails)", set: { activation: "relu" }, say: "Half of the units are closed for every input. The mechanism is the same, the numbers are not." },
   ],
   formula: `<p>${inline("f = \\gamma u \\cdot W x")}, loss ${inline("(f - y)^2")}. In the sum and the difference of the layers, ${inline("p = (\\sqrt{\\eta_u} W x / \\rho + \\sqrt{\\eta_w} u)/2")} and ${inline("q")} with a minus, training is one function of time:</p>

@@ -1,49 +1,49 @@
 /** How rich is rich? Optimal feature evolution (Shan & Bordelon 2021). */
 import { linspace, logspace } from "../mathematics/arrays.mjs";
-import { basis, finalAlignment, infiniteWidthKernel, solve, spike, threshold, topOverlap } from "../mathematics/ofe.mjs";
+import { basis, finalAlignment, infiniteWidthKernel, solve, threshold, topOverlap } from "../mathematics/ofe.mjs";
 import { INPUTS, SAMPLES, X, labels } from "../networks/rich.mjs";
 import { displayed, inline } from "./formula.mjs";
+import { kept } from "./kept.mjs";
 import { normals, number, script } from "./python.mjs";
 
 const POINTS = 101, RATES = 81;
-const K0 = infiniteWidthKernel(X);
+const K0 = infiniteWidthKernel(X), shares = logspace(0.01, 30, RATES);
 
-/** All that does not depend on gamma, by the number of flipped labels. */
-const TASKS = new Map();
+/** All that does not depend on gamma. */
 function task(flips) {
-  if (!TASKS.has(flips)) {
+  return kept(`task ${flips}`, () => {
     const y = labels(flips), start = basis(K0, y), star = threshold(start);
     // long enough for a frozen kernel to learn nine tenths
     let end = 1;
     while (end < 400 && start.power.reduce((t, p, k) => t + p * Math.exp((-2 * start.values[k] * end) / SAMPLES), 0) > 0.02 * SAMPLES) end *= 1.1;
-    TASKS.set(flips, { y, start, star, end: Number(end.toPrecision(2)) });
-  }
-  return TASKS.get(flips);
+    const times = linspace(0, Number(end.toPrecision(2)), POINTS);
+    return {
+      y, start, star, times, end: times[POINTS - 1], frozen: solve(K0, y, 0, times, 1 / SAMPLES, start),
+      tops: shares.map((s) => topOverlap(start, s * star)), ends: shares.map((s) => finalAlignment(K0, y, s * star)),
+    };
+  });
 }
 
-const shares = logspace(0.01, 30, RATES);
-
 function theory({ share, flips }) {
-  const { y, start, star, end } = task(flips), times = linspace(0, end, POINTS), gamma = share * star;
-  const rich = solve(K0, y, gamma, times, 1 / SAMPLES, start), frozen = solve(K0, y, 0, times, 1 / SAMPLES, start);
+  const { y, start, star, times, frozen, tops, ends } = task(flips);
+  const rich = solve(K0, y, share * star, times, 1 / SAMPLES, start);
   const ranks = linspace(1, SAMPLES, SAMPLES), mean = (values) => values.map((v) => v / SAMPLES);
   const marks = [{ at: 1, label: "threshold γ*" }, ...(Math.abs(Math.log(share)) > 0.9 ? [{ at: share, label: "here" }] : [])];
-  const after = spike(K0, y, gamma);
   return {
     charts: {
       loss: { x: times, lines: [{ name: "loss", label: "theory", color: 0, y: mean(rich.loss) }, { name: "frozen loss", label: "frozen kernel, γ = 0", color: 6, dash: true, y: mean(frozen.loss) }] },
       alignment: { x: times, lines: [{ name: "alignment", label: "theory", color: 1, y: rich.alignment }, { name: "frozen alignment", label: "frozen kernel", color: 6, dash: true, y: frozen.alignment }] },
       gamma: { x: shares, marks, lines: [
-        { name: "top overlap", label: "task in the top eigenvector", color: 2, y: shares.map((s) => topOverlap(start, s * star)) },
-        { name: "final alignment", label: "final alignment", color: 1, y: shares.map((s) => finalAlignment(K0, y, s * star)) }] },
-      spectrum: { x: ranks, lines: [{ name: "spectrum", label: "after", color: 3, y: after.eigenvalues }, { name: "first spectrum", label: "before", color: 6, dash: true, y: start.values }] },
+        { name: "top overlap", label: "task in the top eigenvector", color: 2, y: tops },
+        { name: "final alignment", label: "final alignment", color: 1, y: ends }] },
+      spectrum: { x: ranks, lines: [{ name: "spectrum", label: "after", color: 3, y: rich.eigenvalues }, { name: "first spectrum", label: "before", color: 6, dash: true, y: start.values }] },
     },
-    said: sentence(share, rich, after),
+    said: sentence(share, rich),
   };
 }
 
-function sentence(share, rich, after) {
-  const from = rich.alignment[0].toPrecision(2), to = rich.alignment[POINTS - 1].toPrecision(2), held = Math.round(100 * after.overlaps[0]);
+function sentence(share, rich) {
+  const from = rich.alignment[0].toPrecision(2), to = rich.alignment[POINTS - 1].toPrecision(2), held = Math.round(100 * rich.overlaps[0]);
   const where = share < 0.5 ? "Below the threshold the task stays <strong>hidden inside the spectrum</strong>: the top eigenvector" : share > 2 ? "Above the threshold the task is <strong>on top</strong>: the top eigenvector" : "Near the threshold the task <strong>crosses the top mode</strong>: the top eigenvector";
   return `${where} holds ${held} % of it. The alignment goes from ${from} to ${to}.`;
 }

@@ -18,7 +18,7 @@ const silentTime = (state) => halfTime(1, start(state), state.layers) || 0;
 /** The last time of the charts: twice the silent time, and long enough for the last mode. */
 function end(state) {
   const s = modes(state), last = halfTime(s[s.length - 1], start(state), state.layers) || 0;
-  return Number((Math.max(2 * silentTime(state), 1.25 * last, 1) + 1.5 / s[s.length - 1]).toPrecision(3));
+  return Number((Math.max(2 * silentTime(state), 1.25 * last, 1, 25 * state.rate) + 1.5 / s[s.length - 1]).toPrecision(3));
 }
 
 function path(state) {
@@ -107,7 +107,7 @@ export const silent = {
   networkControls: [
     { key: "width", label: "Width", symbol: "N", min: 4, max: 96, whole: true, value: 64 },
     { key: "spread", label: "Unwhitened inputs", min: 0, max: 1.5, value: 0, hint: "0: all directions alike, as the theory assumes" },
-    { key: "rate", label: "Learning rate", symbol: "η", min: 0.005, max: 1.5, log: true, value: 0.02 },
+    { key: "rate", label: "Learning rate", symbol: "η", min: 0.005, max: 3, log: true, value: 0.02 },
     { key: "start", label: "First weights", value: "random", options: [["random", "random"], ["balanced", "in line with the task (balanced)"]] },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
@@ -123,7 +123,7 @@ export const silent = {
     { label: "three layers", set: { layers: 3, sigma: 0.1, rate: 0.05 }, say: "With depth the silence grows as a power of the size: two out of three factors are tiny in every gradient." },
     { label: "three modes", set: { modes: 3 }, say: "A silence before every mode: the loss falls in steps." },
     { label: "unwhitened data (fails)", set: { spread: 1 }, say: "Directions of large variance are learned first; the kernel turns to them, not to the task, and turns again later. The lines are for whitened inputs." },
-    { label: "too large a rate (fails)", set: { rate: 1.3 }, say: "Once the kernel has grown, the steps overshoot. The theory is gradient flow: it knows no step size." },
+    { label: "too large a rate (fails)", set: { rate: 1.3 }, say: "Once the kernel has grown, the steps overshoot, and go on overshooting. The theory is gradient flow: it knows no step size. From a rate of 2 on, everything diverges." },
     { label: "narrow (fails)", set: { width: 4 }, say: "Four hidden units, one draw: the start is far from the average that the lines assume. Try other seeds." },
   ],
   formula: `<p>A mode of strength ${inline("s")}, learned up to ${inline("c")}, in a network of ${inline("L")} layers:</p>

@@ -2,6 +2,7 @@
 import { linspace, logspace } from "../mathematics/arrays.mjs";
 import { learningCurve } from "../mathematics/transfer.mjs";
 import { displayed, inline } from "./formula.mjs";
+import { kept } from "./kept.mjs";
 import { number, script } from "./python.mjs";
 
 const POINTS = 121;
@@ -13,6 +14,8 @@ const spikes = logspace(0.1, 100, 81);
 function theory(state) {
   const { dimension, spike, overlap, ridge, noise, samples } = state;
   const error = (P, A, w = overlap) => learningCurve(P, dimension, A, w, ridge, noise).error;
+  const place = `${dimension} ${ridge} ${noise}`;
+  const over = (w) => kept(`over ${place} ${samples} ${w}`, () => spikes.map((A) => error(samples, A, w)));
   const x = grid(state), finite = (values) => values.map((v) => (Number.isFinite(v) ? v : null));
   const now = error(samples, spike), plain = error(samples, 0);
   const change = Number((plain / now).toPrecision(2));
@@ -21,11 +24,11 @@ function theory(state) {
     charts: {
       curve: { x, marks: [{ at: dimension, label: "samples = inputs" }], lines: [
         { name: "error", label: "theory, kernel that knows β", color: 0, y: finite(x.map((P) => error(P, spike))) },
-        { name: "plain error", label: "kernel that knows nothing, A = 0", color: 6, dash: true, y: finite(x.map((P) => error(P, 0))) }] },
+        { name: "plain error", label: "kernel that knows nothing, A = 0", color: 6, dash: true, y: kept(`plain ${place} ${overlap}`, () => finite(x.map((P) => error(P, 0)))) }] },
       spike: { x: spikes, marks: [{ at: Math.max(0.1, spike), label: "here" }], lines: [
-        { name: "error over spike", label: `theory, ${samples} samples`, color: 1, y: spikes.map((A) => error(samples, A)) },
-        { name: "same task", label: "the same task, w = β", color: 2, dash: true, y: spikes.map((A) => error(samples, A, 1)) },
-        { name: "other task", label: "a task across β", color: 3, dash: true, y: spikes.map((A) => error(samples, A, 0)) }] },
+        { name: "error over spike", label: `theory, ${samples} samples`, color: 1, y: over(overlap) },
+        { name: "same task", label: "the same task, w = β", color: 2, dash: true, y: over(1) },
+        { name: "other task", label: "a task across β", color: 3, dash: true, y: over(0) }] },
     },
     said: `With ${samples} samples, what the kernel learned from the first task ${words}: from ${Number(plain.toPrecision(3))} to ${Number(now.toPrecision(3))}. A linear network of L layers, trained on the first task from small weights, ends with A = L − 1.`,
   };
