@@ -84,12 +84,14 @@ def test_the_mathematics_agrees_with_the_theory(browser: Browser, page: Path):
 def test_every_topic_trains_on_every_chart_and_asks_for_nothing(browser: Browser, page: Path, topic: str):
     opened(browser, page, topic)
     until(browser, "explorer.experiment.over", 60)
-    drawn = browser.evaluate("explorer.shown.charts.map((c) => [c.spec.key, [...explorer.experiment.of(c.spec.key).values()].map((p) => p.y.length)])")
+    counted = "[...explorer.experiment.of(key).values()].map((points) => points.y.length)"
+    drawn = browser.evaluate(f"explorer.shown.charts.map(({{ spec: {{ key }} }}) => [key, {counted}])")
     assert all(counts and min(counts) >= 1 for _, counts in drawn), drawn
     assert max(max(counts) for _, counts in drawn) >= 8
     assert browser.evaluate("explorer.experiment.status.className") == "status done"
     ink = browser.evaluate("""[...document.querySelectorAll('.chart canvas')].map((canvas) =>
-        new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size)""")
+        new Set(new Uint32Array(canvas.getContext('2d')
+            .getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size)""")
     assert len(ink) == len(drawn)
     assert min(ink) > 50
     assert browser.log() == []
@@ -114,7 +116,11 @@ def test_every_slider_moves_what_it_names(browser: Browser, page: Path, topic: s
         after = theory(browser)
         if control in ours and control["key"] != "kappa":  # the plane alone
             assert after != before, control["key"]
-        if control["key"] != "steps" and control["key"] != "kappa" and (control in networks or topic in ("silent", "mechanism")):
+        if (
+            control["key"] != "steps"
+            and control["key"] != "kappa"
+            and (control in networks or topic in ("silent", "mechanism"))
+        ):
             assert browser.evaluate("JSON.stringify(explorer.experiment.setting)") != setting, control["key"]
         time.sleep(0.4)
         assert f"{control['key']}=" in browser.evaluate("location.hash")
@@ -200,8 +206,10 @@ def test_theory_and_network_meet_and_part(browser: Browser, page: Path):
         opened(browser, page, "mechanism", rest)
         until(browser, "explorer.experiment.over")
         apart.append(browser.script("""
-            const { x, lines: [{ y }] } = explorer.shown.theory.charts.zeta, { x: at, y: seen } = explorer.experiment.of('zeta').get(0);
-            return Math.max(...at.map((t, i) => Math.abs(seen[i] - y[Math.round(t / x.at(-1) * (x.length - 1))])))"""))  # fmt: skip
+            const { x, lines: [{ y }] } = explorer.shown.theory.charts.zeta;
+            const { x: at, y: seen } = explorer.experiment.of('zeta').get(0);
+            const theory = (t) => y[Math.round(t / x.at(-1) * (x.length - 1))];
+            return Math.max(...at.map((t, i) => Math.abs(seen[i] - theory(t))))"""))  # fmt: skip
     assert apart[0] < 0.02
     assert apart[1] > 0.05
 
@@ -214,7 +222,8 @@ def test_a_click_in_the_plane_sets_the_sliders(browser: Browser, page: Path):
     assert (state["scale"], state["rateU"], state["normU"]) == (0.1, 0.01, 10)
     assert "kernel" in browser.evaluate("document.querySelector('.plane .readout').textContent")
     click = """const svg = document.querySelector('.plane svg'), box = svg.getBoundingClientRect();
-        svg.dispatchEvent(new MouseEvent('click', { clientX: box.left + 0.1 * box.width, clientY: box.top + 0.8 * box.height, bubbles: true }))"""
+        const place = { clientX: box.left + 0.15 * box.width, clientY: box.top + 0.8 * box.height };
+        svg.dispatchEvent(new MouseEvent('click', { ...place, bubbles: true }))"""
     browser.script(click)
     browser.painted()
     assert "frozen" in browser.evaluate("document.querySelector('.plane .readout').textContent")
@@ -225,7 +234,9 @@ def test_a_click_in_the_plane_sets_the_sliders(browser: Browser, page: Path):
     assert browser.evaluate("explorer.shown.state.scale") == pytest.approx(scale * 100**0.25, rel=1e-4)
     places = browser.evaluate("[...document.querySelectorAll('.plane button')].map((b) => b.textContent)")
     for label in places:
-        browser.script(f"[...document.querySelectorAll('.plane button')].find((b) => b.textContent === '{label}').click()")
+        browser.script(
+            f"[...document.querySelectorAll('.plane button')].find((b) => b.textContent === '{label}').click()"
+        )
         browser.painted()
         phase = browser.evaluate("document.querySelector('.plane .readout').textContent")
         expected = {"NTK": "kernel", "mean field": "frozen", "mean field⁺": "learning", "Kaiming": "unstable",
@@ -251,7 +262,10 @@ def test_the_address_holds_the_state(browser: Browser, page: Path):
 def test_code_and_link_are_copied(browser: Browser, page: Path):
     browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     opened(browser, page, "transfer", "?spike=7")
-    for label, expected in (("Copy Python", "fl.theory.transfer.learning_curve"), ("Copy link", f"{page.as_uri()}#transfer?spike=7")):
+    for label, expected in (
+        ("Copy Python", "fl.theory.transfer.learning_curve"),
+        ("Copy link", f"{page.as_uri()}#transfer?spike=7"),
+    ):
         browser.script(f"[...document.querySelectorAll('button')].find((b) => b.textContent === '{label}').click()")
         until(browser, "[...document.querySelectorAll('button')].some((b) => b.textContent === 'Copied')")
         assert expected in browser.script("return navigator.clipboard.readText()")
@@ -286,9 +300,12 @@ def test_it_fits_a_phone(browser: Browser, page: Path, topic: str):
     opened(browser, page, topic)
     until(browser, "explorer.experiment.points.size")
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
-    tops = browser.evaluate("""['figure', '.panel', '.charts figure:nth-child(2)'].map((s) => document.querySelector(`.stage ${s}`).getBoundingClientRect().top)""")
+    tops = browser.evaluate(
+        """['figure', '.panel', '.charts figure:nth-child(2)'].map((s) =>
+        document.querySelector(`.stage ${s}`).getBoundingClientRect().top)"""
+    )
     assert tops == sorted(tops)  # a picture, then its sliders, then the others
-    small = browser.evaluate("""[...document.querySelectorAll('.stage button, .examples button, input[type=range]')].filter((e) => {
+    small = browser.evaluate("""[...document.querySelectorAll('.stage button, .examples button, input')].filter((e) => {
         const box = e.getBoundingClientRect(); return box.width > 0 && box.height < 28; }).length""")
     assert small == 0
 

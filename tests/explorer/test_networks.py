@@ -25,11 +25,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mechanism": {"scale": 0.3, "rateU": 0.05, "rateW": 0.02, "normU": 2.0, "normV": 1.5, "zeta": 0.4, "target": 1.7,
                   "width": 11, "activation": "relu", "off": 0.3, "end": 9, "seed": 4},
     "rich": {"flips": 3, "width": 13, "richness": 4.0, "rate": 0.1, "end": 9, "threshold": 0.02, "seed": 5},
-    "growth": {"samples": 6, "size": 1.2, "width": 17, "rate": 0.05, "end": 9, "perClass": 2, "noise": 0.4, "seed": 6},
+    "growth": {"samples": 6, "size": 1.2, "ratio": 1.5, "width": 17, "rate": 0.05, "end": 9, "perClass": 2,
+               "noise": 0.4, "seed": 6},
     "features": {"decay": 1.3, "width": 10, "hidden": 2, "activation": "quadratic", "size": 0.5, "optimizer": "descent",
                  "speed": 1, "rate": 0.02, "end": 9, "seed": 7},
     "transfer": {"dimension": 7, "spike": 2.0, "overlap": 0.6, "ridge": 0.3, "noise": 0.1, "samples": 5, "sizes": [],
-                 "descent": 100000, "seed": 8},
+                 "descent": 100000, "draws": 40, "seed": 8},
 }  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def trained() -> dict[str, dict[str, Any]]:
     asked = [{"topic": topic, "setting": one, "steps": STEPS} for topic, one in SETTINGS.items()]
     slo = SETTINGS["features"] | {"optimizer": "slo", "speed": 20.0, "activation": "relu", "hidden": 1}
     done = subprocess.run([str(NODE), str(HERE / "networks.mjs")], text=True, capture_output=True, check=True,
-                          input=json.dumps([*asked, {"topic": "features", "setting": slo, "steps": STEPS}]))  # fmt: skip
+                          input=json.dumps([*asked, {"topic": "features", "setting": slo, "steps": STEPS}]),
+                          timeout=120)  # fmt: skip
     return dict(zip([*SETTINGS, "slo"], json.loads(done.stdout), strict=True))
 
 

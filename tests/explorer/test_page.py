@@ -68,7 +68,8 @@ def test_modules_are_small_and_typed():
 
 
 FILES = {
-    "a.mjs": 'import { b, c as d } from "./x/b.mjs";\nimport * as all from "./x/b.mjs";\n/** Say. */\nexport const a = b + d + all.b;\n',
+    "a.mjs": 'import { b, c as d } from "./x/b.mjs";\nimport * as all from "./x/b.mjs";\n'
+    "/** Say. */\nexport const a = b + d + all.b;\n",
     "x/b.mjs": "/**\n * Two numbers.\n */\nexport const b = 1;\nexport function c() {}\n",
     "loop.mjs": 'import { a } from "./round.mjs";\n',
     "round.mjs": 'import { a } from "./loop.mjs";\n',

@@ -36,7 +36,9 @@ def test_the_page_agrees_with_the_theory_in_node(written: Path):
         [str(NODE), "--test", "--test-reporter=tap", str(HERE / "theory.test.mjs")],
         env={"VECTORS": str(written), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, "\n".join(line for line in done.stdout.splitlines() if "not ok" in line or "is " in line)
+    assert done.returncode == 0, "\n".join(
+        line for line in done.stdout.splitlines() if "not ok" in line or "is " in line
+    )
     assert int(re.search(r"^# pass (\d+)$", done.stdout, re.MULTILINE)[1]) > 200
 
 

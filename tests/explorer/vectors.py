@@ -185,7 +185,7 @@ def early_vectors() -> list[Vector]:
     for n, d, width in ((9, 4, 6), (14, 7, 20)):
         X, y = normal(n, d, seed=n), normal(n, seed=d)
         for activation, hidden in itertools.product(("relu", "quadratic"), (1, 2)):
-            variances = [1 / d, 1 / width, 1 / width][:hidden] + [0.5]
+            variances = [*[1 / d, 1 / width, 1 / width][:hidden], 0.5]
             ptk = early.expected_ptk(X, width, activation, hidden, variances)
             found.append(vector("early", "expectedPtk", [X, width, activation, hidden, variances], ptk))
             found.append(vector("early", "derivativeCorrelation", [X, y, ptk],

@@ -56,7 +56,10 @@ function open(key, given = {}) {
   shown.code = element("code");
   shown.extra = topic.extra?.(set) ?? null;
   document.getElementById("topic").replaceChildren(...content(topic));
-  document.querySelectorAll("#topics a").forEach((link) => link.toggleAttribute("aria-current", link.dataset.topic === key));
+  document.querySelectorAll("#topics a").forEach((link) => {
+    link.toggleAttribute("aria-current", link.dataset.topic === key);
+    if (link.dataset.topic === key) link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are one row
+  });
   document.title = `${topic.question} featlearn explore`;
   history.replaceState(null, "", address());
   draw();
@@ -76,14 +79,13 @@ function content(topic) {
   return [
     element("h2", {}, topic.question),
     element("p", { class: "lead", html: topic.lead }),
-    element("div", { class: "examples" }, element("span", {}, "Try:"), ...examples), remark,
+    element("div", { class: "examples" }, element("span", {}, "Try:"), ...examples), remark, shown.said,
     element("div", { class: "stage" },
       element("section", { class: "panel", "aria-label": "Settings" },
         element("h3", {}, "Theory"), ...topic.controls.map(view),
         element("h3", {}, "Network in this page"), ...topic.networkControls.map(view),
         experiment.buttons, experiment.status, experiment.said, element("div", { class: "buttons" }, experiment.follow)),
       element("div", { class: "charts" }, ...(shown.extra ? [shown.extra.figure] : []), ...shown.charts.map(({ figure }) => figure))),
-    shown.said,
     element("div", { class: "below" },
       element("section", { class: "formula" }, element("h3", {}, "The formula"), element("div", { html: topic.formula })),
       element("section", { class: "fails" }, element("h3", {}, "Where it fails"), element("div", { html: topic.fails })),

@@ -66,12 +66,12 @@ export class Plane {
       shape("polyline", { points: line(border.slice(0, 2)), class: "learning" }), shape("polyline", { points: line(border.slice(1)), class: "kernel" }),
       word("unstable", 0.9, 1.9), word("frozen", -1.4, -1.9),
       word("learning", (X[0] + corner[0]) / 2 - 0.1, (-X[0] + corner[1]) / 2 + 0.12, "start", "word learning"),
-      word("kernel", corner[0] + 0.9, corner[1] - 1.8 + 0.15, "start", "word kernel")),
+      word("kernel", corner[0] + 0.2, corner[1] - 0.4 + 0.12, "start", "word kernel")),
     ...this.axes(),
     ...table.flatMap(([label, name, row]) => {
       const c = TABLE_1[name][row];
-      const above = label.startsWith("Kaiming") || label === "lazy" || label === "mean field";
-      return [shape("circle", { cx: px(c.gamma), cy: py(c.rate), r: 5, class: "table" }), word(label, c.gamma + (above ? 0.1 : -0.1), c.rate + (above ? 0.08 : -0.22), above ? "start" : "end", "word table")];
+      const left = label.startsWith("mean field") || label === "Xavier⁻";
+      return [shape("circle", { cx: px(c.gamma), cy: py(c.rate), r: 5, class: "table" }), word(label, c.gamma + (left ? -0.13 : 0.13), c.rate + (left ? -0.2 : 0.06), left ? "end" : "start", "word table")];
     }),
     shape("circle", { cx: px(Math.max(X[0], Math.min(X[1], gamma))), cy: py(Math.max(Y[0], Math.min(Y[1], rate))), r: 8, class: "here" }));
     const rounded = { d: 0, u: size, w: size, gamma: Math.round(gamma * 50) / 50, rate: Math.round(rate * 50) / 50 };

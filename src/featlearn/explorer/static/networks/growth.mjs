@@ -14,7 +14,7 @@ export function alternating(count) {
 
 /**
  * @typedef {object} Setting
- * @property {number} samples P @property {number} size of the first kernel @property {number} width @property {number} rate
+ * @property {number} samples P @property {number} size of the readout @property {number} ratio of the first layer to it @property {number} width @property {number} rate
  * @property {number} end time @property {number} perClass samples of a class @property {number} noise their variance @property {number} seed
  */
 
@@ -24,8 +24,9 @@ export class GrowthRun {
     this.setting = setting;
     this.step = 0;
     this.end = setting.end;
-    const { samples, width, size, perClass, noise } = setting, random = new Random(setting.seed);
-    const deviation = Math.sqrt(size / width), scales = { deviationW: deviation, deviationV: deviation };
+    const { samples, width, size, ratio, perClass, noise } = setting, random = new Random(setting.seed);
+    // the theory starts from f = 0
+    const scales = { deviationW: Math.sqrt((size * ratio) / width), deviationV: Math.sqrt(size / width), mirrored: true };
     this.y = alternating(samples);
     const axes = Array.from({ length: samples }, (_, m) => Array.from({ length: samples }, (_, j) => (j === m ? 1 : 0)));
     this.network = new TwoLayer(axes, width, 1, random, scales);

@@ -4,11 +4,9 @@ import { Random } from "../mathematics/random.mjs";
 /**
  * @typedef {object} Setting
  * @property {number} dimension @property {number} spike @property {number} overlap @property {number} ridge @property {number} noise
- * @property {number} samples of the second chart @property {number[]} sizes of the first @property {number} descent steps
+ * @property {number} samples of the second chart @property {number[]} sizes of the first @property {number} descent steps @property {number} draws of training sets
  * @property {number} seed
  */
-
-const DRAWS = 40;
 
 export class TransferRun {
   /** @param {Setting} setting */
@@ -16,7 +14,7 @@ export class TransferRun {
     this.setting = setting;
     this.step = 0;
     this.time = 0;
-    this.end = DRAWS;
+    this.end = setting.draws;
     this.random = new Random(setting.seed);
     this.parameters = setting.dimension;
     this.found = new Map();

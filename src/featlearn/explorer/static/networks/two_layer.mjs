@@ -4,19 +4,27 @@ export class TwoLayer {
   /**
    * @param {number[][]} inputs (P, D) @param {number} width @param {number} outputs C
    * @param {import("../mathematics/random.mjs").Random} random
-   * @param {{hidden?: number, readout?: number, deviationW?: number, deviationV?: number}} scales a, b and sizes of the first weights
+   * @param {{hidden?: number, readout?: number, deviationW?: number, deviationV?: number, mirrored?: boolean}} options a, b and sizes of the
+   * first weights; mirrored: the second half of the units is the first with the opposite readout, so that f = 0 at the start
    */
-  constructor(inputs, width, outputs, random, { hidden = 1, readout = 1, deviationW = 1, deviationV = 1 }) {
+  constructor(inputs, width, outputs, random, { hidden = 1, readout = 1, deviationW = 1, deviationV = 1, mirrored = false }) {
     Object.assign(this, { inputs, width, outputs, hidden, readout });
     const [P, D] = [inputs.length, inputs[0].length];
     this.W = random.normals(width * D, deviationW);
     this.V = random.normals(outputs * width, deviationV);
+    if (mirrored) this.mirror();
     this.h = new Float64Array(P * width);
     this.f = new Float64Array(P * outputs);
     this.gradientW = new Float64Array(width * D);
     this.gradientV = new Float64Array(outputs * width);
     this.parameters = this.W.length + this.V.length;
     this.forward();
+  }
+
+  mirror() {
+    const { width, W, V, outputs } = this, half = width >> 1, D = this.inputs[0].length;
+    W.copyWithin(half * D, 0, half * D);
+    for (let c = 0; c < outputs; c++) for (let i = 0; i < half; i++) V[c * width + half + i] = -V[c * width + i];
   }
 
   forward() {

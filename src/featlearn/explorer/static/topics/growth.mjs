@@ -9,14 +9,14 @@ import { number, script } from "./python.mjs";
 const POINTS = 81, CLASSES = 3;
 
 /** Kernels of a wide network on orthonormal inputs: (1/2, 1/2 pi) and 1/2 on the diagonal. */
-function kernels({ samples, size }) {
-  return { KV: matrix(samples, samples, (i, j) => (i === j ? size / 2 : size / (2 * Math.PI))), KW: matrix(samples, samples, (i, j) => (i === j ? size / 2 : 0)) };
+function kernels({ samples, size, ratio }) {
+  return { KV: matrix(samples, samples, (i, j) => (size * ratio) / (i === j ? 2 : 2 * Math.PI)), KW: matrix(samples, samples, (i, j) => (i === j ? size / 2 : 0)) };
 }
 
 /** Long enough for the loss to fall to a hundredth, in two digits. */
 function end(state) {
-  return kept(`end ${state.samples} ${state.size}`, () => {
-    const { KV, KW } = kernels(state), times = linspace(0, 12 / state.size, 49);
+  return kept(`end ${state.samples} ${state.size} ${state.ratio}`, () => {
+    const { KV, KW } = kernels(state), times = linspace(0, 24 / state.size / (1 + state.ratio), 49);
     const { loss } = solve(KV, KW, alternating(state.samples), times, 1, 1e-6);
     const found = loss.findIndex((v) => v < 0.01 * state.samples);
     return Number(times[found < 0 ? times.length - 1 : Math.max(4, found)].toPrecision(2));
@@ -25,7 +25,7 @@ function end(state) {
 
 function theory(state) {
   const { KV, KW } = kernels(state), times = linspace(0, end(state), POINTS);
-  const path = kept(`path ${state.samples} ${state.size}`, () => solve(KV, KW, alternating(state.samples), times, 1));
+  const path = kept(`path ${state.samples} ${state.size} ${state.ratio}`, () => solve(KV, KW, alternating(state.samples), times, 1));
   const grown = (values) => values.map((v) => v - values[0]);
   const outputs = linspace(0, 1, 51);
   // K_W of an output along its own class and along another one, for outputs p on the own class and 0 elsewhere
@@ -49,10 +49,10 @@ function theory(state) {
 }
 
 function python(state) {
-  return script(`P, size, n, noise = ${state.samples}, ${number(state.size)}, ${state.perClass}, ${number(state.noise)}
+  return script(`P, size, ratio, n, noise = ${state.samples}, ${number(state.size)}, ${number(state.ratio)}, ${state.perClass}, ${number(state.noise)}
 eye, ones = torch.eye(P, dtype=torch.float64), torch.ones(P, P, dtype=torch.float64)
 y = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(P // 2)
-K_V = size * (eye / 2 + (ones - eye) / (2 * torch.pi))  # a wide network on orthonormal inputs
+K_V = size * ratio * (eye / 2 + (ones - eye) / (2 * torch.pi))  # a wide network on orthonormal inputs
 K_W = size * eye / 2
 times = torch.linspace(0, ${number(end(state))}, ${POINTS}, dtype=torch.float64)
 path = fl.theory.relu.solve(K_V, K_W, y, times=times)
@@ -72,7 +72,7 @@ curves = {
 }
 
 const experiment = (state) => ({
-  samples: state.samples, size: state.size, width: state.width, rate: state.rate / state.size, end: end(state), perClass: state.perClass, noise: state.noise, seed: state.seed,
+  samples: state.samples, size: state.size, ratio: state.ratio, width: state.width, rate: (2 * state.rate) / state.size / (1 + state.ratio), end: end(state), perClass: state.perClass, noise: state.noise, seed: state.seed,
 });
 
 const time = { label: "time (steps × learning rate)" };
@@ -83,12 +83,13 @@ export const growth = {
   lead: "The kernel of a two-layer ReLU network is a sum: one part comes from the readout, one from the hidden weights. Both grow. Only one of them learns the labels.",
   controls: [
     { key: "samples", label: "Samples", symbol: "P", min: 4, max: 16, whole: true, value: 12, even: true },
-    { key: "size", label: "Size of the first kernel", min: 0.1, max: 10, log: true, value: 1, hint: "small is rich, large is lazy" },
+    { key: "size", label: "Size of the readout's weights", min: 0.03, max: 10, log: true, value: 0.3, hint: "small is rich, large is lazy" },
+    { key: "ratio", label: "First layer over readout", min: 1, max: 30, log: true, value: 15, hint: "large: gates seldom flip, as the theory assumes" },
     { key: "perClass", label: "Samples of a class in the mixture", symbol: "n", min: 1, max: 6, whole: true, value: 3 },
     { key: "noise", label: "Noise of the mixture", symbol: "σ²", min: 0, max: 2, value: 0.05 },
   ],
   networkControls: [
-    { key: "width", label: "Width", symbol: "M", min: 10, max: 600, log: true, whole: true, value: 400 },
+    { key: "width", label: "Width", symbol: "M", min: 10, max: 600, log: true, even: true, value: 400 },
     { key: "rate", label: "Learning rate × size", symbol: "η", min: 0.002, max: 1, log: true, value: 0.005 },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
@@ -103,10 +104,10 @@ export const growth = {
     { key: "loss", title: "The loss", x: time, y: { label: "mean squared error", least: [0, 1] }, caption: "Predicted from the first kernel alone." },
   ],
   examples: [
-    { label: "lazy", set: { size: 8 }, say: "The kernel is large from the start: what grows is little beside it, and the alignment stays." },
-    { label: "rich", set: { size: 0.3 }, say: "The kernel grows to several times its size; gates flip, and the points begin to leave the lines." },
+    { label: "lazy", set: { size: 5 }, say: "The kernel is large from the start: what grows is little beside it, and the alignment stays." },
+    { label: "rich", set: { size: 0.05 }, say: "The kernel grows to several times its size, and aligns. More gates flip: the points begin to leave the lines." },
     { label: "two samples of each sign", set: { samples: 4 }, say: "With few samples an average direction is nearly along the labels: the parts differ less." },
-    { label: "gates flip (fails)", set: { size: 0.1, width: 60 }, say: "The weights move further than they were large: which units are open changes, and the theory holds that fixed." },
+    { label: "gates flip (fails)", set: { size: 0.1, ratio: 1 }, say: "The weights move further than they were large: which units are open changes, and the theory holds that fixed." },
     { label: "noisy mixture (fails)", set: { noise: 2, perClass: 6 }, say: "Noise larger than the classes themselves: samples of a class no longer share their gates." },
     { label: "narrow (fails)", set: { width: 12 }, say: "Twelve units: averages over units mean nothing yet." },
   ],

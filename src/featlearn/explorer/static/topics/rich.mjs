@@ -92,7 +92,7 @@ export const rich = {
   networkControls: [
     { key: "richness", label: "Output divided by", min: 0.1, max: 100, log: true, value: 10, hint: "larger is richer: weights have to move further" },
     { key: "width", label: "Width", symbol: "N", min: 8, max: 800, log: true, whole: true, value: 400 },
-    { key: "rate", label: "Learning rate", symbol: "η", min: 0.01, max: 3, log: true, value: 0.05 },
+    { key: "rate", label: "Learning rate", symbol: "η", min: 0.01, max: 5, log: true, value: 0.05 },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
@@ -111,7 +111,7 @@ export const rich = {
     { label: "flipped labels", set: { flips: 8, share: 0.15 }, say: "The frozen kernel is slow on a task that it does not expect; features help most there." },
     { label: "richer than the theory (fails)", set: { share: 0.22, richness: 100 }, say: "This kernel also grows in all directions, which optimal features would not: the network is faster than any turn explains." },
     { label: "narrow (fails)", set: { width: 10 }, say: "Ten units: their first kernel is not that of the infinitely wide network from which the lines start." },
-    { label: "too large a rate (fails)", set: { rate: 1.5, richness: 30 }, say: "As the kernel grows, the steps overshoot." },
+    { label: "too large a rate (fails)", set: { rate: 3, richness: 30 }, say: "As the kernel grows, the steps overshoot." },
   ],
   formula: `<p>Residual ${inline("\\Delta = f - y")}, kernel ${inline("K")}, and features that move down the next loss at the rate ${inline("\\gamma")}:</p>
 ${displayed("\\frac{d \\Delta}{d t} = - \\eta K \\Delta , \\quad K(t) + \\gamma \\Delta \\Delta^{\\top} = \\text{const}")}

@@ -48,7 +48,7 @@ function theory(state) {
 function sentence(state, silent, aligned) {
   const time = (t) => Number(t.toPrecision(3));
   if (!(silent > 0)) return "With weights as large as this there is <strong>no silence</strong>: the loss falls from the first step.";
-  const begin = `The loss stays for <strong>${time(silent)}</strong> units of time, then halves.`;
+  const begin = `Small weights make a small kernel, and a small kernel learns slowly: the loss stays for <strong>${time(silent)}</strong> units of time, then halves.`;
   const size = state.layers === 2 ? "With two layers, weights ten times smaller add only a constant, log 10 ≈ 2.3." : `With ${state.layers} layers, weights ten times smaller make the silence about ${10 ** (state.layers - 2)} times longer.`;
   const turn = state.layers === 2 ? ` By then the kernel has long turned: nine tenths of its alignment are reached at <strong>${time(aligned)}</strong>.`
     : " The theory starts from layers that are in line already; those of the network have to turn first, and do so in the silence: look at the points of the alignment.";
@@ -102,7 +102,7 @@ export const silent = {
     { key: "sigma", label: "Size of the first weights", symbol: "σ", min: 0.01, max: 1, log: true, value: 0.02, hint: "small weights make it silent" },
     { key: "layers", label: "Layers", symbol: "L", min: 2, max: 4, whole: true, value: 2 },
     { key: "modes", label: "Modes of the task", min: 1, max: 3, whole: true, value: 1 },
-    { key: "gap", label: "Size of each mode over the one before", min: 0.3, max: 0.9, value: 0.5 },
+    { key: "gap", label: "Size of each mode over the one before", min: 0.3, max: 0.9, value: 0.5, hint: "with two modes or three" },
   ],
   networkControls: [
     { key: "width", label: "Width", symbol: "N", min: 4, max: 96, whole: true, value: 64 },
@@ -118,7 +118,8 @@ export const silent = {
     { key: "strength", title: "What has been learned", x: time, y: { label: "strength of each mode", least: [0, 1] }, caption: "Modes are learned one after the other, the largest first." },
   ],
   examples: [
-    { label: "larger weights", set: { sigma: 0.8 }, say: "No silence: the kernel is large from the start. It has no time to turn, and ends less aligned." },
+    { label: "larger weights", set: { sigma: 0.3 }, say: "The silence is short: the kernel is not small any more." },
+    { label: "large weights (fails)", set: { sigma: 0.9 }, say: "No silence: the kernel is large from the start, and turns less. The lines are for small weights and no longer hold." },
     { label: "tiny weights", set: { sigma: 0.01 }, say: "A hundredth of the size: the silence grows by a constant for each factor of ten." },
     { label: "three layers", set: { layers: 3, sigma: 0.1, rate: 0.05 }, say: "With depth the silence grows as a power of the size: two out of three factors are tiny in every gradient." },
     { label: "three modes", set: { modes: 3 }, say: "A silence before every mode: the loss falls in steps." },

@@ -51,7 +51,7 @@ curves = {
 
 const experiment = (state) => ({
   dimension: state.dimension, spike: state.spike, overlap: state.overlap, ridge: state.ridge, noise: state.noise, samples: state.samples,
-  sizes: sizes(state), descent: state.descent, seed: state.seed,
+  sizes: sizes(state), descent: state.descent, draws: state.draws, seed: state.seed,
 });
 
 export const transfer = {
@@ -62,12 +62,13 @@ export const transfer = {
     { key: "spike", label: "How much the kernel learned", symbol: "A", min: 0, max: 50, value: 5, hint: "strength of the direction β in the kernel" },
     { key: "overlap", label: "How alike the tasks are", symbol: "w·β", min: 0, max: 1, value: 0.9 },
     { key: "samples", label: "Samples", symbol: "P", min: 2, max: 90, whole: true, value: 15 },
-    { key: "dimension", label: "Inputs", symbol: "D", min: 20, max: 100, whole: true, value: 60 },
+    { key: "dimension", label: "Inputs", symbol: "D", min: 10, max: 100, whole: true, value: 60 },
     { key: "ridge", label: "Ridge", symbol: "λ", min: 0, max: 20, value: 0.5 },
     { key: "noise", label: "Noise of the labels", symbol: "s²", min: 0, max: 0.5, value: 0 },
   ],
   networkControls: [
     { key: "descent", label: "Steps of descent, at most", min: 3, max: 3000, log: true, whole: true, value: 2000, hint: "the theory is for training to the end" },
+    { key: "draws", label: "Training sets", min: 10, max: 400, log: true, whole: true, value: 40 },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
@@ -79,7 +80,7 @@ export const transfer = {
     { label: "another task", set: { overlap: 0, spike: 20 }, say: "The kernel looks in the wrong direction and learns more slowly than one that knows nothing." },
     { label: "noisy labels", set: { noise: 0.3, ridge: 0 }, say: "Without a ridge the error explodes where samples and inputs are as many: double descent." },
     { label: "ridge against noise", set: { noise: 0.3, ridge: 15 }, say: "The ridge takes the peak away." },
-    { label: "small problem (fails)", set: { dimension: 20, samples: 4, ridge: 0 }, say: "The theory is for many inputs and samples; with twenty inputs, points leave the line by several errors." },
+    { label: "small problem (fails)", set: { dimension: 12, samples: 3, ridge: 0, overlap: 1, spike: 20, draws: 400 }, say: "The theory is for many inputs and samples. Here one direction holds the whole task, and a handful of samples decide: the points lie above the line." },
     { label: "stopped early (fails)", set: { descent: 10 }, say: "Ten steps of descent: weak directions are not learned yet, as if there were a ridge." },
   ],
   formula: `<p>Kernel ${inline("K = x^{\\top} (A \\beta \\beta^{\\top} + 1) x'")}, new task ${inline("w")}. Its modes ${inline("\\lambda_k")} are ${inline("1 + A")} once and 1 for the others. Averaged over training sets,</p>
