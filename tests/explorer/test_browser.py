@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from featlearn.explorer.page import explore
+from tests.explorer.test_python import difference, drawn
 from tests.explorer.vectors import vectors
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 
@@ -80,19 +81,34 @@ def test_the_mathematics_agrees_with_the_theory(browser: Browser, page: Path):
     assert len(given) >= 200
 
 
+def test_the_page_draws_and_offers_what_was_tested_without_it(browser: Browser, page: Path):
+    """The Python code and the curves of tests/explorer/test_python.py, from the page itself."""
+    browser.open(page)
+    for one in drawn():
+        state = f"{{ ...explorer.initial('{one['topic']}'), ...{json.dumps(one['set'])} }}"
+        code, charts = browser.evaluate(
+            f"[explorer.topics.{one['topic']}.python({state}), explorer.topics.{one['topic']}.theory({state}).charts]"
+        )
+        assert code == one["python"]
+        curves = {line["name"]: (chart["x"], line["y"]) for chart in charts.values() for line in chart["lines"]}
+        plain = {name: tuple([float("inf") if v is None else v for v in axis] for axis in curve)
+                 for name, curve in curves.items()}  # fmt: skip
+        assert difference(plain, one["curves"]) < 1e-9
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_topic_trains_on_every_chart_and_asks_for_nothing(browser: Browser, page: Path, topic: str):
     opened(browser, page, topic)
     until(browser, "explorer.experiment.over", 60)
     counted = "[...explorer.experiment.of(key).values()].map((points) => points.y.length)"
-    drawn = browser.evaluate(f"explorer.shown.charts.map(({{ spec: {{ key }} }}) => [key, {counted}])")
-    assert all(counts and min(counts) >= 1 for _, counts in drawn), drawn
-    assert max(max(counts) for _, counts in drawn) >= 8
+    charts = browser.evaluate(f"explorer.shown.charts.map(({{ spec: {{ key }} }}) => [key, {counted}])")
+    assert all(counts and min(counts) >= 1 for _, counts in charts), charts
+    assert max(max(counts) for _, counts in charts) >= 8
     assert browser.evaluate("explorer.experiment.status.className") == "status done"
     ink = browser.evaluate("""[...document.querySelectorAll('.chart canvas')].map((canvas) =>
         new Set(new Uint32Array(canvas.getContext('2d')
             .getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size)""")
-    assert len(ink) == len(drawn)
+    assert len(ink) == len(charts)
     assert min(ink) > 50
     assert browser.log() == []
     asked = {url.partition("#")[0] for url in browser.requests()}

@@ -74,6 +74,8 @@ FILES = {
     "loop.mjs": 'import { a } from "./round.mjs";\n',
     "round.mjs": 'import { a } from "./loop.mjs";\n',
     "other.mjs": "export default 3;\n",
+    "lost.mjs": 'import { b, e } from "./x/pair.mjs";\n',
+    "x/pair.mjs": "export const b = 1, e = 2;\n",
 }
 
 
@@ -93,6 +95,8 @@ def test_what_the_bundle_cannot_hold_is_refused():
         ordered("loop.mjs", FILES.__getitem__)
     with pytest.raises(ValueError, match="expected imports and exports in the form"):
         bundled(["other.mjs"], FILES.__getitem__)
+    with pytest.raises(ValueError, match=r"lost.mjs imports e, expected names that x/pair.mjs exports"):
+        bundled(["lost.mjs"], FILES.__getitem__)
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

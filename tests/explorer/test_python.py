@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 STATES: dict[str, list[dict[str, Any]]] = {
     "rich": [{}, {"share": 3.0, "flips": 5}, {"share": 0.02, "flips": 12}],
     "silent": [{}, {"modes": 3, "gap": 0.7, "sigma": 0.2}, {"layers": 3, "sigma": 0.1},
-               {"layers": 4, "modes": 2, "sigma": 0.5}, {"sigma": 1.0}],
+               {"layers": 4, "modes": 2, "sigma": 0.5}, {"sigma": 1.0}, {"start": "balanced", "modes": 2}],
     "mechanism": [{}, {"zeta": 0.99, "normU": 15.0, "target": -1.5, "rateW": 0.02}, {"zeta": 1.0, "steps": 300}],
     "growth": [{}, {"samples": 6, "size": 0.2, "ratio": 3.0, "perClass": 2, "noise": 0.7}],
     "features": [{}, {"hidden": "1", "activation": "quadratic", "width": 10, "decay": 2.3}, {"activation": "quadratic"},

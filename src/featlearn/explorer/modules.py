@@ -37,7 +37,7 @@ def ordered(entry: str, read: Callable[[str], str], known: Iterable[str] = ()) -
 
 def bundled(paths: Iterable[str], read: Callable[[str], str]) -> str:
     """One script that defines these modules, in this order; documentation comments are left out."""
-    return "".join(_defined(path, read(path)) for path in paths)
+    return "".join(_defined(path, read) for path in paths)
 
 
 def _needed(path: str, source: str) -> Iterator[str]:
@@ -49,16 +49,27 @@ def _resolved(path: str, relative: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), relative))
 
 
-def _defined(path: str, source: str) -> str:
-    names = [match[2] for match in _EXPORT.finditer(source)]
+def _exported(source: str) -> list[str]:
+    return [match[2] for match in _EXPORT.finditer(source)]
+
+
+def _defined(path: str, read: Callable[[str], str]) -> str:
+    source = read(path)
 
     def declared(match: re.Match[str]) -> str:
-        bound = match[2] or "{" + ",".join(part.strip().replace(" as ", ": ") for part in match[1].split(",")) + "}"
-        return f'const {bound} = {REGISTRY}["{_resolved(path, match[3])}"];\n'
+        origin, parts = (
+            _resolved(path, match[3]),
+            [part.strip() for part in (match[1] or "").split(",") if part.strip()],
+        )
+        missing = {part.split(" as ")[0] for part in parts} - set(_exported(read(origin)))
+        if missing:
+            raise ValueError(f"{path} imports {', '.join(missing)}, expected names that {origin} exports, one by one")
+        bound = match[2] or "{" + ",".join(part.replace(" as ", ": ") for part in parts) + "}"
+        return f'const {bound} = {REGISTRY}["{origin}"];\n'
 
     body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(declared, _COMMENT.sub("", source)))
     left = _OTHER.search(body)
     if left:
         raise ValueError(f"{path} has the line {left[0]!r}, expected imports and exports in the form of modules.py")
-    first = f"globalThis.{REGISTRY} ??= {{}};\n"
-    return f'{first}{REGISTRY}["{path}"] = (() => {{\n"use strict";\n{body}return {{ {", ".join(names)} }};\n}})();\n'
+    first, names = f"globalThis.{REGISTRY} ??= {{}};\n", ", ".join(_exported(source))
+    return f'{first}{REGISTRY}["{path}"] = (() => {{\n"use strict";\n{body}return {{ {names} }};\n}})();\n'

@@ -3,7 +3,7 @@ import { element, written } from "./elements.mjs";
 
 /**
  * @typedef {object} Axis @property {string} label @property {boolean} [log]
- * @property {[number, number]} [least] what is always shown
+ * @property {[number, number]} [least] what is always shown @property {number} [most] the highest value shown
  * @typedef {object} ChartSpec
  * @property {string} key @property {string} title @property {Axis} x @property {Axis} y @property {string} caption
  * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its colour
@@ -68,7 +68,10 @@ export class Chart {
     this.plot = new uPlot({
       ...this.size(), padding: [this.picture.marks?.length || this.picture.window ? 24 : 10, 14, 0, 0],
       legend: { show: false }, cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
-      scales: { x: { time: false, distr: x.log ? 3 : 1, range: () => this.extent() }, y: { distr: y.log ? 3 : 1, range: () => this.range() } },
+      scales: {
+        x: { time: false, distr: x.log ? 3 : 1, range: () => this.extent() },
+        y: { distr: y.log ? 3 : 1, range: () => this.range() },
+      },
       axes: [
         { ...axis, label: x.label, labelSize: 20, size: 30, space: 60, values, ...(x.log ? { filter: decades } : {}) },
         { ...axis, label: y.label, labelSize: 20, size: 56, values, ...(y.log ? { filter: decades } : {}) },
@@ -102,12 +105,13 @@ export class Chart {
 
   /** What theory needs, with room for a network that leaves it by half of that; one that diverges leaves the chart. */
   range() {
-    const { log, least } = this.spec.y;
+    const { log, least, most = Infinity } = this.spec.y;
     let low = Infinity, high = -Infinity;
     const take = (v) => { if (Number.isFinite(v) && (!log || v > 0)) { low = Math.min(low, v); high = Math.max(high, v); } };
     for (const { y } of this.picture.lines) y.forEach(take);
     for (const { at } of this.picture.levels ?? []) take(at);
     least?.forEach(take);
+    high = Math.min(high, most);
     if (!(low < high)) [low, high] = log ? [low / 2 || 0.1, high * 2 || 10] : [low - 0.5 || -0.5, high + 0.5 || 0.5];
     const to = log ? Math.log10 : (v) => v, from = log ? (v) => 10 ** v : (v) => v;
     let [bottom, top] = [to(low), to(high)];
@@ -217,7 +221,8 @@ export class Chart {
     const { x, lines, marks = [] } = this.picture;
     const ends = lines.slice(0, 4).map(({ label, y }) => `${label} from ${written(y[0])} to ${written(y[y.length - 1])}`);
     const said = marks.map(({ at, label }) => `${label} at ${written(at)}`);
-    this.box.setAttribute("aria-label", `${this.spec.title}: ${[...ends, ...said].join("; ")}, over ${this.spec.x.label} ${written(x[0])} to ${written(x[x.length - 1])}.`);
+    const span = `over ${this.spec.x.label} ${written(x[0])} to ${written(x[x.length - 1])}`;
+    this.box.setAttribute("aria-label", `${this.spec.title}: ${[...ends, ...said].join("; ")}, ${span}.`);
   }
 }
 

@@ -10,6 +10,8 @@ function worker() {
   return made;
 }
 
+const OVERSHOT = "The steps overshoot: this learning rate is too large. The theory is gradient flow, which has no steps.";
+
 export class Experiment {
   /** @param {() => void} drawn called when points have arrived @param {(values: object) => void} set @param {() => void} reseeded */
   constructor(drawn, set, reseeded) {
@@ -90,7 +92,7 @@ export class Experiment {
     const state = data.failed ? "diverged" : data.over ? "done" : this.running ? "training" : "paused";
     this.status.textContent = `${data.step} steps, ${data.parameters.toLocaleString("en")} parameters: ${state}`;
     this.status.className = `status ${state}`;
-    this.said.textContent = data.failed ? "The steps overshoot: this learning rate is too large, and gradient flow, which the theory solves, is no longer a picture of it." : data.said;
+    this.said.textContent = data.failed ? OVERSHOT : data.said;
     this.suggested = data.suggested;
     this.follow.hidden = !data.suggested;
     if (data.suggested) this.follow.textContent = data.suggested.label;

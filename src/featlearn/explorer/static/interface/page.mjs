@@ -7,7 +7,8 @@ import { element } from "./elements.mjs";
 import { Experiment } from "./experiment.mjs";
 import { fragment, read } from "./fragment.mjs";
 
-const CONTROLS = Object.fromEntries(Object.values(TOPICS).map((topic) => [topic.key, [...topic.controls, ...topic.networkControls]]));
+const CONTROLS = Object.fromEntries(
+  Object.values(TOPICS).map((topic) => [topic.key, [...topic.controls, ...topic.networkControls]]));
 const initial = (key) => Object.fromEntries(CONTROLS[key].map((control) => [control.key, control.value]));
 
 /** What is shown. */
@@ -57,8 +58,10 @@ function open(key, given = {}) {
   shown.extra = topic.extra?.(set) ?? null;
   document.getElementById("topic").replaceChildren(...content(topic));
   document.querySelectorAll("#topics a").forEach((link) => {
-    link.toggleAttribute("aria-current", link.dataset.topic === key);
-    if (link.dataset.topic === key) link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are one row
+    link.removeAttribute("aria-current");
+    if (link.dataset.topic !== key) return;
+    link.setAttribute("aria-current", "page");
+    link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are one row
   });
   document.title = `${topic.question} featlearn explore`;
   history.replaceState(null, "", address());
@@ -68,7 +71,8 @@ function open(key, given = {}) {
 
 function content(topic) {
   const view = (control) => {
-    const made = new ControlView(control, shown.state[control.key], (value) => set({ [control.key]: value }, { soon: true }));
+    const changed = (value) => set({ [control.key]: value }, { soon: true });
+    const made = new ControlView(control, shown.state[control.key], changed);
     shown.views[control.key] = made;
     return made.box;
   };
@@ -84,14 +88,16 @@ function content(topic) {
       element("section", { class: "panel", "aria-label": "Settings" },
         element("h3", {}, "Theory"), ...topic.controls.map(view),
         element("h3", {}, "Network in this page"), ...topic.networkControls.map(view),
-        experiment.buttons, experiment.status, experiment.said, element("div", { class: "buttons" }, experiment.follow)),
-      element("div", { class: "charts" }, ...(shown.extra ? [shown.extra.figure] : []), ...shown.charts.map(({ figure }) => figure))),
+        experiment.buttons, experiment.status, experiment.said,
+        element("div", { class: "buttons" }, experiment.follow)),
+      element("div", { class: "charts" }, ...(shown.extra ? [shown.extra.figure] : []), ...shown.charts.map((c) => c.figure))),
     element("div", { class: "below" },
       element("section", { class: "formula" }, element("h3", {}, "The formula"), element("div", { html: topic.formula })),
       element("section", { class: "fails" }, element("h3", {}, "Where it fails"), element("div", { html: topic.fails })),
-      element("section", { class: "code" }, element("h3", {}, "The same in Python"), element("div", { class: "buttons" },
-        copier("Copy Python", () => topic.python(shown.state)), copier("Copy link", () => `${location.href.split("#")[0]}${address()}`)),
-      element("pre", { tabindex: 0 }, shown.code))),
+      element("section", { class: "code" }, element("h3", {}, "The same in Python"),
+        element("div", { class: "buttons" }, copier("Copy Python", () => topic.python(shown.state)),
+          copier("Copy link", () => `${location.href.split("#")[0]}${address()}`)),
+        element("pre", { tabindex: 0 }, shown.code))),
   ];
 }
 
@@ -122,9 +128,12 @@ async function copied(text) {
 
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-  const number = Object.keys(TOPICS)[Number(event.key) - 1];
-  const acts = { s: () => experiment.single(), r: () => experiment.restart(), p: () => experiment.run(!experiment.running || experiment.over), n: () => set({ seed: shown.state.seed + 1 }) };
-  if (number) open(number);
+  const topic = Object.keys(TOPICS)[Number(event.key) - 1];
+  const acts = {
+    p: () => experiment.run(!experiment.running || experiment.over), s: () => experiment.single(),
+    r: () => experiment.restart(), n: () => set({ seed: shown.state.seed + 1 }),
+  };
+  if (topic) open(topic);
   else if (acts[event.key]) acts[event.key]();
   else return;
   event.preventDefault();
@@ -132,15 +141,25 @@ function keys(event) {
 
 function begin() {
   const nav = document.getElementById("topics");
-  nav.append(element("ol", {}, ...Object.values(TOPICS).map((topic, i) => element("li", {},
-    element("a", { href: `#${topic.key}`, "data-topic": topic.key, title: `key: ${i + 1}`, onclick: (event) => { event.preventDefault(); open(topic.key); } }, topic.question)))));
-  const follow = () => { const found = read(location.hash, CONTROLS); open(found?.topic ?? Object.keys(TOPICS)[0], found?.state); };
+  const link = ({ key, question }, i) => element("a", {
+    href: `#${key}`, "data-topic": key, title: `key: ${i + 1}`, onclick: (event) => { event.preventDefault(); open(key); },
+  }, question);
+  nav.append(element("ol", {}, ...Object.values(TOPICS).map((topic, i) => element("li", {}, link(topic, i)))));
+  const follow = () => {
+    const found = read(location.hash, CONTROLS);
+    open(found?.topic ?? Object.keys(TOPICS)[0], found?.state);
+  };
   window.addEventListener("hashchange", () => { if (location.hash !== address()) follow(); });
   window.addEventListener("keydown", keys);
   new ResizeObserver(() => shown.charts.forEach((chart) => chart.resize())).observe(document.getElementById("topic"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { forgetColors(); shown.charts.forEach((chart) => chart.plot?.redraw()); });
-  window.addEventListener("beforeprint", () => { document.documentElement.classList.add("print"); forgetColors(); shown.charts.forEach((chart) => { chart.resize(); chart.plot?.redraw(); }); });
-  window.addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); forgetColors(); shown.charts.forEach((chart) => { chart.resize(); chart.plot?.redraw(); }); });
+  const repaint = () => {
+    forgetColors();
+    for (const chart of shown.charts) { chart.resize(); chart.plot?.redraw(); }
+  };
+  const printing = (on) => () => { document.documentElement.classList.toggle("print", on); repaint(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  window.addEventListener("beforeprint", printing(true));
+  window.addEventListener("afterprint", printing(false));
   follow();
   document.documentElement.classList.add("drawn");
 }

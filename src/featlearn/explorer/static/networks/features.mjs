@@ -3,9 +3,11 @@ import { derivativeCorrelation } from "../mathematics/early.mjs";
 import { Random } from "../mathematics/random.mjs";
 import { descend, multiply, multiplyLeft, multiplyRight, square } from "./dense.mjs";
 
-export const SAMPLES = 48, INPUTS = 12;
+export const SAMPLES = 48;
+export const INPUTS = 12;
 const DRAWS = 6;
-export const DECAYS = [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4], WIDTHS = [4, 8, 16, 32, 64, 128];
+const DECAYS = [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4];
+const WIDTHS = [4, 8, 16, 32, 64, 128];
 
 const NUMBERS = new Random(1).normals(SAMPLES * INPUTS);
 

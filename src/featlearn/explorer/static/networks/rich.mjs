@@ -5,7 +5,8 @@ import { Random } from "../mathematics/random.mjs";
 import { flatAlignment, square } from "./dense.mjs";
 import { TwoLayer } from "./two_layer.mjs";
 
-export const SAMPLES = 24, INPUTS = 32;
+export const SAMPLES = 24;
+export const INPUTS = 32;
 
 /** Random inputs, the same in every run. */
 export const X = (() => {

@@ -9,8 +9,11 @@ const INPUTS = 32, POINTS = 121;
 /** @returns {number[]} strengths of the modes, largest first */
 const modes = ({ modes: count, gap }) => Array.from({ length: count }, (_, a) => gap ** a);
 
-/** Strength from which the first mode starts: q0 / 2 of a random start for two layers, sigma^L for a balanced one. */
-const start = ({ sigma, layers, width }) => (layers === 2 ? meanStart(sigma, INPUTS, width) / 2 : sigma ** layers);
+/** Whether the lines start from random weights: two layers can; deeper ones have a theory for balanced weights alone. */
+const random = ({ layers, start }) => layers === 2 && start === "random";
+
+/** Strength from which the first mode starts: q0 / 2 of a random start, sigma^L of a balanced one. */
+const start = (state) => (random(state) ? meanStart(state.sigma, INPUTS, state.width) / 2 : state.sigma ** state.layers);
 
 /** When half of the first mode's loss is gone; 0 if it is gone from the start. */
 const silentTime = (state) => halfTime(1, start(state), state.layers) || 0;
@@ -23,7 +26,7 @@ function end(state) {
 
 function path(state) {
   const times = linspace(0, end(state), POINTS), s = modes(state);
-  return { times, s, ...(state.layers === 2 ? typicalPath(times, s, state.sigma, INPUTS, state.width) : balancedPath(times, s, state.sigma, INPUTS, state.layers)) };
+  return { times, s, ...(random(state) ? typicalPath(times, s, state.sigma, INPUTS, state.width) : balancedPath(times, s, state.sigma, INPUTS, state.layers)) };
 }
 
 function theory(state) {
@@ -50,8 +53,8 @@ function sentence(state, silent, aligned) {
   if (!(silent > 0)) return "With weights as large as this there is <strong>no silence</strong>: the loss falls from the first step.";
   const begin = `Small weights make a small kernel, and a small kernel learns slowly: the loss stays for <strong>${time(silent)}</strong> units of time, then halves.`;
   const size = state.layers === 2 ? "With two layers, weights ten times smaller add only a constant, log 10 ≈ 2.3." : `With ${state.layers} layers, weights ten times smaller make the silence about ${10 ** (state.layers - 2)} times longer.`;
-  const turn = state.layers === 2 ? ` By then the kernel has long turned: nine tenths of its alignment are reached at <strong>${time(aligned)}</strong>.`
-    : " The theory starts from layers that are in line already; those of the network have to turn first, and do so in the silence: look at the points of the alignment.";
+  const turn = random(state) ? ` By then the kernel has long turned: nine tenths of its alignment are reached at <strong>${time(aligned)}</strong>.`
+    : state.start === "balanced" ? " The layers are in line with the task from the start: nothing is left to turn." : " The theory starts from layers that are in line already; those of the network have to turn first, and do so in the silence: look at the points of the alignment.";
   return `${begin}${turn} ${size}`;
 }
 
@@ -84,7 +87,7 @@ curves = {
 }
 silent = fl.theory.deep_linear.half_time(s[0], sigma**layers, layers)
 `;
-  return script(common + (state.layers === 2 ? two : deep));
+  return script(common + (random(state) ? two : deep));
 }
 
 const experiment = (state) => ({
@@ -103,12 +106,12 @@ export const silent = {
     { key: "layers", label: "Layers", symbol: "L", min: 2, max: 4, whole: true, value: 2 },
     { key: "modes", label: "Modes of the task", min: 1, max: 3, whole: true, value: 1 },
     { key: "gap", label: "Size of each mode over the one before", min: 0.3, max: 0.9, value: 0.5, hint: "with two modes or three" },
+    { key: "start", label: "First weights", value: "random", options: [["random", "random"], ["balanced", "in line with the task (balanced)"]] },
   ],
   networkControls: [
     { key: "width", label: "Width", symbol: "N", min: 4, max: 96, whole: true, value: 64 },
     { key: "spread", label: "Unwhitened inputs", min: 0, max: 1.5, value: 0, hint: "0: all directions alike, as the theory assumes" },
     { key: "rate", label: "Learning rate", symbol: "η", min: 0.005, max: 3, log: true, value: 0.02 },
-    { key: "start", label: "First weights", value: "random", options: [["random", "random"], ["balanced", "in line with the task (balanced)"]] },
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [

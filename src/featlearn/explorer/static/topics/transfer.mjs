@@ -72,7 +72,7 @@ export const transfer = {
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
-    { key: "curve", title: "Error against samples", x: { label: "samples P" }, y: { label: "error on new inputs", least: [0, 1] }, caption: "Points: readouts trained in this page on random training sets, mean and standard error." },
+    { key: "curve", title: "Error against samples", x: { label: "samples P" }, y: { label: "error on new inputs", least: [0, 1], most: 3 }, caption: "Points: readouts trained in this page on random training sets, mean and standard error." },
     { key: "spike", title: "Error against what the kernel knows", x: { label: "strength A", log: true }, y: { label: "error on new inputs", least: [0, 1] }, caption: "Down for the same task, up for another one: features are a bet on the next task." },
   ],
   examples: [
