@@ -316,6 +316,10 @@ def test_it_fits_a_phone(browser: Browser, page: Path, topic: str):
     opened(browser, page, topic)
     until(browser, "explorer.experiment.points.size")
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    parts = ".stage :is(input, select, button, canvas, svg, p), .lead, .said, h2"
+    right = browser.script(f"""return Math.max(...[...document.querySelectorAll("{parts}")].map((e) =>
+        e.getBoundingClientRect().right))""")
+    assert right <= 390
     tops = browser.evaluate(
         """['figure', '.panel', '.charts figure:nth-child(2)'].map((s) =>
         document.querySelector(`.stage ${s}`).getBoundingClientRect().top)"""
