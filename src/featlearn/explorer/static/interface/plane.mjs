@@ -4,17 +4,25 @@ import { element, shape } from "./elements.mjs";
 
 const X = [-2.25, 1.75], Y = [-2.5, 2.5], WIDTH = 420, HEIGHT = 360, LEFT = 46, BOTTOM = 40, TOP = 8, RIGHT = 8;
 const GRID = 0.25;
-const WORDS = { frozen: "frozen: nothing moves", unstable: "unstable: steps overshoot", kernel: "kernel: the features stay", learning: "learning: the features move" };
+const WORDS = {
+  frozen: "frozen: nothing moves", unstable: "unstable: steps overshoot", kernel: "kernel: the features stay",
+  learning: "learning: the features move",
+};
 
 const px = (x) => LEFT + ((x - X[0]) / (X[1] - X[0])) * (WIDTH - LEFT - RIGHT);
 const py = (y) => TOP + ((Y[1] - y) / (Y[1] - Y[0])) * (HEIGHT - TOP - BOTTOM);
-const snap = (v, [low, high]) => Math.min(Math.floor(high / GRID) * GRID, Math.max(Math.ceil(low / GRID) * GRID, Math.round(v / GRID) * GRID));
+const inside = (v, [low, high]) => Math.min(high, Math.max(low, v));
+const snap = (v, limits) => Math.round(inside(v, limits) / GRID) * GRID;
 
 /** Rows of Table 1 with a place of their own. @type {[string, keyof TABLE_1, string][]} */
 const POINTS = [
-  ["NTK", "ntk", "plain"], ["mean field", "mean_field", "plain"], ["mean field⁺", "mean_field", "learning"], ["Kaiming", "kaiming", "plain"],
-  ["Kaiming⁻", "kaiming", "kernel"], ["Xavier", "xavier", "plain"], ["Xavier⁻", "xavier", "kernel"], ["lazy", "lazy", "plain"],
+  ["NTK", "ntk", "plain"], ["mean field", "mean_field", "plain"], ["mean field⁺", "mean_field", "learning"],
+  ["Kaiming", "kaiming", "plain"], ["Kaiming⁻", "kaiming", "kernel"], ["Xavier", "xavier", "plain"],
+  ["Xavier⁻", "xavier", "kernel"], ["lazy", "lazy", "plain"],
 ];
+
+const NOTE = "As κ grows, the output scale goes as κ to the power on the x axis, the learning rates as that on the y axis. "
+  + "Only on the two lines does training take a finite time: on one the features learn, on the other they stay.";
 
 export class Plane {
   /**
@@ -24,7 +32,9 @@ export class Plane {
   constructor(chosen, place) {
     this.chosen = chosen;
     this.place = place;
-    this.svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "application", tabindex: 0, "aria-label": "Plane of exponents; arrow keys move" });
+    this.svg = shape("svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "application", tabindex: 0, "aria-label": "Plane of exponents; arrow keys move",
+    });
     this.svg.addEventListener("click", (event) => this.clicked(event));
     this.svg.addEventListener("keydown", (event) => this.moved(event));
     this.phase = element("p", { class: "readout", role: "status" });
@@ -32,7 +42,7 @@ export class Plane {
       ...POINTS.map(([label, name, row]) => element("button", { type: "button", onclick: () => chosen(TABLE_1[name][row]) }, label)));
     this.figure = element("figure", { class: "plane", id: "figure-plane" },
       element("figcaption", {}, element("h3", {}, "Which scaling? Click a point")), this.svg, this.phase, this.buttons,
-      element("p", { class: "note" }, "As κ grows, the output scale goes as κ to the power on the x axis, the learning rates as that on the y axis. Only on the two lines does training take a finite time: on one the features learn, on the other they stay."));
+      element("p", { class: "note" }, NOTE));
   }
 
   clicked(event) {
@@ -57,33 +67,42 @@ export class Plane {
     const border = [[X[0], -X[0]], corner, [X[1], -2 * X[1] - size]];
     const line = (points) => points.map(([x, y]) => `${px(x)},${py(y)}`).join(" ");
     const close = (v, target) => Math.abs(v - target) < 0.2;
-    const table = POINTS.filter(([, name, row]) => { const c = TABLE_1[name][row]; return close(c.d + Math.max(c.u, c.w), size); });
-    const clip = shape("clipPath", { id: "plane-clip" }, shape("rect", { x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM }));
-    const word = (text, x, y, anchor = "middle", kind = "word") => shape("text", { x: px(x), y: py(y), "text-anchor": anchor, class: kind }, text);
+    const table = POINTS.map(([label, name, row]) => ({ label, ...TABLE_1[name][row] }));
+    const frame = { x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM };
+    const clip = shape("clipPath", { id: "plane-clip" }, shape("rect", frame));
     this.svg.replaceChildren(clip, shape("g", { "clip-path": "url(#plane-clip)" },
       shape("rect", { x: LEFT, y: TOP, width: WIDTH, height: HEIGHT, class: "unstable" }),
       shape("polygon", { points: line([...border, [X[1], -9], [X[0], -9]]), class: "frozen" }),
-      shape("polyline", { points: line(border.slice(0, 2)), class: "learning" }), shape("polyline", { points: line(border.slice(1)), class: "kernel" }),
+      shape("polyline", { points: line(border.slice(0, 2)), class: "learning" }),
+      shape("polyline", { points: line(border.slice(1)), class: "kernel" }),
       word("unstable", 0.9, 1.9), word("frozen", -1.4, -1.9),
       word("learning", (X[0] + corner[0]) / 2 - 0.1, (-X[0] + corner[1]) / 2 + 0.12, "start", "word learning"),
       word("kernel", corner[0] + 0.2, corner[1] - 0.4 + 0.12, "start", "word kernel")),
     ...this.axes(),
-    ...table.flatMap(([label, name, row]) => {
-      const c = TABLE_1[name][row];
-      const left = label.startsWith("mean field") || label === "Xavier⁻";
-      return [shape("circle", { cx: px(c.gamma), cy: py(c.rate), r: 5, class: "table" }), word(label, c.gamma + (left ? -0.13 : 0.13), c.rate + (left ? -0.2 : 0.06), left ? "end" : "start", "word table")];
-    }),
-    shape("circle", { cx: px(Math.max(X[0], Math.min(X[1], gamma))), cy: py(Math.max(Y[0], Math.min(Y[1], rate))), r: 8, class: "here" }));
+    ...table.filter((c) => close(c.d + Math.max(c.u, c.w), size)).flatMap(named),
+    shape("circle", { cx: px(inside(gamma, X)), cy: py(inside(rate, Y)), r: 8, class: "here" }));
     const rounded = { d: 0, u: size, w: size, gamma: Math.round(gamma * 50) / 50, rate: Math.round(rate * 50) / 50 };
     this.phase.textContent = `You are at (${rounded.gamma}, ${rounded.rate}): ${WORDS[classify({ ...rounded, u: Math.round(size * 50) / 50, w: -9 })]}`;
   }
 
   axes() {
-    const found = [];
-    for (const v of [-2, -1, 0, 1]) found.push(shape("text", { x: px(v), y: HEIGHT - BOTTOM + 15, "text-anchor": "middle", class: "tick" }, String(v).replace("-", "−")));
-    for (const v of [-2, -1, 0, 1, 2]) found.push(shape("text", { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end", class: "tick" }, String(v).replace("-", "−")));
-    found.push(shape("text", { x: (WIDTH + LEFT) / 2, y: HEIGHT - 6, "text-anchor": "middle", class: "tick" }, "power of the output scale"));
-    found.push(shape("text", { x: 0, y: 0, transform: `translate(12 ${(HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle", class: "tick" }, "power of the learning rates"));
-    return found;
+    const tick = (text, place) => shape("text", { "text-anchor": "middle", class: "tick", ...place }, String(text).replace("-", "−"));
+    return [
+      ...[-2, -1, 0, 1].map((v) => tick(v, { x: px(v), y: HEIGHT - BOTTOM + 15 })),
+      ...[-2, -1, 0, 1, 2].map((v) => tick(v, { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end" })),
+      tick("power of the output scale", { x: (WIDTH + LEFT) / 2, y: HEIGHT - 6 }),
+      tick("power of the learning rates", { transform: `translate(12 ${(HEIGHT - BOTTOM) / 2}) rotate(-90)` }),
+    ];
   }
+}
+
+function word(text, x, y, anchor = "middle", kind = "word") {
+  return shape("text", { x: px(x), y: py(y), "text-anchor": anchor, class: kind }, text);
+}
+
+/** A scaling of Table 1: its point and its name. */
+function named({ label, gamma, rate }) {
+  const left = label.startsWith("mean field") || label === "Xavier⁻";
+  const name = left ? word(label, gamma - 0.13, rate - 0.2, "end", "word table") : word(label, gamma + 0.13, rate + 0.06, "start", "word table");
+  return [shape("circle", { cx: px(gamma), cy: py(rate), r: 5, class: "table" }), name];
 }

@@ -112,7 +112,10 @@ export class FeatureRun {
     this.parameters = this.network.parameters;
     this.first = Float64Array.from(this.network.weights[0]);
     this.pull = new Float64Array(SAMPLES);
-    this.waiting = [...DECAYS.map((decay) => ({ chart: "spectrum", x: decay, decay, width: setting.width })), ...WIDTHS.map((width) => ({ chart: "width", x: width, decay: setting.decay, width }))];
+    this.waiting = [
+      ...DECAYS.map((decay) => ({ chart: "spectrum", x: decay, decay, width: setting.width })),
+      ...WIDTHS.map((width) => ({ chart: "width", x: width, decay: setting.decay, width })),
+    ];
   }
 
   get time() {
@@ -144,7 +147,8 @@ export class FeatureRun {
   measure() {
     const { network } = this, W = network.weights[0], J = network.rows[0], k = network.sizes[1];
     const points = [{ chart: "training", series: 1, y: featureCorrelation(W, J, SAMPLES, k, INPUTS) }];
-    if (this.step > 0) points.push({ chart: "training", series: 0, y: featureCorrelation(W.map((v, i) => v - this.first[i]), J, SAMPLES, k, INPUTS) });
+    const added = W.map((v, i) => v - this.first[i]);
+    if (this.step > 0) points.push({ chart: "training", series: 0, y: featureCorrelation(added, J, SAMPLES, k, INPUTS) });
     if (!Number.isFinite(square(W))) points.push({ chart: "training", series: 0, y: NaN });
     points.push(...this.waiting.splice(0, 2).map((one) => this.sampled(one)));
     return points;

@@ -30,8 +30,9 @@ export class GrowthRun {
     this.y = alternating(samples);
     const axes = Array.from({ length: samples }, (_, m) => Array.from({ length: samples }, (_, j) => (j === m ? 1 : 0)));
     this.network = new TwoLayer(axes, width, 1, random, scales);
-    const inputs = Array.from({ length: CLASSES * perClass }, (_, m) => [
-      ...Array.from({ length: CLASSES }, (_, c) => (c === Math.floor(m / perClass) ? 1 : 0)), ...random.normals(NOISE_INPUTS, Math.sqrt(noise / NOISE_INPUTS))]);
+    const centre = (m) => Array.from({ length: CLASSES }, (_, c) => (c === Math.floor(m / perClass) ? 1 : 0));
+    const spread = Math.sqrt(noise / NOISE_INPUTS);
+    const inputs = Array.from({ length: CLASSES * perClass }, (_, m) => [...centre(m), ...random.normals(NOISE_INPUTS, spread)]);
     this.mixture = new TwoLayer(inputs, width, CLASSES, random, scales);
     this.parameters = this.network.parameters + this.mixture.parameters;
     this.pull = new Float64Array(samples);
@@ -48,7 +49,8 @@ export class GrowthRun {
   parts() {
     const { readout, hidden } = this.network.kernels(), P = this.y.length;
     const whole = readout.map((value, i) => value + hidden[i]);
-    return { growth: [along(readout, this.y), trace(readout) / P, along(hidden, this.y), trace(hidden) / P], alignment: flatAlignment(whole, this.y) };
+    const growth = [along(readout, this.y), trace(readout) / P, along(hidden, this.y), trace(hidden) / P];
+    return { growth, alignment: flatAlignment(whole, this.y) };
   }
 
   advance() {
@@ -92,7 +94,8 @@ export class GrowthRun {
     // a rate needs two measurements that differ
     else if (middle > 0 && middle < 1 && classes.output - before.output > 0.05) {
       const span = classes.at - before.at;
-      points.push({ chart: "mixture", series: 0, x: middle, y: (classes.own - before.own) / span }, { chart: "mixture", series: 1, x: middle, y: (classes.other - before.other) / span });
+      const rates = [classes.own - before.own, classes.other - before.other].map((grown) => grown / span);
+      rates.forEach((y, series) => points.push({ chart: "mixture", series, x: middle, y }));
       this.before = classes;
     }
     return points;

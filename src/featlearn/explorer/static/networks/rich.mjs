@@ -74,14 +74,15 @@ export class RichRun {
     this.growth = Math.sqrt(square(K) / square(this.kernel0));
     const points = [{ chart: "loss", series: 0, y: loss / P }, { chart: "alignment", series: 0, y: aligned }];
     const x = Math.min(30, this.gamma / this.setting.threshold);
-    if (x > 0.01) points.push({ chart: "gamma", series: 0, x, y: overlap, fresh: true }, { chart: "gamma", series: 1, x, y: aligned, fresh: true });
+    if (x > 0.01) [overlap, aligned].forEach((y, series) => points.push({ chart: "gamma", series, x, y, fresh: true }));
     values.forEach((value, k) => points.push({ chart: "spectrum", series: 0, x: k + 1, y: value, fresh: k === 0 }));
     return points;
   }
 
   said() {
     const share = this.gamma / this.setting.threshold;
-    return `Its kernel has turned as far as a feature rate of ${share.toPrecision(2)} γ* would turn it, and has become ${this.growth.toPrecision(3)} times as large.`;
+    const turned = `Its kernel has turned as far as a feature rate of ${share.toPrecision(2)} γ* would turn it`;
+    return `${turned}, and has become ${this.growth.toPrecision(3)} times as large.`;
   }
 
   /** The feature rate of the theory that turns the kernel as far. */

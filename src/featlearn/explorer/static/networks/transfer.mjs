@@ -66,9 +66,11 @@ export class TransferRun {
     const points = [];
     for (const [samples, errors] of this.found) {
       const mean = errors.reduce((a, b) => a + b, 0) / errors.length;
-      const spread = errors.length > 1 ? Math.sqrt(errors.reduce((t, e) => t + (e - mean) ** 2, 0) / (errors.length - 1) / errors.length) : 0;
-      points.push({ chart: "curve", series: 0, x: samples, y: mean, error: spread, replace: true });
-      if (samples === this.setting.samples) points.push({ chart: "spike", series: 0, x: Math.max(0.1, this.setting.spike), y: mean, error: spread, fresh: true });
+      const squares = errors.reduce((total, e) => total + (e - mean) ** 2, 0);
+      const point = { series: 0, y: mean, error: errors.length > 1 ? Math.sqrt(squares / (errors.length - 1) / errors.length) : 0 };
+      points.push({ ...point, chart: "curve", x: samples, replace: true });
+      if (samples !== this.setting.samples) continue;
+      points.push({ ...point, chart: "spike", x: Math.max(0.1, this.setting.spike), fresh: true });
     }
     return points;
   }

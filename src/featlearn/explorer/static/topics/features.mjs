@@ -103,7 +103,7 @@ export const features = {
     { key: "seed", label: "Seed", min: 0, max: 99, whole: true, value: 0 },
   ],
   charts: [
-    { key: "training", title: "Along training", x: { label: "steps" }, y: { label: "correlation of WᵀW and gradients", least: [0, 1] },
+    { key: "training", title: "Along training", x: { label: "steps" }, y: { label: "correlation", least: [0, 1] },
       series: [{ label: "network: what training added (centred)", color: 1 }, { label: "network: all weights (plain)", color: 0 }],
       caption: "What training adds matches the gradients from the first step. All weights match only once the learned part is the larger one." },
     { key: "spectrum", title: "Against the spectrum of the inputs", x: { label: "decay α" }, y: { label: "correlation at the first step", least: [0.7, 1] },

@@ -26,7 +26,9 @@ function end(state) {
 
 function path(state) {
   const times = linspace(0, end(state), POINTS), s = modes(state);
-  return { times, s, ...(random(state) ? typicalPath(times, s, state.sigma, INPUTS, state.width) : balancedPath(times, s, state.sigma, INPUTS, state.layers)) };
+  const found = random(state) ? typicalPath(times, s, state.sigma, INPUTS, state.width)
+    : balancedPath(times, s, state.sigma, INPUTS, state.layers);
+  return { times, s, ...found };
 }
 
 function theory(state) {
