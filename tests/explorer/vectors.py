@@ -105,6 +105,13 @@ def latent_vectors() -> list[Vector]:
             "featureShare": path.feature_share, "finalKernel": path.final.ntk, "mechanism": str(path.mechanism),
         }  # fmt: skip
         found.append(vector("latent", "solve", [u, v, rho, y, asked, scale, rate_u, rate_w], expected))
+    for u, v, y in (([3.0, 0.0], [-3.0, 0.0], 2.0), ([3.0, 0.0], [3.0, 0.0], 2.0), ([3.0, 0.0], [3.0, 0.0], -2.0)):
+        # layers that are opposite or parallel and balanced: into the saddle, or only stretched
+        W = torch.tensor(v, dtype=torch.float64)[:, None]
+        one, asked = torch.ones(1, dtype=torch.float64), torch.tensor([0.0, 0.1, 1.0, 500.0], dtype=torch.float64)
+        path = latent.solve(torch.tensor(u, dtype=torch.float64), W, one, y, times=asked, scale=0.7)
+        expected = {"output": path.output, "loss": path.loss, "ntk": path.ntk, "mechanism": str(path.mechanism)}
+        found.append(vector("latent", "solve", [u, v, 1.0, y, asked, 0.7, 1.0, 1.0], expected))
     return found
 
 

@@ -24,12 +24,13 @@ export function solve(u, v, rho, y, times, scale, rateU, rateW) {
   for (const t of times) {
     const { alpha, decay } = growth(t, a, b, s, omega);
     const root = Math.sqrt(alpha);
-    const readout = p.map((value, i) => (value * root - q[i] / root) / rootW);
-    const hidden = p.map((value, i) => (rho * (value * root + q[i] / root)) / rootU);
+    const grown = p.map((value) => times0(value, root)), faded = q.map((value) => times0(value, 1 / root));
+    const readout = grown.map((value, i) => (value - faded[i]) / rootW);
+    const hidden = grown.map((value, i) => (rho * (value + faded[i])) / rootU);
     const sizes = [norm(readout), norm(hidden)];
     path.output.push(y + residual * decay);
     path.loss.push((residual * decay) ** 2);
-    path.ntk.push(2 * (a * alpha + b / alpha));
+    path.ntk.push(2 * (times0(a, alpha) + times0(b, 1 / alpha)));
     path.layerAlignment.push(dot(readout, hidden) / (sizes[0] * sizes[1]));
     path.normU.push(sizes[0]);
     path.normWx.push(sizes[1]);
@@ -44,7 +45,14 @@ function growth(t, a, b, s, omega) {
   const larger = omega + Math.abs(s), smaller = (4 * a * b) / larger;
   const [plus, minus] = s >= 0 ? [larger, smaller] : [smaller, larger];
   const N = plus + minus * E + 2 * b * F, D = minus + plus * E + 2 * a * F;
-  return { alpha: N / D, decay: (4 * omega * omega * E) / (N * D) };
+  // on the way into a saddle the smaller one is 2 Omega E, and vanishes with E
+  const fading = Math.min(N, D) > 0 ? E / Math.min(N, D) : 1 / (2 * omega);
+  return { alpha: N / D, decay: (4 * omega * omega * fading) / Math.max(N, D) };
+}
+
+/** What is not there at the start never grows: zero times infinity is zero. */
+function times0(value, factor) {
+  return value === 0 ? 0 : value * factor;
 }
 
 function mechanism(p, q, y, residual) {

@@ -15,23 +15,32 @@ function theory(state) {
   const { dimension, spike, overlap, ridge, noise, samples } = state;
   const error = (P, A, w = overlap) => learningCurve(P, dimension, A, w, ridge, noise).error;
   const place = `${dimension} ${ridge} ${noise}`;
-  const over = (w) => kept(`over ${place} ${samples} ${w}`, () => spikes.map((A) => error(samples, A, w)));
-  const x = grid(state), finite = (values) => values.map((v) => (Number.isFinite(v) ? v : null));
-  const now = error(samples, spike), plain = error(samples, 0);
-  const change = Number((plain / now).toPrecision(2));
-  const words = Math.abs(now / plain - 1) < 0.02 ? "changes nothing" : now < plain ? `divides the error by <strong>${change}</strong>` : `<strong>multiplies</strong> the error by ${Number((now / plain).toPrecision(3))}`;
+  const finite = (values) => values.map((v) => (Number.isFinite(v) ? v : null));
+  const over = (w) => kept(`over ${place} ${samples} ${w}`, () => finite(spikes.map((A) => error(samples, A, w))));
+  const plain = () => kept(`plain ${place} ${overlap}`, () => finite(x.map((P) => error(P, 0))));
+  const x = grid(state);
   return {
     charts: {
       curve: { x, marks: [{ at: dimension, label: "samples = inputs" }], lines: [
         { name: "error", label: "theory, kernel that knows β", color: 0, y: finite(x.map((P) => error(P, spike))) },
-        { name: "plain error", label: "kernel that knows nothing, A = 0", color: 6, dash: true, y: kept(`plain ${place} ${overlap}`, () => finite(x.map((P) => error(P, 0)))) }] },
+        { name: "plain error", label: "kernel that knows nothing, A = 0", color: 6, dash: true, y: plain() }] },
       spike: { x: spikes, marks: [{ at: Math.max(0.1, spike), label: "here" }], lines: [
         { name: "error over spike", label: `theory, ${samples} samples`, color: 1, y: over(overlap) },
         { name: "same task", label: "the same task, w = β", color: 2, dash: true, y: over(1) },
         { name: "other task", label: "a task across β", color: 3, dash: true, y: over(0) }] },
     },
-    said: `With ${samples} samples, what the kernel learned from the first task ${words}: from ${Number(plain.toPrecision(3))} to ${Number(now.toPrecision(3))}. A linear network of L layers, trained on the first task from small weights, ends with A = L − 1.`,
+    said: sentence(samples, error(samples, spike), error(samples, 0)),
   };
+}
+
+function sentence(samples, now, plain) {
+  const digits = (value) => Number(value.toPrecision(3));
+  if (!Number.isFinite(now)) return "As many samples as inputs, noisy labels and no ridge: the error has <strong>no bound</strong>.";
+  if (plain === 0) return `${samples} samples determine all inputs: there is no error left, whatever the kernel knows.`;
+  const less = `divides the error by <strong>${digits(plain / now)}</strong>`, more = `<strong>multiplies</strong> the error by ${digits(now / plain)}`;
+  const change = Math.abs(now / plain - 1) < 0.02 ? "changes nothing" : now < plain ? less : more;
+  const effect = `With ${samples} samples, what the kernel learned from the first task ${change}: from ${digits(plain)} to ${digits(now)}.`;
+  return `${effect} A linear network of L layers, trained on the first task from small weights, ends with A = L − 1.`;
 }
 
 function python({ dimension, spike, overlap, ridge, noise, samples }) {
