@@ -6,7 +6,7 @@ import { Random } from "../../src/featlearn/explorer/static/mathematics/random.m
 import { RUNS, measured } from "../../src/featlearn/explorer/static/networks/index.mjs";
 import { TOPICS } from "../../src/featlearn/explorer/static/topics/index.mjs";
 
-const PLACES = 60;
+const PLACES = 24;
 
 /** A random value of a control: often one of its ends. */
 function value(control, random) {

@@ -3,7 +3,7 @@ import { element, written } from "./elements.mjs";
 
 /**
  * @typedef {object} Axis @property {string} label @property {boolean} [log]
- * @property {[number, number]} [least] what is always shown @property {number} [most] the highest value shown
+ * @property {number[]} [least] what is always shown @property {number} [most] the highest value shown
  * @typedef {object} ChartSpec
  * @property {string} key @property {string} title @property {Axis} x @property {Axis} y @property {string} caption
  * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its colour
@@ -16,6 +16,7 @@ import { element, written } from "./elements.mjs";
  * @typedef {Map<number, {x: number[], y: number[], error: number[]}>} Points by series
  */
 
+const { uPlot } = /** @type {any} */ (globalThis); // a script of its own
 const FONT = "12px system-ui, sans-serif";
 const DASH = [6, 5];
 

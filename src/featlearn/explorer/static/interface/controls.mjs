@@ -6,7 +6,7 @@ import { element, written } from "./elements.mjs";
  * @property {string} key @property {string} label @property {string} [symbol] @property {number | string} value at first
  * @property {number} [min] @property {number} [max] @property {boolean} [log] @property {boolean} [whole]
  * @property {boolean} [even]
- * @property {string} [hint] @property {[string, string][]} [options] value and label: a choice in place of a slider
+ * @property {string} [hint] @property {string[][]} [options] value and label: a choice in place of a slider
  */
 
 const STEPS = 240;

@@ -2,7 +2,7 @@
 
 /**
  * @param {string} name @param {Record<string, any>} [attributes] `html` is our own markup; on* are listeners
- * @param {...(Node | string)} children @returns {HTMLElement}
+ * @param {...(Node | string)} children @returns {any} an element of that name
  */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);

@@ -57,7 +57,8 @@ function open(key, given = {}) {
   shown.code = element("code");
   shown.extra = topic.extra?.(set) ?? null;
   document.getElementById("topic").replaceChildren(...content(topic));
-  document.querySelectorAll("#topics a").forEach((link) => {
+  const links = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#topics a"));
+  links.forEach((link) => {
     link.removeAttribute("aria-current");
     if (link.dataset.topic !== key) return;
     link.setAttribute("aria-current", "page");

@@ -2,7 +2,10 @@
 import { TABLE_1, classify } from "../mathematics/latent.mjs";
 import { element, shape } from "./elements.mjs";
 
-const X = [-2.25, 1.75], Y = [-2.5, 2.5], WIDTH = 420, HEIGHT = 360, LEFT = 46, BOTTOM = 40, TOP = 8, RIGHT = 8;
+/** @typedef {[number, number]} Limits */
+
+const X = /** @type {Limits} */ ([-2.25, 1.75]), Y = /** @type {Limits} */ ([-2.5, 2.5]);
+const WIDTH = 420, HEIGHT = 360, LEFT = 46, BOTTOM = 40, TOP = 8, RIGHT = 8;
 const GRID = 0.25;
 const WORDS = {
   frozen: "frozen: nothing moves", unstable: "unstable: steps overshoot", kernel: "kernel: the features stay",
@@ -11,10 +14,10 @@ const WORDS = {
 
 const px = (x) => LEFT + ((x - X[0]) / (X[1] - X[0])) * (WIDTH - LEFT - RIGHT);
 const py = (y) => TOP + ((Y[1] - y) / (Y[1] - Y[0])) * (HEIGHT - TOP - BOTTOM);
-const inside = (v, [low, high]) => Math.min(high, Math.max(low, v));
+const inside = (/** @type {number} */ v, /** @type {Limits} */ [low, high]) => Math.min(high, Math.max(low, v));
 const snap = (v, limits) => Math.round(inside(v, limits) / GRID) * GRID;
 
-/** Rows of Table 1 with a place of their own. @type {[string, keyof TABLE_1, string][]} */
+/** Rows of Table 1 with a place of their own. @type {[string, keyof typeof TABLE_1, string][]} */
 const POINTS = [
   ["NTK", "ntk", "plain"], ["mean field", "mean_field", "plain"], ["mean field⁺", "mean_field", "learning"],
   ["Kaiming", "kaiming", "plain"], ["Kaiming⁻", "kaiming", "kernel"], ["Xavier", "xavier", "plain"],

@@ -28,7 +28,8 @@ export function data(decay) {
 class Perceptron {
   /** @param {number[]} sizes inputs, hidden layers, 1 @param {number[]} deviations of each layer's weights */
   constructor(X, sizes, deviations, activation, random) {
-    Object.assign(this, { sizes, relu: activation === "relu" });
+    this.sizes = sizes;
+    this.relu = activation === "relu";
     this.n = X.length;
     this.x = Float64Array.from(X.flat());
     this.weights = sizes.slice(1).map((rows, l) => random.normals(rows * sizes[l], deviations[l]));

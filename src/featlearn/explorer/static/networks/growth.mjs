@@ -86,6 +86,7 @@ export class GrowthRun {
   measure() {
     const now = this.parts(), f = this.network.f;
     const loss = this.y.reduce((total, y, m) => total + (f[m] - y) ** 2, 0) / this.y.length;
+    /** @type {import("./index.mjs").Point[]} */
     const points = now.growth.map((value, k) => ({ chart: "growth", series: k, y: value - this.first.growth[k] }));
     points.push({ chart: "loss", series: 0, y: loss }, { chart: "alignment", series: 0, y: now.alignment });
     const classes = this.classGrowth(), before = this.before;

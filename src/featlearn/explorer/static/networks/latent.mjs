@@ -18,6 +18,7 @@ export class LatentRun {
   constructor(setting) {
     this.setting = setting;
     this.step = 0;
+    this.first = null; // output at the start
     this.end = setting.end;
     const { width, normU, normV, zeta } = setting, random = new Random(setting.seed);
     const u = random.normals(width), v = random.normals(width);

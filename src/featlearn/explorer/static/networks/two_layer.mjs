@@ -8,7 +8,11 @@ export class TwoLayer {
    * first weights; mirrored: the second half of the units is the first with the opposite readout, so that f = 0 at the start
    */
   constructor(inputs, width, outputs, random, { hidden = 1, readout = 1, deviationW = 1, deviationV = 1, mirrored = false }) {
-    Object.assign(this, { inputs, width, outputs, hidden, readout });
+    this.inputs = inputs;
+    this.width = width;
+    this.outputs = outputs;
+    this.hidden = hidden;
+    this.readout = readout;
     const [P, D] = [inputs.length, inputs[0].length];
     this.W = random.normals(width * D, deviationW);
     this.V = random.normals(outputs * width, deviationV);

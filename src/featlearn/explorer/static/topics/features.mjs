@@ -12,7 +12,7 @@ const variances = (hidden, width) => [1 / INPUTS, ...new Array(hidden).fill(1 / 
 
 /** The first move, with the expected kernel in place of the network's own. */
 function predicted(decay, width, { hidden, activation }) {
-  const { X, y } = data(decay), layers = Number(hidden);
+  const { X, y } = data(decay), layers = hidden === "1" ? 1 : 2;
   return derivativeCorrelation(X, y, expectedPtk(X, width, activation, layers, variances(layers, width)));
 }
 
