@@ -1,7 +1,6 @@
 """The explorer as one self-contained HTML file."""
 
 import os
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -48,7 +47,6 @@ def page() -> Html:
     )  # fmt: skip
 
 
-@cache
 def source(path: str) -> str:
     """The text of a file in `static`."""
     return (files("featlearn.explorer") / "static" / path).read_text(encoding="utf-8")
