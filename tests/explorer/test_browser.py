@@ -230,6 +230,20 @@ def test_theory_and_network_meet_and_part(browser: Browser, page: Path):
     assert apart[1] > 0.05
 
 
+def test_the_theory_moves_where_workers_are_forbidden(browser: Browser, page: Path):
+    script = "delete window.Worker; window.Worker = class { constructor() { throw new Error('forbidden'); } }"
+    added = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=script)
+    try:
+        opened(browser, page, "silent")
+        assert browser.evaluate("explorer.experiment.status.textContent") == "No network can train here: forbidden"
+        before = theory(browser)
+        slide(browser, "sigma", "200")
+        assert theory(browser) != before
+        assert browser.log() == []
+    finally:
+        browser.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+
+
 def test_a_click_in_the_plane_sets_the_sliders(browser: Browser, page: Path):
     opened(browser, page, "mechanism")
     browser.script("[...document.querySelectorAll('.plane button')].find((b) => b.textContent === 'NTK').click()")

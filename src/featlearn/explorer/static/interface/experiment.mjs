@@ -44,13 +44,21 @@ export class Experiment {
     this.id += 1;
     this.points = new Map();
     this.over = false;
-    if (!this.worker) {
-      this.worker = worker();
-      this.worker.onmessage = ({ data }) => this.receive(data);
-      this.worker.onerror = (event) => { this.status.textContent = `The network stopped: ${event.message}`; };
-    }
-    this.worker.postMessage({ start: this.setting, topic: this.topic, id: this.id, running: this.running });
+    if (!this.worker) this.connect();
+    this.worker?.postMessage({ start: this.setting, topic: this.topic, id: this.id, running: this.running });
     this.label();
+  }
+
+  /** Where workers are forbidden the theory still moves. */
+  connect() {
+    try {
+      this.worker = worker();
+    } catch (error) {
+      this.status.textContent = `No network can train here: ${error.message}`;
+      return;
+    }
+    this.worker.onmessage = ({ data }) => this.receive(data);
+    this.worker.onerror = (event) => { this.status.textContent = `The network stopped: ${event.message}`; };
   }
 
   /** A network that is changed by a slider starts when the slider rests. */
