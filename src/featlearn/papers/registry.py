@@ -64,6 +64,7 @@ DECLARATIONS = (
     Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),
     Declaration("003/fig2", "Centred and uncentred correlations of neural features", "paper_003.fig2"),
     Declaration("003/fig4", "Speed-limited optimisation drives feature learning", "paper_003.fig4"),
+    Declaration("003/fig17", "Speed-limited optimisation on SVHN", "paper_003.fig17"),
     Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
     Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
     Declaration("004/fig5", "Exponents of the initial weights decide the phase", "paper_004.fig5"),
