@@ -155,6 +155,7 @@ def plot(setups: Mapping[str, Any], runs: AllRuns) -> Any:
     for ax, name in zip(axes, PERCEPTRONS, strict=False):
         pair(ax, runs[name], slice(None), f"A  MLP, {TITLES[name]}")
     depth(axes[len(PERCEPTRONS)], runs)
+    axes[len(PERCEPTRONS) + 1].legend(*axes[len(PERCEPTRONS)].get_legend_handles_labels(), loc="center left")
     layers = runs["vgg"]["cosine"].shape[2]
     for ax, layer in zip(rows[2], numpy.linspace(0, layers - 1, 4).round().astype(int), strict=True):
         pair(ax, runs["vgg"], slice(layer, layer + 1), f"C  VGG, convolution {layer + 1}")
@@ -198,7 +199,6 @@ def depth(ax: Any, runs: AllRuns) -> None:
             curve(ax, index, numpy.mean(chosen, axis=0), f"{label}, {moment}", colour=colour, style=style)
     ax.set(ylim=(0, 1.05), xlabel="hidden layer", xticks=index)
     ax.set_title("B  MLP, mean over data", loc="left", fontsize=7.5)
-    ax.legend(ncols=2, loc="lower left", handlelength=1, columnspacing=0.8)
 
 
 TRAINING = (

@@ -40,7 +40,7 @@ SECONDS = {"cifar100": 25, "mnist": 12, "svhn": 14, "cifar10": 20, "gtsrb": 20, 
 
 def _perceptron(data: str) -> AnyExperiment:
     smoke = Perceptron(
-        data="digits", samples=256, unseen=100, epochs=20, lr=5.0, batch=64, probe=64, growth=1.6, width=32,
+        data="digits", samples=256, unseen=100, epochs=8, lr=10.0, batch=64, probe=64, growth=1.6, width=32,
         hidden_layers=3,
     )  # fmt: skip
     laptop = Perceptron(data=data, samples=2000, unseen=1000, epochs=50, probe=128, growth=1.5, **LAPTOP[data])
