@@ -5,7 +5,7 @@ is left to future work.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -15,7 +15,15 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, curve, panels
 from featlearn.papers.experiment import Experiment, Size
-from featlearn.papers.paper_003.optimizers import CENTRED, DIGITS, MNIST, UNCENTRED, followed, network, stepping
+from featlearn.papers.paper_003.small_perceptrons import (
+    CENTRED,
+    DIGITS,
+    MNIST,
+    UNCENTRED,
+    followed,
+    network,
+    stepping,
+)
 from featlearn.papers.paper_003.tracking import Perceptron, images
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -40,13 +48,10 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     train, test = images(setup.images, context), images(setup.images, context, "test")
     found = []
     for batch in setup.batches:
-        # so many epochs that there are as many steps
-        epochs = setup.images.steps / (setup.images.samples // batch)
-        chosen = replace(setup.images, batch=batch, epochs=round(epochs))
-        model = network(chosen, train, context)
-        optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr)
-        advance = stepping(model, train, optimizer, chosen, context)
-        found.append(followed(model, train, test, advance, chosen, f"batch {batch}", context))
+        model = network(setup.images, train, context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=setup.images.lr)
+        advance = stepping(model, train, optimizer, batch, setup.images.steps, context)
+        found.append(followed(model, train, test, advance, setup.images, f"batch {batch}", context))
     return {"steps": found[0].pop("steps"), **{name: [one[name] for one in found] for name in found[0]}}
 
 

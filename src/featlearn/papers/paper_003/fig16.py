@@ -204,8 +204,8 @@ FIG_16 = Reproduction(
         "pictures: paper scale reads the files where a user has them (7500 faces, as many of each kind, 32 x 32 "
         "pixels, which is our choice). Laptop scale is a stand-in: 2000 airplanes and automobiles of CIFAR-10 for 300 "
         "epochs, which is another task and is not held to the paper's 0.91 and 0.04. Loss (squared error to targets -1 "
-        "and 1) and batches of 128 are ours. The corrupted correlation is a mean over 16 rotations (8 at laptop scale); pictures are those "
-        "of the first seed."
+        "and 1) and batches of 128 are ours. The corrupted correlation is a mean over 16 rotations (8 at laptop "
+        "scale); pictures are those of the first seed."
     ),
     experiment=EXPERIMENT,
     plot=plot,

@@ -3,14 +3,12 @@
 The paper derives its centred correlation for gradient descent and leaves other optimisers to future work.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
 
 import featlearn as fl
 from featlearn.papers.claims import Choice, Claim
@@ -18,7 +16,16 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, GREY, curve, panels
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
-from featlearn.papers.paper_003.tracking import FeatureTracker, Pair, Perceptron, images, shuffled
+from featlearn.papers.paper_003.small_perceptrons import (
+    CENTRED,
+    DIGITS,
+    MNIST,
+    UNCENTRED,
+    followed,
+    network,
+    stepping,
+)
+from featlearn.papers.paper_003.tracking import Perceptron, images
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -26,8 +33,6 @@ from featlearn.papers.scale import Scale
 OPTIMIZERS = ("SGD", "Adam", "LARS", "SLO, equal speeds", "SLO, first layer fast")
 """axis 1 of all numbers, after the seeds"""
 SGD, ADAM, LARS_AXIS, EQUAL, FAST = range(5)
-UNCENTRED, CENTRED = 0, 1
-"""of the last axis of correlations (S, optimisers, T, L, 2)"""
 EARLY = 0.1
 """share of the steps that counts as early"""
 
@@ -73,27 +78,11 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found = []
     for position, name in enumerate(OPTIMIZERS):
         model = network(setup.images, train, context)
-        advance = stepping(model, train, optimizer(position, model, setup), setup.images, context)
+        advance = stepping(
+            model, train, optimizer(position, model, setup), setup.images.batch, setup.images.steps, context
+        )
         found.append(followed(model, train, test, advance, setup.images, name, context))
     return {"steps": found[0].pop("steps"), **{name: [one[name] for one in found] for name in found[0]}}
-
-
-def network(chosen: Perceptron, train: Pair, context: Context) -> MLP:
-    """A perceptron as torch initialises it."""
-    return MLP(
-        train[0][0].numel(), train[1].shape[1], width=chosen.width, hidden_layers=chosen.hidden_layers,
-        distribution="uniform", weight_variance=1 / 3, generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
-
-
-def followed(
-    model: MLP, train: Pair, test: Pair, advance: Callable[[], None], chosen: Perceptron, name: str, context: Context
-) -> dict[str, Any]:
-    """The features of a network through its training."""
-    session = fl.Session(model, train[0][: chosen.probe], dtype=torch.float64)
-    judged = {"train": train, "test": test}
-    tracker = FeatureTracker(session, {"layers": "hidden.*"}, nn.functional.mse_loss, judged, name, context)
-    return tracker.through(advance, chosen.steps, chosen.growth)
 
 
 def optimizer(position: int, model: MLP, setup: Setup) -> torch.optim.Optimizer:
@@ -108,26 +97,6 @@ def optimizer(position: int, model: MLP, setup: Setup) -> torch.optim.Optimizer:
     if position == EQUAL:
         return fl.SLO(parameters, setup.slo)
     return fl.SLO(fl.steer.speed_groups(model, {"hidden.0": setup.fast, "*": setup.slow}), setup.slo)
-
-
-def stepping(
-    model: MLP, train: Pair, chosen_optimizer: torch.optim.Optimizer, chosen: Perceptron, context: Context
-) -> Callable[[], None]:
-    """Each call is one step on a batch; the rate falls along half a cosine."""
-    x, y = train
-    order = shuffled(len(x), chosen.batch, context.generator(2), x.device)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        chosen_optimizer, lambda step: (1 + math.cos(math.pi * min(1.0, step / chosen.steps))) / 2
-    )
-
-    def advance() -> None:
-        rows = next(order)
-        chosen_optimizer.zero_grad()
-        nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
-        chosen_optimizer.step()
-        schedule.step()
-
-    return advance
 
 
 def early(runs: Runs, which: int, kind: str = "cosine", share: float = EARLY) -> Array:
@@ -227,12 +196,6 @@ def plot(setup: Setup, runs: Runs) -> Any:
     return figure
 
 
-DIGITS = Perceptron(
-    data="digits", samples=256, unseen=100, epochs=8, lr=5.0, batch=64, probe=64, growth=1.7, width=32, hidden_layers=2
-)
-MNIST = Perceptron(
-    data="mnist", samples=2000, unseen=1000, epochs=60, lr=5.0, probe=128, growth=1.6, width=128, hidden_layers=3
-)
 EXPERIMENT = Experiment(
     id="003/optimizers",
     sizes={
