@@ -268,8 +268,8 @@ FIG_17 = Reproduction(
         "digits, averaged to 16 x 16, for 600 epochs (150 in batches). K is measured on 1000 images (200 at laptop "
         "scale). The digits are the first ones, rebuilt from the pictures of whole numbers. With this loss gradients "
         "have norms of 0.003 to 0.06, well below eps: SLO is then nearly gradient descent with rates lr C / eps, 3.75 "
-        "in the first layer and 0.6 in the others, so that it differs from the other run by a larger rate as well as by "
-        "its speeds."
+        "in the first layer and 0.6 in the others, so that it differs from the other run by larger rates as well "
+        "as by its speeds."
     ),
     experiment={"whole": WHOLE, "batches": IN_BATCHES},
     plot=plot,
