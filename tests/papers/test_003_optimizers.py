@@ -80,6 +80,13 @@ def test_claims_on_optimisers_fail_on_numbers_that_break_them():
     assert failing(optimizers, SETUP, Runs([0], [uneven])) == ["lars-step"]
 
 
+def test_features_at_equal_losses_are_read_off_the_paths():
+    uncentred = numpy.arange(6.0).reshape(1, 2, 3)
+    runs = Runs([0], [{"train": numpy.array([[1.0, 0.05, 0.01], [2.0, 0.4, 0.1]]),
+                       "cosine": numpy.stack([uncentred[0]] * 2, -1)[:, :, None]}])  # fmt: skip
+    assert optimizers.learned(runs) == pytest.approx(numpy.array([[1.0, 5.0]]))
+
+
 def test_equal_epochs_are_read_off_the_steps():
     runs = Runs([0], [{"steps": numpy.array([1, 5, 20, 100])}])
     values = numpy.arange(12.0).reshape(1, 3, 4)
