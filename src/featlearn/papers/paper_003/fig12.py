@@ -165,13 +165,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
                 curve(left, steps, values if method == SLO else values.mean(0), label, colour=COLOURS[layer],
                       style=style)  # fmt: skip
             for part, colour in (("train", COLOURS[5]), ("test", COLOURS[7])):
-                values = runs[part][:, start, method]
-                label = f"{METHODS[method]}, {part}"
-                curve(right, steps, values if method == SLO else values.mean(0), label, colour=colour, style=style)
+                # single steps of SLO throw the loss up by far, at other times in each seed
+                values = numpy.median(runs[part][:, start, method], axis=0)
+                curve(right, steps, values, f"{METHODS[method]}, {part}", colour=colour, style=style)
         left.set(ylim=(0, 1.05), ylabel="UC-NFC", xlabel="step")
         right.set(ylim=(0, 1.3), ylabel="loss", xlabel="step")
         left.set_title(words, loc="left", fontsize=7.5)
-        right.set_title("losses", loc="left", fontsize=7.5)
+        right.set_title("losses, median of the seeds", loc="left", fontsize=7.5)
     parts = [ax.get_legend_handles_labels() for ax in axes[:2]]
     handles, labels = ([one for part in parts for one in part[kind]] for kind in (0, 1))
     figure.legend(handles, labels, loc="outside upper center", ncols=5, columnspacing=1.0)
