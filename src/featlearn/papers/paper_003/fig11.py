@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn.papers.claims import Claim
-from featlearn.papers.drawing import panels
+from featlearn.papers.drawing import BLUE, GREEN, WIDTH, curve
 from featlearn.papers.paper_003.speed_limits import METHODS, SLO, SPEED_LIMITS, STANDARD, Setup
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Runs
@@ -51,19 +51,30 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
-    """Rows: NFM with standard training and with SLO, as in the paper; then the AGOP of both. First seed."""
-    figure, axes = panels(4, len(setup.scales), height=1.75)
-    rows = numpy.array(axes).reshape(4, -1)
-    for row, (kind, method) in zip(
-        rows, [(kind, method) for kind in ("nfm", "agop") for method in (STANDARD, SLO)], strict=True
-    ):
-        for i, (ax, scale) in enumerate(zip(row, setup.scales, strict=True)):
-            matrix = runs[kind][0, method, i]
-            name = f"{kind.upper()}, {METHODS[method]}"
-            ax.imshow(matrix / abs(matrix).max(), cmap="RdBu_r", vmin=-1, vmax=1, label=name)
-            ax.set_title(f"{name}, $s_0$ = {scale:g}", loc="left", fontsize=7.5)
-            near = runs[f"{kind}_egop"][:, method, i, -1]
-            ax.set(xticks=[], yticks=[], xlabel=f"cosine with EGOP {near.mean():.2f}")
+    """The NFM of the first seed, with standard training and with SLO; below, how near to the EGOP features are."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+    count = len(setup.scales)
+    rows: list[Any] = [[f"{METHODS[method]} {i}" for i in range(count)] for method in (STANDARD, SLO)]
+    rows.append(["egop"] * (count // 2) + ["uc"] * (count - count // 2))
+    axes = figure.subplot_mosaic(rows)
+    for method in (STANDARD, SLO):
+        for i, scale in enumerate(setup.scales):
+            matrix, ax = runs["nfm"][0, method, i], axes[f"{METHODS[method]} {i}"]
+            # three digits are enough for a picture, and for its table of numbers
+            ax.imshow((matrix / abs(matrix).max()).round(3), cmap="RdBu_r", vmin=-1, vmax=1, label=METHODS[method])
+            ax.set_title(f"$s_0$ = {scale:g}", loc="left")
+            ax.set(xticks=[], yticks=[], ylabel=f"NFM, {METHODS[method]}" if i == 0 else "")
+    for method, style in ((STANDARD, "o--"), (SLO, "s-")):
+        for kind, colour in (("nfm", BLUE), ("agop", GREEN)):
+            label = f"{kind.upper()}, {METHODS[method]}"
+            curve(axes["egop"], setup.scales, runs[f"{kind}_egop"][:, method, :, -1], label, colour=colour, style=style)
+        curve(axes["uc"], setup.scales, runs["uncentered"][:, method, :, -1], METHODS[method], style=style)
+    for name, title in (("egop", "cosine with the EGOP"), ("uc", "UC-NFC: cosine of NFM and AGOP")):
+        axes[name].set(xscale="log", xlabel="$s_0$", ylim=(0, 1.05))
+        axes[name].set_title(title, loc="left")
+        axes[name].legend(loc="lower left")
     return figure
 
 
@@ -71,9 +82,9 @@ FIG_11 = Reproduction(
     id="003/fig11",
     about=(
         "The runs of Fig. 4: first weights of four scales, trained on the chain monomial of five of 32 coordinates by "
-        "gradient descent and by speed limited optimisation. NFM and AGOP of the first layer at the end, of the first "
-        "seed and in units of their largest entry; below each the cosine with the expected gradient outer product of "
-        "the task, mean over seeds. The paper shows the NFM and speaks of the AGOP as well. Sizes, rates and the "
+        "gradient descent and by speed limited optimisation. NFM of the first layer at the end, of the first seed and "
+        "in units of its largest entry; below, the cosines of NFM and AGOP with the expected gradient outer product of "
+        "the task, over seeds. The paper shows the NFM and speaks of the AGOP as well. Sizes, rates and the "
         "reading of the readout's factor are those of Fig. 4."
     ),
     experiment=SPEED_LIMITS,

@@ -122,7 +122,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )  # fmt: skip
     yield Claim(
         id="alike", claim="The diagonals of NFM and AGOP are similar", paper="similar", values=agree, band=(0.7, 1.0),
-        band_from="choice", least=Scale.LAPTOP, choices=[
+        band_from="choice", least=Scale.LAPTOP, why="It falls while the last samples are learned.", choices=[
             Choice(made="Pearson's correlation of diagonals", other="Pearson's of whole matrices",
                    values=runs["pearson_path"][:, -1]),
             Choice(made="Pearson's correlation of diagonals", other="the cosine of whole matrices", values=whole),
