@@ -174,14 +174,17 @@ def plot(setups: Mapping[str, Any], runs: AllRuns) -> Any:
 
 def pair(ax: Any, runs: Runs, layers: slice, title: str) -> None:
     """Both correlations, averaged over some layers, along training: cosine as printed, Pearson's as in the code."""
+    steps = runs["steps"][0]
+    # some twenty moments, the last among them: there are many panels, and numbers.csv has them all
+    drawn = numpy.arange(len(steps))[:: -(1 + len(steps) // 25)][::-1]
     for kind, style in (("cosine", "-"), ("pearson", ":")):
-        values = runs[kind][:, :, layers].mean(2)
+        values = runs[kind][:, :, layers].mean(2)[:, drawn]
         for which, label, colour in ((UNCENTRED, "UC-NFC", BLUE), (CENTRED, "C-NFC", GREEN)):
-            words = label if kind == "cosine" else f"{label}, Pearson's"
             if kind == "cosine":
-                curve(ax, runs["steps"][0], values[..., which], words, colour=colour)
+                curve(ax, steps[drawn], values[..., which], label, colour=colour)
             else:
-                curve(ax, runs["steps"][0], values[..., which].mean(0), words, colour=colour, style=style)
+                mean = values[..., which].mean(0)
+                curve(ax, steps[drawn], mean, f"{label}, Pearson's", colour=colour, style=style)
     ax.set(xscale="log", ylim=(0, 1.05))
     ax.minorticks_off()
     ax.set_title(title, loc="left", fontsize=7.5)
