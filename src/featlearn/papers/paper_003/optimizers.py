@@ -156,6 +156,12 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
                    values=learned(runs)[:, SGD] - learned(runs)[:, ADAM]),
         ],
     )  # fmt: skip
+    yield from speed_claims(setup, runs)
+
+
+def speed_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
+    """On optimisers that set the speed of each layer."""
+    last = end(runs, UNCENTRED)
     yield Claim(
         id="lars-slo", claim="LARS does what SLO with equal speeds does: distance of their UC-NFC at the end",
         paper=None, values=abs(last[:, LARS_AXIS] - last[:, EQUAL]), band=(None, 0.1), band_from="choice",
