@@ -103,7 +103,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="noise", claim="Early, noise of gradients lowers the C-NFC: that of the smallest batch less that of all "
         "samples", paper=None, values=noisy, band=(None, 0.0), band_from="choice", least=Scale.LAPTOP,
-        why="At this rate the loss on all samples overshoots between steps 10 and 20, which lowers their C-NFC too.",
+        why="At this rate the loss on all samples overshoots between steps 10 and 20, and their C-NFC is lowest then.",
     )  # fmt: skip
 
 
