@@ -69,7 +69,7 @@ def failing_parameters(
     """Parameters whose rules fail or disagree with autograd, with the reason; `grads` at the ops if they are known."""
     readable, _ = chunk.readable(names)
     if grads is None:
-        grads = chunk.backpropagate(readable, expected.direction).grads
+        grads = chunk.backpropagate(chunk.use_layouts(readable), expected.direction).grads
     failed: dict[str, str] = {}
     checks: list[Check] = []
     for name in readable:
