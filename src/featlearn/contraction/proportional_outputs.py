@@ -103,19 +103,32 @@ def _shares(grads: Tensor, known: Tensor | None) -> Tensor:
 def _projected(grads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All directions as shares of one, (samples, positions, blocks, m); by how much any of them is too far from that,
     and how large the largest is, sample by sample."""
-    step = max(1, TOGETHER[grads.is_cuda] * grads.shape[1] // max(grads.numel(), 1))
-    parts = [_projected_part(part, shares[:, None, None]) for part in grads.split(step, 1)]
+    summed = _one_for_all(grads, shares)
+    together = len(grads) if grads.numel() <= TOGETHER[grads.is_cuda] else 1
+    split = zip(grads.split(together), shares[:, None, None].split(together), strict=True)
+    parts = [_excess(directions, summed, some) for directions, some in split]
     if len(parts) == 1:
-        return parts[0]
-    summed, excess, largest = zip(*parts, strict=True)
-    return torch.cat(summed), torch.stack(excess).amax(), torch.stack(largest).amax()
+        return summed, *parts[0]
+    excess, largest = (torch.stack(several).amax() for several in zip(*parts, strict=True))
+    return summed, excess, largest
 
 
-def _projected_part(grads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    summed = (grads * shares).sum(0)
+def _one_for_all(grads: Tensor, shares: Tensor) -> Tensor:
+    """What all directions are shares of, if they are: on a GPU from all of them, which is two launches; on a CPU from
+    the largest in every unit, which moves less memory."""
+    if grads.is_cuda:
+        return (grads * shares[:, None, None]).sum(0)
+    which = shares.abs().argmax(0, keepdim=True)
+    share = shares.gather(0, which)
+    inverse = torch.where(share == 0, 0.0, 1.0 / share)[0]
+    return grads.gather(0, which[:, None, None].expand(1, *grads.shape[1:]))[0] * inverse
+
+
+def _excess(grads: Tensor, summed: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """How far directions are from these shares of one, beyond the rounding of their size; and their size."""
     difference = torch.addcmul(grads, summed, shares, value=-1)
     error, size = (torch.linalg.vector_norm(one, 2, (2, 3, 4)) for one in (difference, grads))
-    return summed, error.sub_(size, alpha=8 * torch.finfo(grads.dtype).eps).amax(), size.amax()
+    return error.sub_(size, alpha=8 * torch.finfo(grads.dtype).eps).amax(), size.amax()
 
 
 def _fits(excess: float, largest: float) -> bool:
