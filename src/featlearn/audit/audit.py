@@ -23,6 +23,7 @@ from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import Graph, Node, backward_to
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.graph.repeated_pass import RepeatedPass
 from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
 
 AUDITED = 7
@@ -106,7 +107,8 @@ def _is_separate(chunk: Chunk) -> bool:
         return False
     other = 3 if chunk.proved.samples != 3 else 4
     places = torch.arange(other, device="cpu") % chunk.count
-    return Chunk(chunk.probe, chunk.indices[places], chunk.parameters, like=chunk.proved).proved is not None
+    repeated = RepeatedPass(chunk.proved, chunk.probe.held, other)
+    return repeated.holds(chunk.probe.outputs(chunk.indices[places], repeated.noting))
 
 
 _OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")

@@ -112,7 +112,7 @@ def _compared(chunk: Chunk, names: Sequence[str], grads: UseGradients, expected:
     weights = expected.weights
     if len(weights) > chunk.count:  # the copy of a single sample
         weights = weights.sum(0, keepdim=True)
-    found = chunk.formed(names, dict(grads))
+    found = chunk.formed(names, {(node, 0): grads[node, 0] for node in chunk.use_layouts(names)})
     return [(name, *_difference(gradients, weights, expected.gradients[name])) for name, gradients in found]
 
 

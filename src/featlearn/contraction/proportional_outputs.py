@@ -89,15 +89,18 @@ FEW = 16
 TOGETHER = (2**16, 2**24)
 
 
-def _shares(grads: Tensor, known: Tensor | None) -> Tensor:
+def _shares(grads: Tensor, known: Tensor | None = None) -> Tensor:
     """The share of each direction in every unit, where that is largest; what is known stays."""
-    if known is not None and bool(known.any(0).all()):
+    if known is not None:
+        silent = ~known.any(0)
+        if bool(silent.any()):
+            known = known.clone()
+            known[:, silent] = _shares(grads[..., silent].unsqueeze(3))[:, 0]
         return known
     place = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
     there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
     # Smaller ones count as silent, which is asked of every sample by its own size.
-    found = there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
-    return found if known is None else torch.where(known.any(0), known, found)
+    return there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
 
 
 def _projected(grads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:

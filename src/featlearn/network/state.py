@@ -165,7 +165,10 @@ class _KeptTensors:
         """Write only where something changed: versions count."""
         for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
             # Through .data, so that graphs which have saved the tensor do not see a new version of it.
-            if written and tensor.layout == torch.strided and tensor.shape == copy.shape:
+            alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
+                copy.shape, copy.dtype, copy.device
+            )  # fmt: skip
+            if written and alike:
                 tensor.data.copy_(copy)
             elif written:
                 tensor.data = copy.clone()
