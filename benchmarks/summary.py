@@ -133,7 +133,7 @@ def large_rows(small: bool) -> None:
         first = timed(session.ntk, repeats=1)[0][0]
         session.ntk()
         ours, passes = timed(session.ntk, bare, repeats=2 if small else 7)
-        fresh = timed(lambda: fl.ntk(network, x, readout=readout), repeats=1)[0][0]
+        fresh = timed(fl.Session(network, x, readout=readout).ntk, repeats=1)[0][0]
         ratio = statistics.median(ours) / statistics.median(passes)
         print(f"{name:10}            repeated {shown(ours)}  bare {shown(passes)}  ratio {ratio:.2f}  first {first:.0f}"
               f"  fresh {fresh:.0f}", flush=True)  # fmt: skip

@@ -245,7 +245,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
 
 def image_network() -> tuple[nn.Sequential, Tensor]:
     torch.manual_seed(0)
-    return images().double(), torch.randn(SAMPLES, 4, 9, 9, dtype=torch.float64)
+    return images().double(), torch.randn(SAMPLES, 4, 15, 15, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -265,7 +265,7 @@ def test_changes_one_after_the_other(seed: int):
     session, draws = fl.Session(model, x), random.Random(seed)
     for name in draws.sample([name for name in CHANGES if name not in ("tied", "no bias")], 5):
         CHANGES[name](model)
-        session.x = torch.randn(draws.choice([SAMPLES, 9]), 4, 9, 9, dtype=torch.float64)
+        session.x = torch.randn(draws.choice([SAMPLES, 9]), 4, 15, 15, dtype=torch.float64)
         assert_exact(session)
         assert_exact(session)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
-from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
@@ -133,10 +132,6 @@ class Preparation:
         self._passes.clear()
         self._readings.clear()
         self.plans.clear()
-
-    def at(self, initial: Mapping[str, Any]) -> "Preparation":
-        """The same for a copy of the model with another state dict."""
-        return self.of_copy(network_at(self.model, initial))
 
     def of_copy(self, model: nn.Module) -> "Preparation":
         """The same for a copy of the model with other weights: what was found out holds for it, too."""

@@ -100,7 +100,8 @@ def _shares(grads: Tensor, known: Tensor | None = None) -> Tensor:
     place = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
     there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
     # Smaller ones count as silent, which is asked of every sample by its own size.
-    return there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
+    found: Tensor = there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
+    return found
 
 
 def _projected(grads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:

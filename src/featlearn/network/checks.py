@@ -67,7 +67,7 @@ def refuse_unmeasurable(inside: Inventory) -> None:
     odd = [t for t in inside.tensors if type(t) not in (Tensor, nn.Parameter) or t.is_meta]
     for part in inside.modules:
         tensors = (*part._parameters.values(), *part._buffers.values()) if odd else ()
-        if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
+        if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):
             raise UnsupportedModelError(
                 f"{_place(inside, part)} is not initialised yet; run the model once on a batch first"
             )

@@ -1,5 +1,6 @@
 """The modules of a model and the tensors they hold, found in one walk."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -19,10 +20,9 @@ class Inventory:
                 modules[id(part)] = part
                 stack += [child for child in reversed(part._modules.values()) if child is not None]
         self.modules = list(modules.values())
-        tables = [part._parameters for part in self.modules]
-        self.parameters: list[Tensor] = _distinct([p for table in tables for p in table.values() if p is not None])
-        tables = [part._buffers for part in self.modules]
-        buffers = _distinct([b for table in tables if table for b in table.values() if b is not None])
+        found = [p for part in self.modules for p in part._parameters.values() if p is not None]
+        self.parameters: list[Tensor] = _distinct(found)
+        buffers = [b for part in self.modules for b in part._buffers.values() if b is not None]
         self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
 
     @cached_property
@@ -31,5 +31,5 @@ class Inventory:
         return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in self.tensors])
 
 
-def _distinct(tensors: list[Tensor]) -> list[Tensor]:
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())

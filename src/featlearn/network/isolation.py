@@ -127,9 +127,10 @@ def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
                 part.__dict__["training"] = flag
 
 
+_BACKENDS: Any = torch.backends  # parts of it are unknown to the type stubs
 _PRECISION_OWNERS: tuple[Any, ...] = (
-    torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.mkldnn.conv,
-    torch.backends.mkldnn.rnn, getattr(torch.backends.mkldnn, "matmul"),  # noqa: B009 (unknown to the type stubs)
+    _BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn,
+    _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn, _BACKENDS.mkldnn.matmul,
 )  # fmt: skip
 
 

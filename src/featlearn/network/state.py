@@ -208,7 +208,7 @@ def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].detach().clone()
     with torch.no_grad():
-        flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
+        flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
         return flat
 
 
@@ -273,7 +273,7 @@ def _held(modules: Sequence[nn.Module]) -> dict[str, list[Any]]:
     seen = set(map(id, found["container"]))
     while stack:
         thing = stack.pop()
-        kind = _kind_of(type(thing))
+        kind = _kind_of(type(thing))  # type: ignore[arg-type]
         if kind is None or id(thing) in seen:
             continue
         seen.add(id(thing))
