@@ -15,7 +15,7 @@ from featlearn.network.inventory import Inventory
 def admitted(
     model: nn.Module, inside: Inventory, inputs: Sequence[Inputs], readout: Readout | None,
     parameters: str | Sequence[str] | None,
-) -> tuple[dict[str, nn.Parameter], list[int]]:  # fmt: skip
+) -> tuple[dict[str, Tensor], list[int]]:  # fmt: skip
     """The parameters that count and the sizes of the probes, after all that can be refused before anything runs.
 
     `inside`: what the model holds inside its wrappers.
@@ -26,7 +26,7 @@ def admitted(
         raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
     sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
     refuse_unmeasurable(inside)
-    chosen = trainable_parameters(model, parameters)
+    chosen = trainable_parameters(model, parameters, inside if inside.model is model else None)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(inside, x, name)
     return chosen, sizes
@@ -98,9 +98,15 @@ def _place(inside: Inventory, part: nn.Module) -> str:
     return f"{name or 'the model'} ({type(part).__name__})"
 
 
-def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None = None) -> dict[str, nn.Parameter]:
-    """Trainable parameters by their first `named_parameters()` name, those that match any of the globs."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+def trainable_parameters(
+    model: nn.Module, patterns: str | Sequence[str] | None = None, inside: Inventory | None = None
+) -> dict[str, Tensor]:
+    """Trainable parameters by their first `named_parameters()` name, those that match any of the globs.
+
+    `inside`: what the model holds, where that is known.
+    """
+    named = model.named_parameters() if inside is None else inside.named_parameters()
+    trainable: dict[str, Tensor] = {name: p for name, p in named if p.requires_grad}
     if not trainable:
         raise InputValueError(
             "the model has no trainable parameters, expected at least one with requires_grad=True; "

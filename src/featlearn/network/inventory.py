@@ -1,6 +1,6 @@
 """The modules of a model and the tensors they hold, found in one walk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -12,18 +12,31 @@ class Inventory:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        modules: dict[int, nn.Module] = {}
-        stack = [model]
+        self.modules: list[nn.Module] = []
+        named: dict[int, tuple[str, Tensor]] = {}
+        seen: set[int] = set()
+        stack = [("", model)]
         while stack:
-            part = stack.pop()
-            if id(part) not in modules:
-                modules[id(part)] = part
-                stack += [child for child in reversed(part._modules.values()) if child is not None]
-        self.modules = list(modules.values())
-        found = [p for part in self.modules for p in part._parameters.values() if p is not None]
-        self.parameters: list[Tensor] = _distinct(found)
+            prefix, part = stack.pop()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            self.modules.append(part)
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    named.setdefault(id(parameter), (prefix + name, parameter))
+            children = reversed(part._modules.items())
+            stack += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+        self._named = list(named.values())
+        self.parameters = [parameter for _, parameter in self._named]
         buffers = [b for part in self.modules for b in part._buffers.values() if b is not None]
         self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """What `model.named_parameters()` gives, unless the model has one of its own."""
+        if type(self.model).named_parameters is not nn.Module.named_parameters:
+            return self.model.named_parameters()
+        return self._named
 
     @cached_property
     def kind(self) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
