@@ -132,6 +132,69 @@ class GPT(nn.Module):
         return self.head(self.norm(x)[:, -1])[:, :1]
 
 
+class LanguageModel(GPT):
+    """A transformer of GPT-2's shape; its output is the mean log-probability of the tokens that follow."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.places(self.symbol(ids))
+        for block in self.blocks:
+            x = block(x)
+        likely = self.head(self.norm(x))[:, :-1].log_softmax(-1)
+        return likely.gather(2, ids[:, 1:, None]).mean((1, 2))
+
+
+class VisionTransformer(nn.Module):
+    """ViT-B/16 with one output: patches, a class token, twelve blocks of width 768."""
+
+    def __init__(self, size: int = 224, patch: int = 16, width: int = 768, blocks: int = 12, heads: int = 12) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(0.02 * torch.randn(1, 1, width))
+        self.places = Places((size // patch) ** 2 + 1, width)
+        layers = [nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+                  for _ in range(blocks)]  # fmt: skip
+        self.blocks, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(width), nn.Linear(width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.places(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+class ChannelNorm(nn.LayerNorm):
+    """A layer norm over the second axis of images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvNeXtBlock(nn.Module):
+    """A depthwise 7x7 convolution, a layer norm, two linear layers, and a learned scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width, 1, 1), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + self.scale * self.down(functional.gelu(self.up(h))).permute(0, 3, 1, 2)
+
+
+def convnext(widths: tuple[int, ...] = (96, 192, 384, 768), depths: tuple[int, ...] = (3, 3, 9, 3)) -> nn.Sequential:
+    """ConvNeXt-tiny with one output."""
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0])]
+    for i, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        if i:
+            layers += [ChannelNorm(widths[i - 1]), nn.Conv2d(widths[i - 1], width, 2, 2)]
+        layers += [ConvNeXtBlock(width) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]),
+                         nn.Linear(widths[-1], 1))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Workload:
     """A network, its inputs and which kernel of it is asked for."""

@@ -211,3 +211,73 @@ def test_outputs_that_overflow_are_refused():
         model[2].bias.fill_(float("inf"))
     with pytest.raises(InputValueError, match="not finite"):
         session.ntk()
+
+
+def images() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(4, 4, 3, padding=1), nn.LeakyReLU(), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.AvgPool2d(2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def tied(model: nn.Sequential) -> None:
+    model[2].weight = model[0].weight
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "padding": lambda model: setattr(model[0], "padding", (0, 2)),
+    "stride": lambda model: setattr(model[0], "stride", (2, 1)),
+    "dilation": lambda model: setattr(model[2], "dilation", (2, 2)),
+    "slope": lambda model: setattr(model[1], "negative_slope", 0.5),
+    "groups of a norm": lambda model: setattr(model[3], "num_groups", 1),
+    "eps": lambda model: setattr(model[3], "eps", 0.5),
+    "pooling": lambda model: setattr(model[4], "kernel_size", 3),
+    "another layer": lambda model: model.__setitem__(1, nn.Tanh()),
+    "one layer less": lambda model: model.__setitem__(4, nn.Identity()),
+    "frozen": lambda model: model[2].weight.requires_grad_(not model[2].weight.requires_grad),
+    "no bias": lambda model: setattr(model[2], "bias", None),
+    "tied": tied,
+    "other weights": lambda model: model.load_state_dict(
+        {k: torch.randn_like(v) for k, v in model.state_dict().items()}
+    ),
+}
+
+
+def image_network() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    return images().double(), torch.randn(SAMPLES, 4, 15, 15, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_layers_that_change_between_calls_are_read_anew(name: str):
+    model, x = image_network()
+    session = fl.Session(model, x)
+    for _ in range(2):
+        assert_exact(session)
+    CHANGES[name](model)
+    for _ in range(2):
+        assert_exact(session)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_one_after_the_other(seed: int):
+    model, x = image_network()
+    session, draws = fl.Session(model, x), random.Random(seed)
+    for name in draws.sample([name for name in CHANGES if name not in ("tied", "no bias")], 5):
+        CHANGES[name](model)
+        session.x = torch.randn(draws.choice([SAMPLES, 9]), 4, 15, 15, dtype=torch.float64)
+        assert_exact(session)
+        assert_exact(session)
+
+
+def test_a_graph_of_the_same_structure_and_other_shapes_is_read_anew():
+    """No call is compared where all layers are torch's own: the shapes are."""
+    model, x = image_network()
+    session = fl.Session(model, x)
+    session.ntk()
+    (known,) = session._prepared._readings.values()
+    model[0].padding = (0, 2)
+    outputs = model(x)
+    parameters = dict(model.named_parameters())
+    assert known.reading.structure.graph(outputs, parameters) is not None
+    assert known.reading.structure.graph(outputs, parameters, shapes=True) is None

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
-from featlearn.network.inputs import Probe, input_kind, tensors_of
+from featlearn.network.inputs import Probe, input_kind
 from featlearn.ops import is_built_in
 
 
@@ -40,13 +40,14 @@ def fixed_generator() -> torch.Generator:
     return torch.Generator("cpu").manual_seed(0)
 
 
-@dataclass
-class KnownPass:
-    """A pass of a few samples whose ops prove that they do not influence each other, and what is like it."""
+class KnownReading(NamedTuple):
+    """How the graph of a batch was read, for batches of the same kind and number of samples."""
 
-    proof: ProvedPass
-    readings: dict[int, tuple[Audit, GraphReading]] = field(default_factory=dict)
-    """Number of samples -> how the graph of so many samples that were run by the same calls is read, and its audit."""
+    reading: GraphReading
+    proof: ProvedPass | None
+    """The pass that it was run like; None for a sequence of torch's own layers."""
+    audit: Audit | None
+    """The audit that it was read by; none for the same."""
 
 
 @dataclass
@@ -70,8 +71,13 @@ class Measurement:
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
-    passes: dict[object, KnownPass | None] = field(default_factory=dict)
-    """By kind of inputs; None where nothing is proved, or where the whole batch is not run by the same calls."""
+    weight_kind: object = None
+    """What two states of a model share for which the same is planned: a layer may have become wider."""
+    passes: dict[object, ProvedPass | None] = field(default_factory=dict)
+    """By kind of inputs, a pass of a few samples whose ops prove that they do not influence each other; None where
+    nothing is proved, or where the whole batch is not run by the same calls."""
+    readings: dict[object, KnownReading] = field(default_factory=dict)
+    """By kind of inputs and number of samples."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
@@ -100,7 +106,7 @@ class Measurement:
         chunk = self._few(probe, proving=self.kind(probe) not in self.passes)
         if chunk.graph is None:
             return chunk
-        known = self.audits.get(chunk.graph.ordered_names)
+        known = self.audits.get(chunk.graph.structure.names)
         if known is not None and not anew and known.axes_in(chunk.graph, len(chunk.outputs)) is not None:
             self._read(chunk)
             return chunk
@@ -120,7 +126,7 @@ class Measurement:
         except UnsupportedModelError:  # some code does not bear that its ops are noted
             chunk = Chunk(probe, indices, self.parameters)
         kind = self.kind(probe)
-        self.passes[kind] = None if chunk.proved is None else KnownPass(chunk.proved)
+        self.passes[kind] = chunk.proved
         self._recorded.add(kind)
         return chunk
 
@@ -135,23 +141,17 @@ class Measurement:
         for probe in self.probes:
             chunk = self._example(probe, anew=True)
             if chunk.graph is not None:
-                refuse_underflow(self.audits[chunk.graph.ordered_names].largest, chunk.accumulate)
-
-    @cached_property
-    def weight_kind(self) -> tuple[object, ...]:
-        """What two states of a model share for which the same is planned: a layer may have become wider."""
-        every = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_of(self.model)])
-        return (tuple(self.parameters), every)
+                refuse_underflow(self.audits[chunk.graph.structure.names].largest, chunk.accumulate)
 
     def kind(self, probe: Probe) -> object:
         """What batches share of which the same is expected."""
         return (input_kind(probe.x), self.weight_kind)
 
-    def like(self, probe: Probe, samples: int) -> KnownPass | None:
+    def like(self, kind: object, samples: int) -> ProvedPass | None:
         """The pass that so many samples are compared with, None where they are run in parts."""
-        found = self.passes.get(self.kind(probe))
+        found = self.passes.get(kind)
         # As many samples as those of the proof would not show whether their number matters.
-        return None if found is None or max(samples, 2) == found.proof.samples else found
+        return None if found is None or max(samples, 2) == found.samples else found
 
     def of_pair(self, first: Probe, second: Probe) -> "Measurement":
         """The same network on two other batches of the same kind."""
@@ -189,15 +189,13 @@ class Measurement:
 
     def _run(self, probe: Probe, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""
-        if self.builtin:
-            return Chunk(probe, indices, self.parameters), []
         kind = self.kind(probe)
-        while (known := self.like(probe, end - begin)) is not None:
-            reading = known.readings.get(end - begin)
-            chunk = Chunk(
-                probe, indices, self.parameters, like=known.proof,
-                structure=None if reading is None else reading[1].structure,
-            )  # fmt: skip
+        known = self.readings.get((kind, end - begin))
+        structure = None if known is None else known.reading.structure
+        if self.builtin:
+            return Chunk(probe, indices, self.parameters, structure=structure), []
+        while (proof := self.like(kind, end - begin)) is not None:
+            chunk = Chunk(probe, indices, self.parameters, like=proof, structure=structure)
             if chunk.proved is not None:
                 return chunk, []
             del chunk  # before the next one is made
@@ -213,14 +211,19 @@ class Measurement:
         """Read the uses of all parameters, with the sample axes of an audit, or of one made now."""
         graph = chunk.graph
         assert graph is not None
+        key = (self.kind(chunk.probe), chunk.count)
+        known = self.readings.get(key) if chunk.structured else None
         if self.builtin:
-            chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
+            if known is not None and known.audit is None:
+                chunk.read_like(known.reading)
+            else:
+                chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
             if all(is_built_in(node) for access in chunk.access.values() for node in access.nodes):
+                self._keep_reading(key, chunk, None)
                 return
-        audit, like = self.audits.get(graph.ordered_names), self.passes.get(self.kind(chunk.probe))
-        kept = None if like is None else like.readings.get(chunk.count)
-        if chunk.structured and audit is not None and kept is not None and kept[0] is audit:
-            chunk.read_like(kept[1])
+        audit = self.audits.get(graph.structure.names)
+        if known is not None and audit is not None and known.audit is audit and known.proof is chunk.proved:
+            chunk.read_like(known.reading)
         else:
             axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
             if audit is None or axes is None:
@@ -229,13 +232,16 @@ class Measurement:
                 chunk.unproved = _unproved(chunk)
                 return
             _read_by(chunk, audit, *axes)
-            if like is not None and chunk.proved is like.proof and not chunk.hooked:
-                found = chunk.reading()
-                if found is not None:
-                    like.readings[chunk.count] = audit, found
+            if chunk.proved is not None:
+                self._keep_reading(key, chunk, audit)
         chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
+
+    def _keep_reading(self, key: object, chunk: Chunk, audit: Audit | None) -> None:
+        """Keep how a chunk was read, for graphs of the same structure."""
+        if not chunk.structured and not chunk.hooked and (found := chunk.reading()) is not None:
+            self.readings[key] = KnownReading(found, chunk.proved, audit)
 
     def _check(self, chunk: Chunk, audit: Audit, names: list[str]) -> None:
         """Check the readings of parameters that the audit did not see against autograd, on this chunk."""
@@ -261,19 +267,21 @@ class Measurement:
         `Chunk.formed` and `Chunk.backpropagate`. `last`: nothing else will be asked of this chunk.
         """
         readable, lost = chunk.readable(names)
-        doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
+        nodes = chunk.use_layouts(readable)
+        doubtful = [node for node in nodes if node in chunk.unproved]
         at_once = bool(doubtful) and self.deferred is None
         final = last and not lost and not at_once and not self.reuse and chunk.is_fetched(readable)
         found = chunk.backpropagate(
-            readable, directions, apart=apart, last=final, coded=doubtful, generator=self._generator
+            nodes, directions, apart=apart, last=final, coded=doubtful, generator=self._generator
         )
+        grads = found.grads
         if doubtful and self.deferred is not None:
             expect_confirmed(self.deferred, chunk, found)
         elif doubtful and (wrong := corrected_axes(chunk, found)):
             _correct(chunk, wrong)
             readable, lost = chunk.readable(names)
-        used = chunk.use_layouts(readable)
-        grads = {value: found.grads.pop(value) for value in list(found.grads) if value[0] in used}
+            nodes = chunk.use_layouts(readable)
+            grads = {value: found.grads.pop(value) for value in list(found.grads) if value[0] in nodes}
         del found
         yield from chunk.formed(readable, grads, dense, proportional)
         if lost:
@@ -287,7 +295,9 @@ class Measurement:
         doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
         if doubtful:
             direction = torch.randn(1, self.classes, generator=self._generator, dtype=torch.float64, device="cpu")
-            found = chunk.backpropagate(readable, direction, coded=doubtful, generator=self._generator)
+            found = chunk.backpropagate(
+                chunk.use_layouts(readable), direction, coded=doubtful, generator=self._generator
+            )
             _correct(chunk, corrected_axes(chunk, found))
             chunk.unproved = frozenset()
 

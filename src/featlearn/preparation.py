@@ -1,8 +1,8 @@
 """A model, how it is to be measured, and what earlier measurements have found out about its graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,12 @@ from featlearn.audit.audit import Audit
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
-from featlearn.measurement import KnownPass, Measurement
+from featlearn.graph.repeated_pass import ProvedPass
+from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
-from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors
+from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
 from featlearn.planning.plan import PlannedKernel
@@ -48,39 +49,43 @@ class Preparation:
         self.audits: dict[tuple[str, ...], Audit] = {}
         self.plans: dict[object, PlannedKernel] = {}
         self._facts: dict[object, OutputFacts] = {}
-        self._passes: dict[object, KnownPass | None] = {}
+        self._passes: dict[object, ProvedPass | None] = {}
+        self._readings: dict[object, KnownReading] = {}
+        self._kinds: dict[object, int] = {}
+        """Kinds of weights, by number: they are compared again and again."""
 
-    @contextmanager
     def measuring(
         self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False, builtin: bool = True
-    ) -> Iterator[Measurement]:
+    ) -> AbstractContextManager[Measurement]:
         """Isolate the model; everything measured inside leaves no trace on it.
 
         `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
         inputs that need gradients; where the model does not bear them it is measured without. `builtin`: sequences of
         torch's own layers are not isolated, because a forward pass only reads them.
         """
+        return (self._keeping_weights if keep_weights else self._measuring)(inputs, reuse, builtin)
+
+    @contextmanager
+    def _keeping_weights(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
         with ExitStack() as stack:
-            if keep_weights:
-                try:
-                    needing = [needing_gradients(x) for x in inputs]
-                    measurement = stack.enter_context(self._measuring(needing, reuse, builtin))
-                except FeatlearnError:
-                    measurement = stack.enter_context(self._measuring(inputs, reuse, builtin))
-            else:
+            try:
+                needing = [needing_gradients(x) for x in inputs]
+                measurement = stack.enter_context(self._measuring(needing, reuse, builtin))
+            except FeatlearnError:
                 measurement = stack.enter_context(self._measuring(inputs, reuse, builtin))
             yield measurement
 
     @contextmanager
     def _measuring(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
-        originals, sizes = admitted(self.model, inputs, self.readout, self.globs)
         model = unwrapped(self.model)
+        inside = Inventory(model)
+        originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
         with ExitStack() as stack:
-            copying = needs_copy(model, self.dtype)
+            copying = needs_copy(inside, self.dtype)
             trusted = builtin and len(inputs) == 1 and not copying
             isolation = stack.enter_context(
                 undisturbed(
-                    model,
+                    inside,
                     lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout),
                     only_read=not reuse,  # a quantity of the user's own may write to them
                 )
@@ -88,7 +93,8 @@ class Preparation:
             twin = copied(model, self.dtype) if copying else model
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
-                isolation = stack.enter_context(undisturbed(twin))
+                inside = Inventory(twin)
+                isolation = stack.enter_context(undisturbed(inside))
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             probes = tuple(
                 Probe(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
@@ -97,7 +103,8 @@ class Preparation:
             )  # fmt: skip
             measurement = Measurement(
                 twin, parameters, originals, probes, self.audits, 0, torch.float32, torch.device("cpu"),
-                builtin=isolation.builtin, reuse=reuse, passes=self._passes,
+                builtin=isolation.builtin, reuse=reuse, passes=self._passes, readings=self._readings,
+                weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )  # fmt: skip
             stack.callback(measurement.close)
             self._establish(measurement, model, isolation)
@@ -123,16 +130,14 @@ class Preparation:
         """Drop what is known of outputs, and the plans made from it; audits stay."""
         self._facts.clear()
         self._passes.clear()
+        self._readings.clear()
         self.plans.clear()
-
-    def at(self, initial: Mapping[str, Any]) -> "Preparation":
-        """The same for a copy of the model with another state dict."""
-        return self.of_copy(network_at(self.model, initial))
 
     def of_copy(self, model: nn.Module) -> "Preparation":
         """The same for a copy of the model with other weights: what was found out holds for it, too."""
         twin = Preparation(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
         twin.audits, twin._facts, twin._passes = self.audits, self._facts, self._passes
+        twin._readings, twin._kinds = self._readings, self._kinds
         return twin
 
 
@@ -158,7 +163,7 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     measurement.has_gradient = example.graph is not None
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
-        activations = max(1, example.graph.output_bytes // len(example.indices))
+        activations = max(1, example.graph.structure.output_bytes // len(example.indices))
     return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
 
 

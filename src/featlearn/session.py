@@ -11,6 +11,7 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.network.inputs import Inputs, Readout, batch_size
+from featlearn.network.inventory import Inventory
 from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
 from featlearn.preparation import Preparation
@@ -162,7 +163,7 @@ class Session:
     def _arguments(self) -> dict[str, Any]:
         """Of quantities that are measured in the network's own precision."""
         prepared = self._prepared
-        if prepared.dtype is not None and needs_copy(self.model, prepared.dtype):
+        if prepared.dtype is not None and needs_copy(Inventory(self.model), prepared.dtype):
             raise InputValueError(
                 f"the Session has dtype={prepared.dtype}, expected the network's own precision for ntk_velocity and "
                 "feature_speed; convert the model itself, model.double(), and make a Session of that"

@@ -141,6 +141,15 @@ def test_cheap_quantities_are_measured_with_the_kernel_and_between():
     assert set(found["kernel"]) < set(found["gap"])
 
 
+def test_first_and_last_measurements_are_in_the_budget():
+    """4 % of 150 s are 6 s: of measurements of a second, six, of which four lie between the first and the last."""
+    one = CostClass(0.04, 150.0, cost=1.0, last=1, spacing=1e9)
+    allowed = 0
+    while one.allows(2, 0.0):
+        one.count, allowed = one.count + 1, allowed + 1
+    assert allowed == 4
+
+
 def test_without_a_budget_every_scheduled_step_is_measured():
     schedule = Schedule("log")
     every = [step for step in range(0, 1001) if schedule.due(step)][1:]
@@ -191,9 +200,9 @@ def test_a_watch_keeps_to_its_allocation(clock: Clock, tmp_path: Path):
     assert seconds == pytest.approx([0.005 * step for step in range(401)]), "of training"
     assert len(run.scalar("loss")[0]) == 400, "losses are recorded when they are due, measured or not"
     assert run.config["costs"] == {"cheap": None, "expensive": 1.0, "step": pytest.approx(2**-10 * 16), "spacing": 4.0}
-    # 4 % of 150 s pay for 6 measurements of a second, that of the start included, but not for ten: five samples cannot
+    # 4 % of 150 s pay for 6 measurements of a second, first and last included, but not for ten: five samples cannot
     # be thinned, so that later steps are promised at factors of four
-    assert steps == [0, 16, 17, 18, 19, 20, 80, 320, 400]
+    assert steps == [0, 16, 17, 18, 19, 76, 304, 400]
 
 
 def test_the_probe_of_an_expensive_run_is_thinned(clock: Clock, tmp_path: Path):

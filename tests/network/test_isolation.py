@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 
 import featlearn as fl
+from featlearn.errors import UnsupportedModelError
+from featlearn.network.inventory import Inventory
+from featlearn.network.isolation import undisturbed
 
 from ..references.jacobian import dense_ntk
 from ..zoo.case import Net
@@ -401,3 +404,77 @@ def test_forward_hooks_keep_their_place_and_stay_part_of_the_function() -> None:
     torch.testing.assert_close(fl.ntk(model, x), dense_ntk(model, x), rtol=1e-12, atol=1e-12)
     fl.representation_kernels(model, x)
     assert fingerprint(model) == before
+
+
+class ManyTensors(nn.Module):
+    """Weights and buffers of all kinds, one of which a forward pass may write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+        self.register_buffer("plain", torch.randn(3))
+        self.register_buffer("odd", torch.tensor([float("nan"), -0.0, 1.0]))
+        self.register_buffer("coarse", torch.randn(3).bfloat16())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("small", torch.ones(3, dtype=torch.int8))
+        self.register_buffer("turned", torch.randn(3, 2).T)
+        self.register_buffer("empty", torch.zeros(0))
+        self.write: Callable[[nn.Module], object] = lambda model: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "one of several": lambda model: model.plain.add_(1),
+    "through data": lambda model: model.plain.data.mul_(-1),
+    "a sign of zero": lambda model: model.odd[1].zero_(),
+    "another bit of nan": lambda model: model.odd.view(torch.int32)[0].add_(1),
+    "half precision": lambda model: model.coarse.zero_(),
+    "a counter": lambda model: model.count.add_(1),
+    "bytes": lambda model: model.small.add_(1),
+    "a transposed one": lambda model: model.turned.zero_(),
+    "another shape": lambda model: setattr(model.plain, "data", torch.zeros(5)),
+    "another type": lambda model: setattr(model.plain, "data", torch.zeros(3, dtype=torch.float16)),
+    "longer": lambda model: model.empty.resize_(4),
+    "a flag": lambda model: model.layers[1].weight.requires_grad_(False),
+}
+
+
+def stored(model: nn.Module) -> list[tuple[object, ...]]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return [
+        (t.shape, t.dtype, t.requires_grad, t.detach().contiguous().view(-1).view(torch.uint8).tolist())
+        for t in tensors
+    ]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_tensors_that_are_kept_together_are_put_back_one_by_one(name: str):
+    torch.manual_seed(0)
+    model = ManyTensors()
+    before, held = stored(model), list(map(id, model.buffers()))
+    with undisturbed(Inventory(model)) as isolation:
+        for _ in range(2):
+            isolation.rewind()
+            WRITES[name](model)
+            assert stored(model) != before
+    assert stored(model) == before
+    assert list(map(id, model.buffers())) == held
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_weight_among_many_that_is_written_to_is_refused_and_put_back(number: int):
+    torch.manual_seed(0)
+    model, x = ManyTensors(), torch.randn(9, 4)
+    session = fl.Session(model, x)
+    session.ntk()
+    before = stored(model)
+    model.write = lambda model: model.layers[number].weight.data.mul_(1.5)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError):
+            session.ntk()
+        assert stored(model) == before

@@ -23,6 +23,7 @@ from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import Graph, Node, backward_to
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.graph.repeated_pass import RepeatedPass
 from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
 
 AUDITED = 7
@@ -74,7 +75,7 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     refused = failing_parameters(chunk, list(graph.leaves), expected, grads)
     chunk.send_to_fallback(refused)
     largest = largest_entry(probed.parameters)
-    number = {node: k for k, node in enumerate(graph.order)}
+    number = graph.number
     axes = {
         number[node]: None if layout is None else (layout.before, layout.after) for node, layout in probed.axes.items()
     }
@@ -83,7 +84,7 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     unseen = frozenset(name for name, size in largest.items() if size == 0.0)
     if len(chunk.indices) <= AUDITED and not _is_separate(chunk):
         _refuse_coupled_gradients(chunk, probed, generator)
-    return Audit(graph.ordered_names, axes, several, blank, refused, unseen, max(largest.values(), default=0.0))
+    return Audit(graph.structure.names, axes, several, blank, refused, unseen, max(largest.values(), default=0.0))
 
 
 def refuse_underflow(largest: float, dtype: torch.dtype) -> None:
@@ -101,12 +102,13 @@ def _is_separate(chunk: Chunk) -> bool:
     So it is where torch's own derivatives of these ops are all that runs: no hook, and no node of a function of the
     user's own, whose name would end otherwise. Another number of samples must be run by the same calls.
     """
-    own = chunk.graph is None or not all(map(_OF_TORCH.fullmatch, chunk.graph.names.values()))
+    own = chunk.graph is None or not all(map(_OF_TORCH.fullmatch, chunk.graph.structure.names))
     if chunk.proved is None or chunk.hooked or own:
         return False
     other = 3 if chunk.proved.samples != 3 else 4
     places = torch.arange(other, device="cpu") % chunk.count
-    return Chunk(chunk.probe, chunk.indices[places], chunk.parameters, like=chunk.proved).proved is not None
+    repeated = RepeatedPass(chunk.proved, chunk.probe.held, other)
+    return repeated.holds(chunk.probe.outputs(chunk.indices[places], repeated.noting))
 
 
 _OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")

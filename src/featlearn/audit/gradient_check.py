@@ -69,7 +69,7 @@ def failing_parameters(
     """Parameters whose rules fail or disagree with autograd, with the reason; `grads` at the ops if they are known."""
     readable, _ = chunk.readable(names)
     if grads is None:
-        grads = chunk.backpropagate(readable, expected.direction).grads
+        grads = chunk.backpropagate(chunk.use_layouts(readable), expected.direction).grads
     failed: dict[str, str] = {}
     checks: list[Check] = []
     for name in readable:
@@ -112,7 +112,7 @@ def _compared(chunk: Chunk, names: Sequence[str], grads: UseGradients, expected:
     weights = expected.weights
     if len(weights) > chunk.count:  # the copy of a single sample
         weights = weights.sum(0, keepdim=True)
-    found = chunk.formed(names, dict(grads))
+    found = chunk.formed(names, {(node, 0): grads[node, 0] for node in chunk.use_layouts(names)})
     return [(name, *_difference(gradients, weights, expected.gradients[name])) for name, gradients in found]
 
 

@@ -49,14 +49,16 @@ class DeferredChecks:
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[float]:
-    """All their numbers, one after the other; those of one kind are waited for together."""
-    kinds: dict[tuple[torch.dtype, torch.device, bool], list[int]] = defaultdict(list)
+    """All their numbers, one after the other; those of one type and device are waited for together."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
     for place, tensor in enumerate(tensors):
-        kinds[tensor.dtype, tensor.device, tensor.dim() == 0].append(place)
+        kinds[tensor.dtype, tensor.device].append(place)
     found: dict[int, list[float]] = {}
-    for (_, _, single), places in kinds.items():
+    for places in kinds.values():
         some = [tensors[place] for place in places]
-        values = (torch.stack(some) if single else torch.cat([tensor.reshape(-1) for tensor in some])).tolist()
-        for place, tensor in zip(places, some, strict=True):
-            found[place], values = values[: tensor.numel()], values[tensor.numel() :]
+        if all(tensor.dim() == 0 for tensor in some):
+            found |= {place: [number] for place, number in zip(places, torch.stack(some).tolist(), strict=True)}
+            continue
+        numbers = iter(torch.cat([tensor.reshape(-1) for tensor in some]).tolist())
+        found |= {place: list(islice(numbers, tensors[place].numel())) for place in places}
     return [number for place in range(len(tensors)) for number in found[place]]

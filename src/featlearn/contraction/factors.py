@@ -180,11 +180,11 @@ def _formed(part: Factor, rows: slice, grads: slice, room: int, memory: Reused) 
     else:
         right = some_of(part.rows, -1, rows).transpose(1, 2)  # (samples, blocks, positions, n)
         size = right.shape[-1]
-        whole = memory.empty(chosen, samples, blocks, directions * width, size)
         count = samples * blocks  # there may be no positions at all, which leaves -1 open
+        whole = memory.empty(chosen, count, directions * width, size)
         flat = left.reshape(count, directions * width, positions)
         multiply = torch.mul if positions == 1 else torch.bmm  # the first is three times as fast on a column and a row
-        multiply(flat, right.reshape(count, positions, size), out=whole.view(count, directions * width, size))
+        multiply(flat, right.reshape(count, positions, size), out=whole)
     return whole.view(samples, blocks, directions, width, size).transpose(1, 2)
 
 

@@ -8,9 +8,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +34,7 @@ class Route(Enum):
     GRADIENTS = "gradients"
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """Sizes that decide the route: one side of the contraction."""
 
     samples: int
@@ -89,6 +89,7 @@ def cheapest(left: Extent, right: Extent, mode: Mode, elementwise: float) -> flo
     return min(costs(left, right, mode, elementwise).values())
 
 
+@lru_cache(maxsize=4096)
 def cheaper_route(left: Extent, right: Extent, mode: Mode, elementwise: float) -> Route:
     """The route with fewer operations."""
     cost = costs(left, right, mode, elementwise)
@@ -114,7 +115,7 @@ def add_gram(
     entries are assumed to be of a size whose products this precision can hold, which becomes a deferred check. `kept`:
     inner products of rows, put there by a first call and reused by calls with other directions of the same samples.
     """
-    if isinstance(left, Factors) and isinstance(right, Factors) and left.frame == right.frame:
+    if isinstance(left, Factors) and isinstance(right, Factors) and (left is right or left.frame == right.frame):
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
             _add_pairs(out, left, right, mode, symmetric, scratch, deferred, kept)
             return
@@ -211,9 +212,9 @@ def _add_pairs(
         add_in_tiles(out, mine, factor)
         return
     grams = directions**2 if mode == "full" else 1
-    longest = max(_pair_size(part) for part in left.parts) * max(_pair_size(part) for part in right.parts)
+    longest = max(map(_pair_size, left.parts)) * max(map(_pair_size, right.parts))
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
-    depth = max(part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts)
+    depth = max([part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts])
     pieces = panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)
     yours = mine if same or mine is None else matrices(right, joined=mode == "sum")
     if mine is not None and yours is not None and left.parts[0].rows_first == right.parts[0].rows_first:
@@ -295,6 +296,8 @@ def _is_ordinary(size: float) -> bool:
 
 def in_memory_order(tensor: Tensor) -> Tensor:
     """Axes from the longest stride to the shortest: reductions are five times as fast, and make no copy."""
+    if tensor.is_contiguous():
+        return tensor
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True))
 
 

@@ -5,7 +5,8 @@ a[k, m] b[p, m]. Gram matrices summed over k are then those of sqrt(sum_k a[k, m
 operations. Whether it is so is asked of the numbers, sample by sample, to the rounding of one product.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,16 +21,6 @@ class UnequalChunksError(Exception):
     """Directions that one chunk has shown to be proportional are not so in another."""
 
 
-@dataclass(frozen=True)
-class Proportions:
-    """How the directions of one parameter relate."""
-
-    which: Tensor
-    """(blocks, m): the direction that stands for all; -1 for units that were zero so far."""
-    ratio: Tensor
-    """(directions, blocks, m): all directions over that one."""
-
-
 class ProportionalOutputs:
     """Decides for every parameter, once for all chunks of samples.
 
@@ -38,7 +29,8 @@ class ProportionalOutputs:
     """
 
     def __init__(self, known: frozenset[str] = frozenset(), deferred: DeferredChecks | None = None) -> None:
-        self.found: dict[str, Proportions] = {}
+        self.found: dict[str, Tensor] = {}
+        """(directions, blocks, m): the share of each direction in a unit, of length one; 0 where it was silent."""
         self._apart: set[str] = set()
         self._known, self._deferred = known, deferred
 
@@ -49,14 +41,30 @@ class ProportionalOutputs:
         else:
             wanted = name in self.found or (name not in self._apart and worthwhile(factors))
         single = wanted and len(factors.parts) == 1
-        grads = _summed(factors.parts[0].grads, self.found.get(name), self._deferred) if single else None
-        if grads is None:
+        summed = self._summed(name, factors.parts[0].grads) if single else None
+        if summed is None:
             if name in self.found:
                 raise UnequalChunksError
             self._apart.add(name)
             return factors
-        summed, self.found[name] = grads
         return replace(factors, parts=(replace(factors.parts[0], grads=summed),))
+
+    def _summed(self, name: str, grads: Tensor) -> Tensor | None:
+        """(1, samples, positions, blocks, m) for all directions; None if they are not proportional."""
+        some = grads if grads.is_cuda else grads[:, :FEW]
+        shares = _shares(some, self.found.get(name))
+        if not grads.is_cuda and grads.shape[1] > FEW:
+            _, excess, largest = _projected(some, shares)
+            if not _fits(float(excess), float(largest)):
+                return None
+            shares = _shares(grads, shares)  # units that are zero in the few may not be so in others
+        summed, excess, largest = _projected(grads, shares)
+        if self._deferred is not None and grads.is_cuda:
+            self._deferred.expect(_fits, excess, largest)
+        elif not _fits(float(excess), float(largest)):
+            return None
+        self.found[name] = shares
+        return summed[None]
 
 
 def worthwhile(factors: Factors) -> bool:
@@ -64,9 +72,12 @@ def worthwhile(factors: Factors) -> bool:
     if factors.directions == 1 or len(factors.parts) > 1:
         return False
     grads = factors.parts[0].grads
+    if grads.stride(1) == 0 and grads.shape[2] == grads.shape[3] == 1:
+        return False  # the same for all samples, at the last layer: one product of numbers serves them all
     weight = elementwise_cost(grads.device)
     full = extent(factors, weight)
-    saved = cheapest(full, full, "sum", weight) - cheapest(one := replace(full, directions=1), one, "sum", weight)
+    one = full._replace(directions=1)
+    saved = cheapest(full, full, "sum", weight) - cheapest(one, one, "sum", weight)
     return saved > 4 * weight * grads.numel() + (STARTS if grads.is_cuda else 0)
 
 
@@ -74,66 +85,56 @@ def worthwhile(factors: Factors) -> bool:
 STARTS = 2**34
 # Samples of which a CPU finds out how directions relate, and whether it is worth to compare all.
 FEW = 16
-
-
-def _summed(
-    grads: Tensor, known: Proportions | None, deferred: DeferredChecks | None
-) -> tuple[Tensor, Proportions] | None:
-    """(1, samples, positions, blocks, m), and how directions relate; None if they do not."""
-    some = grads if grads.is_cuda else grads[:, :FEW]
-    found = _relations(some, known)
-    if not grads.is_cuda:
-        if not bool(_proportional(some, found)):
-            return None
-        silent = found.which < 0
-        if grads.shape[1] > FEW and bool(silent.any()):  # units that are zero in the few may not be so in others
-            rest = _relations(grads[..., silent].unsqueeze(3), None)
-            found.which[silent], found.ratio[:, silent] = rest.which[0], rest.ratio[:, 0]
-    same = _proportional(grads, found)
-    if deferred is not None and grads.is_cuda:
-        deferred.expect(bool, same)
-    elif not bool(same):
-        return None
-    return (_taken(grads, found) * found.ratio.square().sum(0).sqrt())[None], found
-
-
-def _relations(grads: Tensor, known: Proportions | None) -> Proportions:
-    """Which direction is the largest in each unit, and all directions over it; what is known stays."""
-    place = grads.abs().amax(0).flatten(0, 1).argmax(0)  # where a unit is largest: (blocks, m)
-    there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
-    which = there.abs().argmax(0)
-    base = there.gather(0, which[None])
-    ratio = torch.where(base == 0, 0.0, there / base)
-    which = torch.where(base[0] == 0, -1, which)
-    if known is not None:
-        which = torch.where(known.which < 0, which, known.which)
-        ratio = torch.where(known.which < 0, ratio, known.ratio)
-    return Proportions(which, ratio)
-
-
-def _taken(grads: Tensor, found: Proportions) -> Tensor:
-    """(samples, positions, blocks, m) of the direction that stands for all."""
-    return grads.gather(0, found.which.clamp_min(0).expand(1, *grads.shape[1:]))[0]
-
-
-def _proportional(grads: Tensor, found: Proportions) -> Tensor:
-    """Whether all directions are those multiples of one, in each of them and for each sample."""
-    slack, base = 8 * torch.finfo(grads.dtype).eps, _taken(grads, found)
-    together = len(grads) if grads.numel() <= TOGETHER[grads.is_cuda] else 1
-    split = zip(grads.split(together), found.ratio.split(together), strict=True)
-    parts = [_differences(directions, ratios, base) for directions, ratios in split]
-    error, size = (torch.cat(norms) for norms in zip(*parts, strict=True))
-    # Squares of numbers that are much smaller or larger would be zero, or infinite, and agree with anything.
-    ordinary = (size.amax() > 1e-15) & (size.amax() < 1e15)
-    return (error <= slack * size).all() & ordinary
-
-
-# Numbers up to which all directions are compared at once, on a CPU and on a GPU: few ops, but a copy of all of them.
+# Numbers that are compared at once, on a CPU and on a GPU: few ops, but a copy of all of them.
 TOGETHER = (2**16, 2**24)
 
 
-def _differences(directions: Tensor, ratios: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """(K, samples) how far directions are from those multiples of one, and how large they are."""
-    difference = torch.addcmul(directions, base, ratios[:, None, None], value=-1)
-    errors, sizes = (torch.linalg.vector_norm(one, 2, (2, 3, 4)) for one in (difference, directions))
-    return errors, sizes
+def _shares(grads: Tensor, known: Tensor | None = None) -> Tensor:
+    """The share of each direction in every unit, where that is largest; what is known stays."""
+    if known is not None:
+        silent = ~known.any(0)
+        if bool(silent.any()):
+            known = known.clone()
+            known[:, silent] = _shares(grads[..., silent].unsqueeze(3))[:, 0]
+        return known
+    place = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
+    there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
+    # Smaller ones count as silent, which is asked of every sample by its own size.
+    found: Tensor = there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
+    return found
+
+
+def _projected(grads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All directions as shares of one, (samples, positions, blocks, m); by how much any of them is too far from that,
+    and how large the largest is, sample by sample."""
+    summed = _one_for_all(grads, shares)
+    together = len(grads) if grads.numel() <= TOGETHER[grads.is_cuda] else 1
+    split = zip(grads.split(together), shares[:, None, None].split(together), strict=True)
+    parts = [_excess(directions, summed, some) for directions, some in split]
+    if len(parts) == 1:
+        return summed, *parts[0]
+    excess, largest = (torch.stack(several).amax() for several in zip(*parts, strict=True))
+    return summed, excess, largest
+
+
+def _one_for_all(grads: Tensor, shares: Tensor) -> Tensor:
+    """What all directions are shares of, if they are: on a GPU from all of them, which is two launches; on a CPU from
+    the largest in every unit, which moves less memory."""
+    if grads.is_cuda:
+        return (grads * shares[:, None, None]).sum(0)
+    which = shares.abs().argmax(0, keepdim=True)
+    share = shares.gather(0, which)
+    inverse = torch.where(share == 0, 0.0, 1.0 / share)[0]
+    return grads.gather(0, which[:, None, None].expand(1, *grads.shape[1:]))[0] * inverse
+
+
+def _excess(grads: Tensor, summed: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """How far directions are from these shares of one, beyond the rounding of their size; and their size."""
+    difference = torch.addcmul(grads, summed, shares, value=-1)
+    error, size = (torch.linalg.vector_norm(one, 2, (2, 3, 4)) for one in (difference, grads))
+    return error.sub_(size, alpha=8 * torch.finfo(grads.dtype).eps).amax(), size.amax()
+
+
+def _fits(excess: float, largest: float) -> bool:
+    # Squares of numbers that are much smaller or larger would be zero, or infinite, and agree with anything.
+    return excess <= 0.0 and 1e-15 < largest < 1e15 and math.isfinite(excess)

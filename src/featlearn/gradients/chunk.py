@@ -3,7 +3,7 @@
 Quantities see only `Factors` and `Dense` of `featlearn.contraction.factors`; how an op produced them stays in here.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +50,7 @@ class Chunk:
 
     `proving`: the ops of the forward pass are noted, to see whether they keep the samples apart. `like`: a pass of
     which that is proved, with which it is compared. `structure`: that of an earlier graph, which is the same after the
-    same calls.
+    same calls; without `like` its shapes are compared, too.
     """
 
     def __init__(
@@ -83,13 +83,15 @@ class Chunk:
         self.structured = False
         """Whether its graph has the structure that was given."""
         if self.outputs.requires_grad:
-            if structure is not None and self.proved is not None and not self.hooked:
-                self.graph = structure.graph(self.outputs, parameters)
+            if structure is not None and (self.proved is not None or like is None) and not self.hooked:
+                self.graph = structure.graph(self.outputs, parameters, shapes=like is None)
             self.structured = self.graph is not None
             self.graph = self.graph or build_graph(self.outputs, parameters)
             _refuse_hidden(self.graph)
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
-        self.precision = self.graph.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+        self.precision = (
+            self.graph.structure.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps
+        )
         self.axes: Axes = {}
         self.several_outputs: frozenset[Node] = frozenset()
         self.access: dict[str, Access] = {}
@@ -163,7 +165,7 @@ class Chunk:
 
     def precision_of(self, name: str) -> float:
         """Machine epsilon of the coarsest type between a parameter and the outputs."""
-        return self.precision if self.graph is None else self.graph.precisions.get(name, self.precision)
+        return self.precision if self.graph is None else self.graph.structure.precisions.get(name, self.precision)
 
     def readable(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Those that can be read, and those that go to the fallback."""
@@ -184,21 +186,19 @@ class Chunk:
         The ops that a parameter passes before its use are on no path from the outputs to a use, and keep what they
         have.
         """
-        readings = (reading for name in names for reading in self.access[name].readings)
-        names = {} if self.graph is None else self.graph.names
-        return all(is_built_in(names[reading.use.node]) for reading in readings)
+        return all(is_built_in(node) for name in names for node in self.access[name].nodes)
 
     def backpropagate(
-        self, names: Collection[str], directions: Tensor, *, apart: bool = False, last: bool = False,
+        self, nodes: Collection[Node], directions: Tensor, *, apart: bool = False, last: bool = False,
         coded: Collection[Node] = (), generator: torch.Generator | None = None,
     ) -> Backpropagated:  # fmt: skip
-        """Gradients at every op that uses one of these parameters, one backward pass for each direction (K, C).
+        """Gradients at ops that use parameters, one backward pass for each direction (K, C).
 
         One pass more gives the ops in `coded` a random mixture with weights of its own for every sample. `apart`:
         directions will be multiplied one by one, and lie in memory that way. `last`: activations are dropped when they
         have served.
         """
-        values: list[Value] = [(node, 0) for node in self.use_layouts(names)]
+        values: list[Value] = [(node, 0) for node in nodes]
         if not values:
             return Backpropagated({}, {}, None)
         if not coded:
@@ -223,13 +223,11 @@ class Chunk:
         operands: dict[int, Tensor] = {}
         # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
         ordered = sorted(names, key=lambda name: self.access[name].coordinates is not None)
-        waiting = Counter(reading.use.node for name in ordered for reading in self.access[name].readings)
+        last = {reading.use.node: name for name in ordered for reading in self.access[name].readings}
         for name in ordered:
             access = self.access[name]
-            waiting.subtract(reading.use.node for reading in access.readings)
-            spent = {reading.use.node for reading in access.readings if not waiting[reading.use.node]}
-            arrived = {value: grads.pop(value) if value[0] in spent else grads[value]
-                       for value in {(reading.use.node, 0) for reading in access.readings}}  # fmt: skip
+            values = dict.fromkeys([(reading.use.node, 0) for reading in access.readings])
+            arrived = {value: grads.pop(value) if last[value[0]] == name else grads[value] for value in values}
             found: Gradients
             if access.coordinates is not None:
                 factors = self._factors(access.readings, access.coordinates, arrived)
@@ -240,7 +238,7 @@ class Chunk:
             else:
                 found = self._pulled_back(name, access.readings, arrived, operands)
             del arrived
-            yield name, found.take(slice(0, self.count))
+            yield name, found if found.samples == self.count else found.take(slice(0, self.count))
             del found
 
     def preactivation_gradients(self, readings: Sequence[Reading], direction: Tensor) -> list[Tensor]:
@@ -298,14 +296,13 @@ class Chunk:
         parts = []
         for reading in readings:
             assert isinstance(reading.form, Outer)
-            part = self._factor(reading, reading.form, grads)
+            part = self._factor(reading, reading.form, grads, flipped=where.flipped[reading.value])
             scale = where.scales[reading.value]
-            part = part if scale == 1.0 else replace(part, grads=scale * part.grads)
-            parts.append(replace(part, rows_first=not part.rows_first) if where.flipped[reading.value] else part)
+            parts.append(part if scale == 1.0 else replace(part, grads=scale * part.grads))
         return Factors(merged(parts), where.blocks, where.first, where.second, where.view, where.order)
 
-    def _factor(self, reading: Reading, form: Outer, grads: UseGradients) -> Factor:
-        arrived = grads[reading.use.node, 0]
+    def _factor(self, reading: Reading, form: Outer, grads: UseGradients, *, flipped: bool = False) -> Factor:
+        arrived, rows_first = grads[reading.use.node, 0], form.rows_first != flipped
         rows = form.rows()
         held: Tensor | Windows = rows
         if isinstance(rows, Windows):
@@ -313,11 +310,11 @@ class Chunk:
         elif rows.is_floating_point():
             held = in_type(rows, self.accumulate)
         if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
-            return Factor(held, in_type(whole, self.accumulate), form.rows_first, form.row_size)
+            return Factor(held, in_type(whole, self.accumulate), rows_first, form.row_size)
         found = [in_type(form.grads(self._arrived(reading, grad))) for grad in arrived]
         if not isinstance(held, Windows) and (used := used_positions(found)) is not None:
             held, found = held[:, used], [grad[:, used] for grad in found]
-        return Factor(held, stacked(found, self.accumulate), form.rows_first, form.row_size)
+        return Factor(held, stacked(found, self.accumulate), rows_first, form.row_size)
 
     def _arrived(self, reading: Reading, grad: Tensor | None) -> Tensor:
         """What arrives at a use: zeros where the outputs do not depend on it."""
@@ -344,7 +341,7 @@ class Chunk:
         dtype = graph.output_dtype(reading.value)
         if isinstance(form, Direct):
             terms = [form.gradient(self._arrived(reading, grad)) for grad in grads[use.node, 0]]
-            whole = terms[0][:, None] if len(terms) == 1 else torch.stack(terms, 1)
+            whole = terms[0].unsqueeze(1) if len(terms) == 1 else torch.stack(terms, 1)
             return in_type(whole, dtype)
         factor = self._factor(reading, form, grads)
         first, second = form.row_size, form.grad_size
@@ -359,12 +356,12 @@ def _worth_batching(chunk: Chunk, directions: Tensor) -> bool:
     outputs, graph = chunk.outputs, chunk.graph
     if not outputs.is_cuda or len(directions) == 1 or graph is None:
         return False
-    needed = graph.output_bytes * len(directions)
+    needed = graph.structure.output_bytes * len(directions)
     return needed < LITTLE or needed < torch.cuda.mem_get_info(outputs.device)[0] // 4
 
 
 def _refuse_hidden(graph: Graph) -> None:
-    if "CheckpointFunctionBackward" in graph.names.values():
+    if "CheckpointFunctionBackward" in graph.structure.names:
         raise UnsupportedModelError(
             "the model uses reentrant checkpointing, which hides its parameters from the graph; "
             "pass use_reentrant=False to torch.utils.checkpoint"

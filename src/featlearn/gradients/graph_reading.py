@@ -37,11 +37,11 @@ class GraphReading:
         unproved: frozenset[Node], found: FoundUses, access: Mapping[str, Access],
     ) -> "GraphReading | None":  # fmt: skip
         """What is known of a graph; None where part of it follows from values."""
-        if not _BY_VALUE.isdisjoint(graph.names.values()):
+        if not _BY_VALUE.isdisjoint(graph.structure.names):
             return None
-        number = {node: k for k, node in enumerate(graph.order)}
+        number = graph.number
         return cls(
-            structure=GraphStructure.of(graph),
+            structure=graph.structure,
             axes={number[node]: layout for node, layout in axes.items()},
             several_outputs=frozenset(map(number.__getitem__, several_outputs)),
             unproved=frozenset(map(number.__getitem__, unproved)),

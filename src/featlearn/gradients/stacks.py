@@ -1,6 +1,7 @@
 """Gradients of several output directions at one op: how they lie in memory, and which of them matter."""
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -12,12 +13,21 @@ def in_type(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
-class Stack(list[Tensor | None]):
+class Stack(Sequence[Tensor | None]):
     """The gradients of all directions, one after the other in one tensor."""
 
     def __init__(self, whole: Tensor) -> None:
-        super().__init__(whole)
         self.whole = whole
+
+    def __len__(self) -> int:
+        return self.whole.shape[0]
+
+    @overload
+    def __getitem__(self, place: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Tensor | None]: ...
+    def __getitem__(self, place: int | slice) -> Tensor | list[Tensor | None]:
+        return list(self.whole[place]) if isinstance(place, slice) else self.whole[place]
 
     def viewed(self, view: Callable[[Tensor], Tensor]) -> Tensor | None:
         """What `view` makes of each, as one tensor, if it only looks at them in another way; None if it copies."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,26 +28,128 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The part of the graph that lies between the outputs and the given parameters."""
+class GraphStructure:
+    """What graphs of the same code and shapes share, by the numbers of their nodes: each after all that it takes."""
 
-    root: Value
-    leaves: dict[str, Node]
-    """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
-    names_below: dict[Node, frozenset[str]]
-    """Node -> the parameters it depends on."""
-    variables: frozenset[int] = frozenset()
+    names: tuple[str, ...]
+    inputs: tuple[tuple[tuple[int, int], ...], ...]
+    """What every node takes: numbers of nodes, -1 for none, and of their outputs."""
+    described: tuple[tuple[Description, ...], ...]
+    """Shape and type of every output of every node."""
+    below: tuple[frozenset[str], ...]
+    """The parameters that every node depends on."""
+    leaves: Mapping[int, str | None]
+    """Numbers of the nodes of leaf tensors, with the names of parameters."""
+    root: int
+    """Which output of the last node the outputs are."""
+
+    @cached_property
+    def precision(self) -> float:
+        """Machine epsilon of the coarsest floating type that any node's output has."""
+        return max(map(_coarsest, set(self.described)), default=0.0)
+
+    @cached_property
+    def precisions(self) -> Mapping[str, float]:
+        """The same for each parameter, of the nodes between it and the outputs alone."""
+        coarsest = [0.0] * len(self.names)
+        for k in range(len(self.names) - 1, -1, -1):
+            coarsest[k] = max(coarsest[k], _coarsest(self.described[k]))
+            for child, _ in self.inputs[k]:
+                if child >= 0:
+                    coarsest[child] = max(coarsest[child], coarsest[k])
+        return {name: coarsest[k] for k, name in self.leaves.items() if name is not None}
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
+        return sum(
+            shape.numel() * dtype.itemsize
+            for k, described in enumerate(self.described)
+            if k not in self.leaves and self.names[k].partition("Backward")[0] not in _VIEWS
+            for shape, dtype in described
+        )
+
+    def graph(self, outputs: Tensor, parameters: Mapping[str, Tensor], *, shapes: bool = False) -> "Graph | None":
+        """The graph of outputs if it has this structure, walked once; `shapes`: those are not known to be the same."""
+        if outputs.output_nr != self.root:
+            return None
+        nodes: list[Node] = [None] * len(self.names)
+        nodes[-1] = outputs.grad_fn
+        for k in range(len(nodes) - 1, -1, -1):  # every node after all that take it
+            node, expected = nodes[k], self.inputs[k]
+            found = node.next_functions
+            if node.name() != self.names[k] or len(found) != len(expected):
+                return None
+            for (child, n), (place, number) in zip(found, expected):  # noqa: B905 (equally long)
+                if n != number or (place < 0) != (child is None):
+                    return None
+                if child is not None:
+                    if nodes[place] is None:
+                        nodes[place] = child
+                    elif nodes[place] is not child:
+                        return None
+        if len(set(nodes)) < len(nodes):
+            return None
+        variables = {k: nodes[k].variable for k in self.leaves}
+        named = {id(parameter): name for name, parameter in parameters.items()}
+        if any(named.get(id(variable)) != self.leaves[k] for k, variable in variables.items()):
+            return None
+        if shapes and any(_described(node) != known for node, known in zip(nodes, self.described, strict=True)):
+            return None
+        return Graph(self, tuple(nodes), frozenset(map(id, variables.values())))
+
+
+def _coarsest(described: tuple[Description, ...]) -> float:
+    kinds = [dtype for _, dtype in described if dtype.is_floating_point or dtype.is_complex]
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph between the outputs and the given parameters."""
+
+    structure: GraphStructure
+    order: tuple[Node, ...]
+    """All nodes walked, by their numbers: an order that two passes of the same code share."""
+    variables: frozenset[int]
     """Identities of all leaf tensors walked to, whether or not they were asked for."""
-    precision: float = 0.0
-    """Machine epsilon of the coarsest floating type that any node's output has."""
-    order: tuple[Node, ...] = ()
-    """All nodes walked, in an order that two passes of the same code share."""
-    described: Mapping[Node, tuple[Description, ...]] = field(default_factory=dict)
-    """Shape and type of every output of every node; asking a node makes them anew each time."""
-    inputs: Mapping[Node, tuple[tuple[Node | None, int], ...]] = field(default_factory=dict)
-    """What every node takes: `next_functions`, which a node makes anew each time."""
-    names: Mapping[Node, str] = field(default_factory=dict)
-    """The name of every node."""
+
+    @property
+    def root(self) -> Value:
+        """The outputs."""
+        return (self.order[-1], self.structure.root)
+
+    @cached_property
+    def leaves(self) -> Mapping[str, Node]:
+        """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
+        return {name: self.order[k] for k, name in self.structure.leaves.items() if name is not None}
+
+    @cached_property
+    def number(self) -> Mapping[Node, int]:
+        """The number of every node."""
+        return {node: k for k, node in enumerate(self.order)}
+
+    @cached_property
+    def names(self) -> Mapping[Node, str]:
+        """The name of every node."""
+        return dict(zip(self.order, self.structure.names, strict=True))
+
+    @cached_property
+    def names_below(self) -> Mapping[Node, frozenset[str]]:
+        """Node -> the parameters it depends on; nodes that depend on none are absent."""
+        return {node: names for node, names in zip(self.order, self.structure.below, strict=True) if names}
+
+    @cached_property
+    def inputs(self) -> Mapping[Node, tuple[tuple[Node | None, int], ...]]:
+        """What every node takes: `next_functions`, which a node makes anew each time."""
+        order = (*self.order, None)
+        taken = (tuple([(order[k], n) for k, n in several]) for several in self.structure.inputs)
+        return dict(zip(self.order, taken, strict=True))
+
+    @cached_property
+    def described(self) -> Mapping[Node, tuple[Description, ...]]:
+        """Shape and type of every output of every node; asking a node makes them anew each time."""
+        return dict(zip(self.order, self.structure.described, strict=True))
 
     @cached_property
     def consumers(self) -> dict[Node, list[Edge]]:
@@ -58,27 +160,6 @@ class Graph:
                 if value[0] in self.names_below:
                     found[value[0]].append(Edge(value, node, operand))
         return dict(found)
-
-    @cached_property
-    def precisions(self) -> Mapping[str, float]:
-        """The same for each parameter, of the nodes between it and the outputs alone."""
-        return _precisions_above(self)
-
-    @cached_property
-    def output_bytes(self) -> int:
-        """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
-        return sum(
-            shape.numel() * dtype.itemsize
-            for node, described in self.described.items()
-            if self.names[node].partition("Backward")[0] not in _VIEWS
-            and (self.inputs[node] or getattr(node, "variable", None) is None)
-            for shape, dtype in described
-        )
-
-    @cached_property
-    def ordered_names(self) -> tuple[str, ...]:
-        """Names of all nodes in order: two passes of the same code have the same."""
-        return tuple(self.names.values())
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
@@ -98,110 +179,32 @@ def _described(node: Node) -> tuple[Description, ...]:
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     """Walk from `outputs` to every parameter."""
-    inputs = _children_first(outputs.grad_fn)
+    taken = _children_first(outputs.grad_fn)
+    order = tuple(taken)
+    number: dict[Node | None, int] = {node: k for k, node in enumerate(order)}
+    number[None] = -1
+    inputs = tuple([tuple([(number[child], n) for child, n in children]) for children in taken.values()])
+    variables = {k: node.variable for k, node in enumerate(order) if not inputs[k] and hasattr(node, "variable")}
     named = {id(parameter): name for name, parameter in parameters.items()}
-    below: dict[Node, frozenset[str]] = {}
-    leaves: dict[str, Node] = {}
-    variables: set[int] = set()
-    described: dict[Node, tuple[Description, ...]] = {}
-    names: dict[Node, str] = {}
-    for node, children in inputs.items():
-        names[node] = node.name()
-        described[node] = _described(node)
-        found = frozenset[str]()
-        variable = None if children else getattr(node, "variable", None)
-        if variable is not None:
-            variables.add(id(variable))
-            if id(variable) in named:
-                leaves[named[id(variable)]] = node
-                found = frozenset([named[id(variable)]])
+    leaves = {k: named.get(id(variable)) for k, variable in variables.items()}
+    below: list[frozenset[str]] = []
+    for k, children in enumerate(inputs):
+        name = leaves.get(k)
+        found = frozenset[str]() if name is None else frozenset([name])
         for child, _ in children:
-            if child is not None and (carried := below[child]):
+            if child >= 0 and (carried := below[child]):
                 # Reused where it is equal: deep networks would otherwise hold depth x parameters names.
                 found = carried if found <= carried else found if carried <= found else found | carried
-        below[node] = found
-    dtypes = {dtype for several in described.values() for _, dtype in several}
-    return Graph(
-        root=(outputs.grad_fn, outputs.output_nr),
-        leaves=leaves,
-        names_below={node: found for node, found in below.items() if found},
-        variables=frozenset(variables),
-        precision=max((torch.finfo(t).eps for t in dtypes if t.is_floating_point or t.is_complex), default=0.0),
-        order=tuple(inputs),
-        described=described,
+        below.append(found)
+    structure = GraphStructure(
+        names=tuple([node.name() for node in order]),
         inputs=inputs,
-        names=names,
+        described=tuple([_described(node) for node in order]),
+        below=tuple(below),
+        leaves=leaves,
+        root=outputs.output_nr,
     )
-
-
-@dataclass(frozen=True)
-class GraphStructure:
-    """What two graphs of the same code and shapes share, by the numbers of their nodes."""
-
-    names: tuple[str, ...]
-    inputs: tuple[tuple[tuple[int, int], ...], ...]
-    """Numbers of the nodes that each takes, -1 for none, and of their outputs."""
-    root: int
-    leaves: Mapping[int, str | None]
-    """Numbers of the nodes of leaf tensors, with the names of parameters."""
-    described: tuple[tuple[Description, ...], ...]
-    below: tuple[frozenset[str], ...]
-    precision: float
-
-    @classmethod
-    def of(cls, graph: Graph) -> "GraphStructure":
-        """The structure of a graph."""
-        number: dict[Node | None, int] = {node: k for k, node in enumerate(graph.order)}
-        number[None] = -1
-        named = {node: name for name, node in graph.leaves.items()}
-        return cls(
-            names=graph.ordered_names,
-            inputs=tuple(tuple((number[child], n) for child, n in children) for children in graph.inputs.values()),
-            root=graph.root[1],
-            leaves={number[node]: named.get(node) for node, children in graph.inputs.items()
-                    if not children and hasattr(node, "variable")},
-            described=tuple(graph.described.values()),
-            below=tuple(graph.names_below.get(node, frozenset()) for node in graph.order),
-            precision=graph.precision,
-        )  # fmt: skip
-
-    def graph(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph | None:
-        """The graph of outputs if it has this structure, walked once; shapes and types are taken for granted."""
-        if outputs.output_nr != self.root:
-            return None
-        nodes: list[Node] = [None] * len(self.names)
-        children: list[tuple[tuple[Node | None, int], ...]] = [()] * len(nodes)
-        nodes[-1] = outputs.grad_fn
-        for k in range(len(nodes) - 1, -1, -1):  # every node after all that take it
-            node, expected = nodes[k], self.inputs[k]
-            children[k] = found = node.next_functions
-            if node.name() != self.names[k] or len(found) != len(expected):
-                return None
-            for (child, n), (place, number) in zip(found, expected):  # noqa: B905 (equally long)
-                if n != number or (place < 0) != (child is None):
-                    return None
-                if child is not None:
-                    if nodes[place] is None:
-                        nodes[place] = child
-                    elif nodes[place] is not child:
-                        return None
-        if len(set(nodes)) < len(nodes):
-            return None
-        variables = {k: nodes[k].variable for k in self.leaves}
-        named = {id(parameter): name for name, parameter in parameters.items()}
-        if any(named.get(id(variable)) != self.leaves[k] for k, variable in variables.items()):
-            return None
-        return Graph(
-            root=(nodes[-1], self.root),
-            leaves={name: nodes[k] for k, name in self.leaves.items() if name is not None},
-            names_below={node: names for node, names in zip(nodes, self.below, strict=True) if names},
-            variables=frozenset(map(id, variables.values())),
-            precision=self.precision,
-            order=tuple(nodes),
-            described=dict(zip(nodes, self.described, strict=True)),
-            inputs=dict(zip(nodes, children, strict=True)),
-            names=dict(zip(nodes, self.names, strict=True)),
-        )
+    return Graph(structure, order, frozenset(map(id, variables.values())))
 
 
 # Their outputs lie in the memory of their inputs.
@@ -210,18 +213,6 @@ _VIEWS = frozenset(
      "SplitWithSizes", "Squeeze", "Swapaxes", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView",
      "Unsqueeze", "View")
 )  # fmt: skip
-
-
-def _precisions_above(graph: Graph) -> dict[str, float]:
-    """The coarsest precision on any path from each leaf to the root."""
-    coarsest: dict[Node, float] = defaultdict(float)
-    for node in reversed(graph.order):
-        kinds = [dtype for _, dtype in graph.described[node] if dtype.is_floating_point or dtype.is_complex]
-        coarsest[node] = max([coarsest[node], *(torch.finfo(kind).eps for kind in kinds)])
-        for child, _ in graph.inputs[node]:
-            if child is not None:
-                coarsest[child] = max(coarsest[child], coarsest[node])
-    return {name: coarsest[leaf] for name, leaf in graph.leaves.items()}
 
 
 def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...]]:

@@ -79,7 +79,9 @@ def _axes(
                 attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
                 for node in doubtful
             ])  # fmt: skip
-            wrong = [node for node, error in zip(doubtful, errors, strict=True) if not error < graph.precision**0.5]
+            wrong = [
+                node for node, error in zip(doubtful, errors, strict=True) if not error < graph.structure.precision**0.5
+            ]
             doubtful = [node for node in wrong if turn + 1 < len(options[node])]
             axes |= {node: options[node][turn + 1] if node in doubtful else None for node in wrong}
         pending = _consumers(graph, [node for node in pending if axes[node] is None], axes)

@@ -19,7 +19,7 @@ FACTOR = 4.0
 """Costs are rounded up to powers of this."""
 SMALLEST, SMALLEST_CHEAP, SMALLEST_STEP = 2.0**-2, 2.0**-4, 2.0**-10
 """Seconds; costs below are rounded up to these. For a small network nothing else of the clock counts: it is measured
-24 times in 10,000 steps."""
+24 times in 10,000 steps, first and last included."""
 TIMED = 16
 """The duration of a training step is taken at the first scheduled step from this one on."""
 HORIZON = 1000
@@ -68,7 +68,8 @@ class CostClass:
             return False  # the probe may have to be thinned first
         if step >= self.spacing * self.last:
             return True
-        affordable = (self.count + 1) * self.cost <= self.allowance(step, step_seconds or 0.0)
+        # This one, and the last of the run, which is made in any case.
+        affordable = (self.count + 2) * self.cost <= self.allowance(step, step_seconds or 0.0)
         return affordable and step >= self.closest * self.last
 
     def fits(self, steps: float, step_seconds: float, stride: int = 1) -> bool:

@@ -18,6 +18,7 @@ from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quan
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import refuse_unmeasurable, unwrapped
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import random_state_kept
 from featlearn.network.precision import copied
 from featlearn.planning.progress_line import ProgressLine
@@ -64,7 +65,7 @@ def watch_checkpoints(
     if load is not None and not callable(load):
         raise InputTypeError(f"load is {type(load).__name__}, expected a function of (model, path), or None")
     network, path = unwrapped(model), Path(out)
-    refuse_unmeasurable(network)
+    refuse_unmeasurable(Inventory(network))
     listed = listed_checkpoints(checkpoints, own_format=load is not None)
     past = None if overwrite else _past(path)
     if past is not None:

@@ -15,6 +15,7 @@ from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters
+from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
 from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod
@@ -261,7 +262,7 @@ class StepView:
 
     @cached_property
     def _start(self) -> Measurement:
-        start = self._measured_layers(self._prepared.at(self.watched.initial))
+        start = self._measured_layers(self._prepared.of_copy(network_at(self.watched.model, self.watched.initial)))
         refuse_shared(start, self.watched.model)
         return start
 

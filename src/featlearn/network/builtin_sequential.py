@@ -87,7 +87,8 @@ def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readou
     """Whether a network of these modules, with these inputs, is such a one: no hooks, no readout, nothing replaced."""
     if readout is not None or type(x) is not Tensor or x.dim() < 2 or x.requires_grad or x.is_inference():
         return False
-    if any(type(part) not in _METHODS for part in parts):
+    kinds = set(map(type, parts))
+    if not kinds <= _METHODS.keys():
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # they may do anything
         return False
@@ -95,15 +96,19 @@ def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readou
         return False
     if not all(all(map(is_, map(table.get, kept), kept.values())) for table, kept in _FUNCTIONS):
         return False
+    if any(getattr(kind, name, None) is not method for kind in kinds for name, method in _METHODS[kind]):
+        return False
     return all(_is_as_torch_made_it(part) and _CONDITIONS[type(part)](part, x) for part in parts)
 
 
 def _is_as_torch_made_it(layer: nn.Module) -> bool:
-    kind, own = type(layer), layer.__dict__
-    if kind not in _METHODS or any(getattr(kind, name, None) is not method for name, method in _METHODS[kind]):
+    own = layer.__dict__
+    for key, value in own.items():
+        if key not in _TABLES and type(value) not in _VALUES:
+            return False  # a method, or a weight, in the place of torch's
+    if own.get("inplace") or own["_buffers"]:
         return False
-    if any(type(value) not in _VALUES for key, value in own.items() if key not in _TABLES):
-        return False  # a method, or a weight, in the place of torch's
-    if own.get("inplace") or own["_buffers"] or any(own[hooks] for hooks in _HOOKS):
-        return False
+    for hooks in _HOOKS:
+        if own[hooks]:
+            return False
     return all(p is None or (type(p) is nn.Parameter and not p._backward_hooks) for p in own["_parameters"].values())

@@ -5,24 +5,28 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
-from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in, tensors_of
+from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
+from featlearn.network.inventory import Inventory
 
 
 def admitted(
-    model: nn.Module, inputs: Sequence[Inputs], readout: Readout | None, parameters: str | Sequence[str] | None
-) -> tuple[dict[str, nn.Parameter], list[int]]:
-    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs."""
-    inside = unwrapped(model)
+    model: nn.Module, inside: Inventory, inputs: Sequence[Inputs], readout: Readout | None,
+    parameters: str | Sequence[str] | None,
+) -> tuple[dict[str, Tensor], list[int]]:  # fmt: skip
+    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs.
+
+    `inside`: what the model holds inside its wrappers.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
     if readout is not None and not callable(readout):
         raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
     sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
     refuse_unmeasurable(inside)
-    chosen = trainable_parameters(model, parameters)
+    chosen = trainable_parameters(model, parameters, inside if inside.model is model else None)
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(inside, x, name)
     return chosen, sizes
@@ -58,34 +62,51 @@ def _compiled(model: nn.Module) -> bool:
     return eval_frame is not None and isinstance(model, eval_frame.OptimizedModule)
 
 
-def refuse_unmeasurable(model: nn.Module) -> None:
+def refuse_unmeasurable(inside: Inventory) -> None:
     """Modules that rewrite themselves in a forward pass, or have no weights yet."""
-    for name, part in model.named_modules():
-        where = f"{name or 'the model'} ({type(part).__name__})"
-        tensors = (*part._parameters.values(), *part._buffers.values())
-        if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
-            raise UnsupportedModelError(f"{where} is not initialised yet; run the model once on a batch first")
-        sharded = any(hasattr(tensor, "placements") for tensor in tensors)
-        if sharded or type(part).__name__ == "FullyShardedDataParallel":
+    odd = [t for t in inside.tensors if type(t) not in (Tensor, nn.Parameter) or t.is_meta]
+    for part in inside.modules:
+        tensors = (*part._parameters.values(), *part._buffers.values()) if odd else ()
+        if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):
             raise UnsupportedModelError(
-                f"{where} is sharded over ranks, expected whole weights on one; gather them into a plain model first"
+                f"{_place(inside, part)} is not initialised yet; run the model once on a batch first"
             )
-        if any(tensor is not None and tensor.device.type == "meta" for tensor in tensors):
-            raise UnsupportedModelError(f"{where} is on the meta device and has no weights; load them first")
+        if any(hasattr(t, "placements") for t in tensors) or type(part).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedModelError(
+                f"{_place(inside, part)} is sharded over ranks, expected whole weights on one; gather them into a "
+                "plain model first"
+            )
+        if any(tensor is not None and tensor.is_meta for tensor in tensors):
+            raise UnsupportedModelError(
+                f"{_place(inside, part)} is on the meta device and has no weights; load them first"
+            )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             if part.max_norm is not None:
                 raise UnsupportedModelError(
-                    f"{where} has max_norm={part.max_norm}: a forward pass rewrites its weights; expected max_norm=None"
+                    f"{_place(inside, part)} has max_norm={part.max_norm}: a forward pass rewrites its weights; "
+                    "expected max_norm=None"
                 )
             if part.scale_grad_by_freq:
                 raise UnsupportedModelError(
-                    f"{where} has scale_grad_by_freq=True: its gradients depend on the batch; expected False"
+                    f"{_place(inside, part)} has scale_grad_by_freq=True: its gradients depend on the batch; "
+                    "expected False"
                 )
 
 
-def trainable_parameters(model: nn.Module, patterns: str | Sequence[str] | None = None) -> dict[str, nn.Parameter]:
-    """Trainable parameters by their first `named_parameters()` name, those that match any of the globs."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+def _place(inside: Inventory, part: nn.Module) -> str:
+    name = next(name for name, each in inside.model.named_modules() if each is part)
+    return f"{name or 'the model'} ({type(part).__name__})"
+
+
+def trainable_parameters(
+    model: nn.Module, patterns: str | Sequence[str] | None = None, inside: Inventory | None = None
+) -> dict[str, Tensor]:
+    """Trainable parameters by their first `named_parameters()` name, those that match any of the globs.
+
+    `inside`: what the model holds, where that is known.
+    """
+    named = model.named_parameters() if inside is None else inside.named_parameters()
+    trainable: dict[str, Tensor] = {name: p for name, p in named if p.requires_grad}
     if not trainable:
         raise InputValueError(
             "the model has no trainable parameters, expected at least one with requires_grad=True; "
@@ -115,9 +136,9 @@ def matching(names: list[str], patterns: str | Sequence[str] | None, argument: s
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def refuse_other_device(model: nn.Module, x: Inputs, name: str) -> None:
+def refuse_other_device(inside: Inventory, x: Inputs, name: str) -> None:
     """Inputs on another device than a model that lives on one device alone."""
-    homes = {tensor.device for tensor in tensors_of(model) if isinstance(tensor, nn.Parameter)}
+    homes = {parameter.device for parameter in inside.parameters}
     strangers = {tensor.device for tensor in tensors_in(x)} - homes
     if len(homes) == 1 and strangers:
         (home,) = homes

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from featlearn.network.state import NOTHING_KEPT, KeptState, parameters_of, state_kept
+from featlearn.network.inventory import Inventory
+from featlearn.network.state import NOTHING_KEPT, KeptState, state_kept
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ _measuring = threading.RLock()
 
 @contextmanager
 def undisturbed(
-    model: nn.Module, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda parts: False, *,
+    inside: Inventory, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda modules: False, *,
     only_read: bool = True,
 ) -> Iterator[Isolation]:  # fmt: skip
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
@@ -43,21 +44,15 @@ def undisturbed(
     `is_builtin` says whether a forward pass of these modules leaves no trace anyway. `only_read`: weights that were
     written to are put back, and refused.
     """
-    with _measuring, ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        parts = list(model.modules())
-        if is_builtin(parts):  # asked here: another thread may have muted hooks before
-            for context in (_autocast_off, _full_precision, _eager, _eval_mode):
-                stack.enter_context(context(parts))
+    with _measuring, torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        if is_builtin(inside.modules):  # asked here: another thread may have muted hooks before
+            stack.enter_context(_settings_for_measuring(inside))
             yield Isolation(lambda: None, NOTHING_KEPT, builtin=True)
             return
         rewind = stack.enter_context(random_state_kept())
-        for context in (_autocast_off, _full_precision, _eager):
-            stack.enter_context(context(parts))
-        state = stack.enter_context(state_kept(parts, only_read=only_read))
-        for context in (_hooks_muted, _eval_mode):
-            stack.enter_context(context(parts))
+        stack.enter_context(_settings_for_measuring(inside))
+        state = stack.enter_context(state_kept(inside, only_read=only_read))
+        stack.enter_context(_hooks_muted(inside))
 
         untouched = True
 
@@ -107,48 +102,54 @@ def random_state_kept() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _autocast_off(parts: Sequence[nn.Module]) -> Iterator[None]:
-    tensors = (tensor for part in parts for table in (part._parameters, part._buffers) for tensor in table.values())
-    kinds = {tensor.device.type for tensor in tensors if tensor is not None}
+def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
+    """Settings of the process and flags of the model: autocast, precision, compiled code, eval mode."""
+    kinds = {device.type for _, _, device in inside.kind} | {"cpu", "cuda"}
+    training = [(part, part.training) for part in inside.modules if part.training]
     with ExitStack() as stack:
-        for kind in sorted((kinds | {"cpu", "cuda"}) - {"meta"}):
+        for kind in sorted(kinds - {"meta"}):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextmanager
-def _full_precision(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """No TF32 or bfloat16 in float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
-    del parts
-    backends = torch.backends
-    owners: list[Any] = [backends.cuda.matmul]
-    owners += [getattr(part, kind) for part in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
-    owners.append(getattr(backends.mkldnn, "matmul"))  # noqa: B009 (unknown to the type stubs)
-    before = [owner.fp32_precision for owner in owners]
-    try:
-        for owner in owners:
-            owner.fp32_precision = "ieee"
-        yield
-    finally:
-        for owner, precision in zip(owners, before, strict=True):
-            # "none" inherits from the general setting, and reads as what it inherits.
-            owner.fp32_precision = "none"
-            if owner.fp32_precision != precision:
-                owner.fp32_precision = precision
-
-
-@contextmanager
-def _eager(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Compiled code runs eagerly, fused recurrent layers as their parts: the graph then shows every op."""
-    with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if any(isinstance(part, nn.RNNBase) for part in parts):
-            # cuDNN has no backward pass for recurrent layers in eval mode. Not by flags(), which sets precision too.
+        if any(isinstance(part, nn.RNNBase) for part in inside.modules):
+            # Fused recurrent layers run as their parts, so that the graph shows every op; cuDNN has no backward pass
+            # for them in eval mode. Not by flags(), which sets precision too.
             stack.enter_context(_switched_off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled))
             stack.enter_context(_switched_off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled))
+        stack.enter_context(_full_precision())
+        try:
+            for part, _ in training:  # directly: some modules act on train() or on assignments, and change weights
+                part.__dict__["training"] = False
+            yield
+        finally:
+            for part, flag in training:
+                part.__dict__["training"] = flag
+
+
+_BACKENDS: Any = torch.backends  # parts of it are unknown to the type stubs
+_PRECISION_OWNERS: tuple[Any, ...] = (
+    _BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn,
+    _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn, _BACKENDS.mkldnn.matmul,
+)  # fmt: skip
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 or bfloat16 in float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
+    before = [owner.fp32_precision for owner in _PRECISION_OWNERS]
+    try:
+        for owner, precision in zip(_PRECISION_OWNERS, before, strict=True):
+            if precision != "ieee":
+                owner.fp32_precision = "ieee"
         yield
+    finally:
+        for owner, precision in zip(_PRECISION_OWNERS, before, strict=True):
+            if owner.fp32_precision != precision:
+                # "none" inherits from the general setting, and reads as what it inherits.
+                owner.fp32_precision = "none"
+                if owner.fp32_precision != precision:
+                    owner.fp32_precision = precision
 
 
 @contextmanager
@@ -162,37 +163,25 @@ def _switched_off(read: Callable[[], bool], write: Callable[[bool], None]) -> It
 
 
 @contextmanager
-def _eval_mode(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Flags are set directly: some modules act on train() or on assignments, and change weights."""
-    before = [(part, part.training) for part in parts if part.training]
-    try:
-        for part, _ in before:
-            part.__dict__["training"] = False
-        yield
-    finally:
-        for part, training in before:
-            part.__dict__["training"] = training
-
-
-@contextmanager
-def _hooks_muted(parts: Sequence[nn.Module]) -> Iterator[None]:
+def _hooks_muted(inside: Inventory) -> Iterator[None]:
     """Backward hooks of the user neither fire nor change gradients. Forward hooks are part of the function."""
     tables: list[dict[int, Any]] = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
-    for part in parts:
-        tables += [part._backward_hooks, part._backward_pre_hooks]
-    parameters = parameters_of(parts)
-    for p in parameters:
+    for part in inside.modules:
+        tables += (part._backward_hooks, part._backward_pre_hooks)
+    for p in inside.parameters:
         tables += [table for table in (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) if table]
-    before = [(table, dict(table)) for table in tables]
-    bare = [p for p in parameters if p._backward_hooks is None]
+    muted = [(table, dict(table)) for table in tables if table]
+    bare = [p for p in inside.parameters if p._backward_hooks is None]
     try:
-        for table, _ in before:
+        for table, _ in muted:
             table.clear()
         yield
     finally:
-        for table, hooks in before:
-            table.clear()
+        for table in tables:  # a forward pass may have put hooks on modules or weights
+            if table:
+                table.clear()
+        for table, hooks in muted:
             table.update(hooks)
-        for p in bare:  # a forward pass may have put a hook on a weight
+        for p in bare:
             if p._backward_hooks is not None:
                 p._backward_hooks = None

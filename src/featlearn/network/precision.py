@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, UnsupportedModelError
-from featlearn.network.inputs import Inputs, map_tensors, tensors_of
+from featlearn.network.inputs import Inputs, map_tensors
+from featlearn.network.inventory import Inventory
 
 
 def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
@@ -17,15 +18,10 @@ def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
-def needs_copy(model: nn.Module, dtype: torch.dtype | None) -> bool:
+def needs_copy(inside: Inventory, dtype: torch.dtype | None) -> bool:
     """Whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
-    tensors = tensors_of(model)
-    other = dtype is not None and any(t.is_floating_point() and t.dtype != dtype for t in map(_real, tensors))
-    return other or any(t.is_inference() for t in tensors)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    kinds = {kind.to_real() for _, kind, _ in inside.kind if kind.is_floating_point or kind.is_complex}
+    return (dtype is not None and bool(kinds - {dtype})) or any(tensor.is_inference() for tensor in inside.tensors)
 
 
 def copied(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:

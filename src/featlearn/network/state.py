@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
+from featlearn.network.inventory import Inventory
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "container": (list, dict, set, deque),
@@ -24,6 +25,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+_INERT = frozenset((bool, int, float, str, type(None)))
 # The flag and the hook tables of a module, which belong to the measurement while it runs.
 _MODULE_KEYS = frozenset(nn.Module().__dict__) - {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _HOOK_KEYS = tuple(key for key in _MODULE_KEYS if isinstance(nn.Module().__dict__[key], dict))
@@ -45,44 +47,33 @@ NOTHING_KEPT = KeptState(lambda: None, set)
 """Of a model that a pass only reads."""
 
 
-def parameters_of(parts: Sequence[nn.Module]) -> list[Tensor]:
-    """The parameters of all these modules, each once."""
-    found = {id(p): p for part in parts for p in part._parameters.values() if p is not None}
-    return list(found.values())
-
-
 @contextmanager
-def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterator[KeptState]:
+def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptState]:
     """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
 
     `only_read`: weights that were written to are put back and then refused.
     """
-    held = _held(parts)
-    parameters = parameters_of(parts)
-    weights = set(map(id, parameters))
-    tables = {id(part.__dict__) for part in parts}
-    hooks = [table for part in parts for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
-    own = set(map(id, hooks))
+    held = _held(inside.modules)
+    weights = set(map(id, inside.parameters))
+    hooks = [table for part in inside.modules for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
     containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
     empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
-    tensors = _kept([tensor for tensor in held["tensor"] if tensor.device.type != "meta"])
-    grads = [(parameter, parameter.grad) for parameter in parameters]
-
-    buffers = [kept for kept in tensors if id(kept.tensor) not in weights]
-    # Flags and hooks stay as the measurement has set them.
-    attributes = [(thing, _without_own(entries)) for thing, entries in containers if id(thing) in tables]
-    others = [(thing, entries) for thing, entries in containers if id(thing) not in tables and id(thing) not in own]
+    tensors = [tensor for tensor in held["tensor"] if tensor.device.type != "meta"]
+    kept_weights = _kept([tensor for tensor in tensors if id(tensor) in weights])
+    kept_others = _kept([tensor for tensor in tensors if id(tensor) not in weights])
+    grads = [(parameter, parameter.grad) for parameter in inside.parameters]
 
     def rewind() -> None:
-        for table, kept in attributes:
-            _refill_attributes(table, kept)
-        for container, entries in others:
-            if container or entries:
+        tables, own = {id(part.__dict__) for part in inside.modules}, set(map(id, hooks))
+        for container, entries in containers:
+            if id(container) in tables:
+                _refill_attributes(container, entries)
+            elif id(container) not in own and (container or entries):
                 _refill(container, entries)
         put_back_outside()
-        _rewind(buffers)
+        _rewind(kept_others)
 
     def put_back_outside() -> None:
         """Random generators and arrays."""
@@ -93,8 +84,12 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
                 array[...] = copy
 
     def rewritten() -> set[int]:
-        return {id(kept.tensor) for kept, same in zip(tensors, _unchanged(tensors), strict=True)
-                if not same or _version(kept.tensor) != kept.version}  # fmt: skip
+        return {
+            id(tensor)
+            for kept in (*kept_weights, *kept_others)
+            for tensor, version, changed in zip(kept.tensors, kept.versions, kept.changed(), strict=True)
+            if changed or _version(tensor) != version
+        }
 
     changed: list[Tensor] = []
     try:
@@ -117,57 +112,69 @@ def state_kept(parts: Sequence[nn.Module], *, only_read: bool = True) -> Iterato
         for table in empty_hooks:
             if table:
                 table.clear()
-        changed += _restore(tensors)
-    if only_read and any(id(tensor) in weights for tensor in changed):
+        changed += _restore(kept_weights)
+        _restore(kept_others)
+    if only_read and changed:
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
         )
 
 
-class _KeptTensor:
-    """A tensor with a copy of what it held."""
-
-    def __init__(self, tensor: Tensor, copy: Tensor, bundle: "_Bundle | None" = None) -> None:
-        self.tensor, self.copy, self.bundle = tensor, copy, bundle
-        self.trainable, self.version = tensor.requires_grad, _version(tensor)
-        self._kind = _kind(copy) if tensor.is_cuda else ()  # of others it is not asked
-
-    def is_alike(self) -> bool:
-        """Whether it still has the shape, type and place that it had."""
-        return _kind(self.tensor) == self._kind
-
-    def same(self) -> bool | Tensor:
-        """Whether it holds what it held; on a GPU an answer that is not waited for."""
-        a, b = self.tensor.detach(), self.copy
-        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
-            return _version(self.tensor) == self.version  # their bits cannot be compared
-        return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and _same_bits(a, b)
-
-    def restore(self, same: bool) -> None:
-        """Write only where something changed: versions count."""
-        if not same:
-            # Through .data, so that graphs which have saved the tensor do not see a new version of it.
-            if self.tensor.layout == torch.strided and self.tensor.shape == self.copy.shape:
-                self.tensor.data.copy_(self.copy)
-            else:
-                self.tensor.data = self.copy.clone()
-        if self.tensor.requires_grad != self.trainable and self.tensor.is_leaf:
-            self.tensor.requires_grad_(self.trainable)
-
-
-class _Bundle:
-    """Small tensors on a GPU, copied and compared together."""
+class _KeptTensors:
+    """Tensors with a copy of what they hold: small ones of one type and device together, another one alone."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._whole = torch.cat([tensor.detach().view(-1) for tensor in tensors])
-        pieces = self._whole.split([tensor.numel() for tensor in tensors])
-        self.kept = [_KeptTensor(t, piece.view(t.shape), self) for t, piece in zip(tensors, pieces, strict=True)]
+        self.tensors = tensors
+        self.versions = [_version(tensor) for tensor in tensors]
+        self._trainable = [tensor.requires_grad for tensor in tensors]
+        self._kinds = [_kind(tensor) for tensor in tensors] if len(tensors) > 1 or tensors[0].is_cuda else []
+        self._copy = _side_by_side(tensors)
 
-    def same(self) -> Tensor:
-        """Whether all hold what they held."""
-        whole = torch.cat([kept.tensor.detach().view(-1) for kept in self.kept])
-        bits = _WHOLE[whole.element_size()]
-        return (whole.view(bits) == self._whole.view(bits)).all()
+    def copies(self) -> list[Tensor]:
+        """What each of them held."""
+        if len(self.tensors) == 1:
+            return [self._copy]
+        pieces = self._copy.split([shape.numel() for shape, *_ in self._kinds])
+        return [piece.view(shape) for piece, (shape, *_) in zip(pieces, self._kinds, strict=True)]
+
+    def is_alike(self) -> bool:
+        """Whether they still have the shapes, types and places that they had."""
+        return [_kind(tensor) for tensor in self.tensors] == self._kinds
+
+    def same(self) -> bool | Tensor:
+        """Whether all hold what they held; on a GPU an answer that is not waited for."""
+        if len(self.tensors) > 1:
+            return self.is_alike() and _same_bits(_side_by_side(self.tensors), self._copy)
+        return self._is_same(self.tensors[0], self._copy, self.versions[0])
+
+    @staticmethod
+    def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
+        a = tensor.detach()
+        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
+            return _version(tensor) == version  # their bits cannot be compared
+        return a.shape == copy.shape and a.dtype == copy.dtype and a.device == copy.device and _same_bits(a, copy)
+
+    def changed(self) -> list[bool]:
+        """Which of them hold something else."""
+        found = _answers(
+            [self._is_same(*each) for each in zip(self.tensors, self.copies(), self.versions, strict=True)]
+        )
+        return [not same for same in found]
+
+    def restore(self, changed: Sequence[bool]) -> None:
+        """Write only where something changed: versions count."""
+        for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
+            # Through .data, so that graphs which have saved the tensor do not see a new version of it.
+            alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
+                copy.shape, copy.dtype, copy.device
+            )  # fmt: skip
+            if written and alike:
+                tensor.data.copy_(copy)
+            elif written:
+                tensor.data = copy.clone()
+        for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
+            if tensor.requires_grad != trainable and tensor.is_leaf:
+                tensor.requires_grad_(trainable)
 
 
 # Bytes of tensors that are looked at together, and the kinds that are.
@@ -175,56 +182,57 @@ _TOGETHER = 2**26
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 
 
-def _kept(tensors: Sequence[Tensor]) -> list[_KeptTensor]:
-    """All with copies of what they hold, in the same order; small ones on a GPU are copied together."""
-    groups: dict[object, list[list[Tensor]]] = {}
-    together: dict[object, int] = {}
+def _kept(tensors: Sequence[Tensor]) -> list[_KeptTensors]:
+    """All with copies of what they hold: each by itself takes longer than a small copy."""
+    groups: dict[object, list[Tensor]] = {}
+    sizes: dict[object, int] = {}
+    alone: list[list[Tensor]] = []
     for t in tensors:
-        plain = t.is_cuda and t.dtype in _COMMON and t.layout == torch.strided and t.is_contiguous() and not t.is_neg()
-        if plain and 0 < t.nbytes < _TOGETHER // 4:
-            alike = (t.dtype, t.device)
-            some = groups.setdefault(alike, [[]])
-            if together.get(alike, 0) > _TOGETHER:
-                some.append([])
-                together[alike] = 0
-            some[-1].append(t)
-            together[alike] = together.get(alike, 0) + t.nbytes
-    bundles = [_Bundle(some) for several in groups.values() for some in several]
-    bundled = {id(kept.tensor): kept for bundle in bundles for kept in bundle.kept}
-    return [bundled.get(id(t)) or _KeptTensor(t, t.detach().clone()) for t in tensors]
+        plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _COMMON and t.layout == torch.strided
+        if not (
+            plain and 0 < t.nbytes < _TOGETHER // 4 and t.is_contiguous() and not t.is_neg() and not t.is_inference()
+        ):
+            alone.append([t])
+            continue
+        alike = (t.dtype, t.device)
+        if sizes.get(alike, 0) > _TOGETHER:
+            alone.append(groups.pop(alike))
+            sizes[alike] = 0
+        groups.setdefault(alike, []).append(t)
+        sizes[alike] = sizes.get(alike, 0) + t.nbytes
+    return [_KeptTensors(some) for some in (*groups.values(), *alone)]
 
 
-def _kind(tensor: Tensor) -> tuple[object, ...]:
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of one tensor, or of all entries of several."""
+    if len(tensors) == 1:
+        return tensors[0].detach().clone()
+    with torch.no_grad():
+        flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
+        return flat
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
 
 
-def _rewind(tensors: Sequence[_KeptTensor]) -> None:
+def _rewind(kept: Sequence[_KeptTensors]) -> None:
     """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
-    distant = [kept for kept in tensors if kept.tensor.is_cuda and kept.is_alike()]
+    distant = [one for one in kept if one.tensors[0].is_cuda and one.is_alike()]
     if distant:
-        torch._foreach_copy_([kept.tensor.data for kept in distant], [kept.copy for kept in distant])
-    copied = set(map(id, distant))
-    _restore([kept for kept in tensors if id(kept) not in copied])
+        now, before = [t.data for one in distant for t in one.tensors], [c for one in distant for c in one.copies()]
+        torch._foreach_copy_(now, before)
+    _restore([one for one in kept if one not in distant])
 
 
-def _restore(tensors: Sequence[_KeptTensor]) -> list[Tensor]:
+def _restore(kept: Sequence[_KeptTensors]) -> list[Tensor]:
     """Put back what was changed, which is returned."""
-    changed = []
-    for kept, same in zip(tensors, _unchanged(tensors), strict=True):
-        kept.restore(same)
-        if not same:
-            changed.append(kept.tensor)
-    return changed
-
-
-def _unchanged(tensors: Sequence[_KeptTensor]) -> list[bool]:
-    """Which of them hold what they held; asked together, because a GPU would be waited for each time."""
-    bundles = list({id(kept.bundle): kept.bundle for kept in tensors if kept.bundle is not None}.values())
-    whole = [bundle for bundle in bundles if all(kept.is_alike() for kept in bundle.kept)]
-    same = {id(bundle) for bundle, equal in zip(whole, _answers([b.same() for b in whole]), strict=True) if equal}
-    left = [kept for kept in tensors if id(kept.bundle) not in same]
-    changed = {id(kept) for kept, equal in zip(left, _answers([k.same() for k in left]), strict=True) if not equal}
-    return [id(kept) not in changed for kept in tensors]
+    found: list[Tensor] = []
+    for one, same in zip(kept, _answers([one.same() for one in kept]), strict=True):
+        changed = [False] * len(one.tensors) if same else one.changed()
+        one.restore(changed)
+        found += [tensor for tensor, written in zip(one.tensors, changed, strict=True) if written]
+    return found
 
 
 def _answers(given: Sequence[bool | Tensor]) -> list[bool]:
@@ -249,13 +257,20 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
 
 
-def _held(parts: Sequence[nn.Module]) -> dict[str, list[Any]]:
+def _held(modules: Sequence[nn.Module]) -> dict[str, list[Any]]:
     """Containers, tensors, arrays and random generators in the attributes of modules, also inside one another."""
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS if kind != "tuple"}
-    seen: set[int] = set()
-    tables = {id(p.__dict__) for p in parts}
-    # Scripted modules keep their tables out of reach; what can be listed is.
-    stack: list[Any] = [table for p in parts for table in (p.__dict__, p._parameters, p._buffers, p._modules)]
+    found["container"] = [part.__dict__ for part in modules]
+    stack: list[Any] = []
+    for part in modules:
+        # Most of its own tables are those of hooks, and empty: they are kept apart.
+        own = part.__dict__
+        stack += [
+            value for key, value in own.items() if type(value) not in _INERT and (key not in _MODULE_KEYS or value)
+        ]
+        if "_parameters" not in own:  # scripted modules keep their tables out of reach; what can be listed is
+            stack += (part._parameters, part._buffers, part._modules)
+    seen = set(map(id, found["container"]))
     while stack:
         thing = stack.pop()
         kind = _kind_of(type(thing))  # type: ignore[arg-type]
@@ -264,9 +279,7 @@ def _held(parts: Sequence[nn.Module]) -> dict[str, list[Any]]:
         seen.add(id(thing))
         if kind in found:
             found[kind].append(thing)
-        if id(thing) in tables:  # most of its tables are those of hooks, and empty: they are kept apart
-            stack += [value for key, value in thing.items() if key not in _MODULE_KEYS or value]
-        elif kind == "container" or kind == "tuple":
+        if kind == "container" or kind == "tuple":
             stack += thing.values() if isinstance(thing, dict) else thing
         elif kind == "table":
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
@@ -283,16 +296,12 @@ def _kind_of(kind: type) -> str | None:
     return "table" if kind.__name__.startswith("Ordered") and hasattr(kind, "values") else None
 
 
-def _without_own(entries: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entries.items() if key not in _MODULE_KEYS}
-
-
 def _refill_attributes(attributes: dict[str, Any], entries: dict[str, Any]) -> None:
-    """All attributes but flags and hooks."""
+    """All attributes but flags and hooks, which stay as the measurement has set them."""
     for key in attributes.keys() - entries.keys() - _MODULE_KEYS:
         del attributes[key]
     for key, value in entries.items():
-        if attributes.get(key) is not value:
+        if key not in _MODULE_KEYS and attributes.get(key) is not value:
             attributes[key] = value
 
 

@@ -91,8 +91,12 @@ def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> 
         if factor is not None:
             grad = grad * factor()
         if trailing:  # a bias
-            split = grad.reshape(use.layout.before, use.layout.samples, -1, *own)
-            return split.sum((0, 2)).reshape(use.layout.samples, *use.shape)
+            if use.layout.before == 1:
+                split = grad.reshape(use.layout.samples, -1, *own)
+                total = split.sum(1) if split.shape[1] != 1 else split.squeeze(1)
+            else:
+                total = grad.reshape(use.layout.before, use.layout.samples, -1, *own).sum((0, 2))
+            return total.reshape(use.layout.samples, *use.shape)
         shape = grad.shape
         split = grad.reshape(*shape[:axis], outer, use.layout.samples, -1, *shape[axis + 1 :])
         first = split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)

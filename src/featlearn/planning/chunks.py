@@ -169,7 +169,9 @@ def _graph_bytes(example: Chunk, item: int) -> tuple[int, int]:
     """Bytes per sample of all activations, and of the gradients of one direction at all ops that use parameters."""
     assert example.graph is not None
     outputs = {r.use.node: r.use.output.numel() for access in example.access.values() for r in access.readings}
-    return example.graph.output_bytes // len(example.indices), sum(outputs.values()) * item // len(example.indices)
+    return example.graph.structure.output_bytes // len(example.indices), sum(outputs.values()) * item // len(
+        example.indices
+    )
 
 
 def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:

@@ -21,7 +21,7 @@ def plan_key(
     verify: bool,
 ) -> object:  # fmt: skip
     """What two kernels share that are measured in the same way."""
-    kinds = tuple((input_kind(probe.x), probe.samples) for probe in measurement.probes)
+    kinds = tuple([(input_kind(probe.x), probe.samples) for probe in measurement.probes])
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
     return (kinds, measurement.weight_kind, frozenset(elementwise), asked)
 
@@ -60,7 +60,8 @@ def plan_kernel(
     plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
     # Activations, their gradients and what an op needs while it runs.
     graph_bytes = 3 * max(
-        (example.graph.output_bytes // len(example.indices) if example.graph else 0) for example in measurement.examples
+        (example.graph.structure.output_bytes // len(example.indices) if example.graph else 0)
+        for example in measurement.examples
     )
     # The weights are held a second time, to be put back should the model change them.
     tensors = (*measurement.model.parameters(), *measurement.model.buffers())
@@ -74,7 +75,7 @@ def plan_kernel(
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
     proofs = [measurement.passes.get(measurement.kind(probe)) for probe in measurement.probes]
-    proved_by = frozenset(known.proof.samples for known in proofs if known is not None)
+    proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
         checked=not measurement.builtin, launch_bytes=measurement.launch_bytes,

@@ -12,7 +12,7 @@ _COLUMNS = 2**24
 def samples_at_once(measurement: Measurement, memory: str | int | None, graphs: float, held: int) -> int:
     """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
     example = measurement.example()
-    graph = example.graph.output_bytes / len(example.indices) if example.graph else 1.0
+    graph = example.graph.structure.output_bytes / len(example.indices) if example.graph else 1.0
     weights = sum(p.numel() * p.element_size() for p in measurement.parameters.values())
     fitting = (byte_budget(memory, measurement.device) - (held + 3) * weights) / (graphs * graph + 1)
     # On a CPU larger chunks are no faster, on a GPU small ones leave it idle.

@@ -12,6 +12,7 @@ from featlearn.gradients.directions import Directions, Probes, output_directions
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
 from featlearn.layers.projections import Projection, Projections, projections
 from featlearn.measurement import Measurement
+from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
@@ -69,7 +70,8 @@ def prepared_features(
         refuse_no_layers(now)
         start = None
         if initial is not None:
-            start = stack.enter_context(prepared.at(initial).measuring([x], keep_weights=True))
+            before = prepared.of_copy(network_at(prepared.model, initial))
+            start = stack.enter_context(before.measuring([x], keep_weights=True))
             refuse_shared(start, prepared.model)
         return measured_features(now, start, layers, outputs, prepared.memory)
 

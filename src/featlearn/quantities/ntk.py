@@ -262,7 +262,7 @@ class _Execution:
                 chunk, group.names, self._directions.rows(chosen), dense=_elementwise(self._rates),
                 proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
             )  # fmt: skip
-            total.add_diagonal(self._with_rates(captured), every, chosen, kept)
+            total.add_diagonal(self._with_rates(captured) if self._rates else captured, every, chosen, kept)
             if proportional is not None:
                 self.found_proportional = frozenset(proportional.found)
 

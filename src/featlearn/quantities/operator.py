@@ -15,6 +15,7 @@ from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.sketch import Sketch, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
+from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.preparation import Preparation
 from featlearn.quantities.columns import KernelColumns, squared_gradients
@@ -59,7 +60,7 @@ class NTKOperator:
         self._prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
         self._optimizer = optimizer
         devices = {p.device for p in unwrapped(model).parameters()}
-        with undisturbed(unwrapped(model)):  # a loader draws random numbers
+        with undisturbed(Inventory(unwrapped(model))):  # a loader draws random numbers
             self._stream = Stream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes

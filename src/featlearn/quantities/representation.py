@@ -18,6 +18,7 @@ from featlearn.network.checks import (
     unwrapped,
 )
 from featlearn.network.inputs import Inputs, Probe, batch_size, tensors_in
+from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.ops import Layout
@@ -55,13 +56,14 @@ def representation_kernels(
     inputs = [x] if x2 is None else [x, x2]
     sizes = [batch_size(part, name) for part, name in zip(inputs, ("x", "x2"), strict=False)]
     given, model = model, unwrapped(model)
-    refuse_unmeasurable(model)
+    inside = Inventory(model)
+    refuse_unmeasurable(inside)
     for part, name in zip(inputs, ("x", "x2"), strict=False):
-        refuse_other_device(model, part, name)
+        refuse_other_device(inside, part, name)
     named = _chosen_layers(given, model, layers)
-    with undisturbed(model) as isolation, torch.no_grad():
-        twin = copied(model, dtype) if needs_copy(model, dtype) else model
-        with undisturbed(twin), torch.no_grad():
+    with undisturbed(inside) as isolation, torch.no_grad():
+        twin = copied(model, dtype) if needs_copy(inside, dtype) else model
+        with undisturbed(Inventory(twin)), torch.no_grad():
             probes = tuple(
                 Probe(twin, cast_inputs(part, dtype), size, None, isolation.rewind)
                 for part, size in zip(inputs, sizes, strict=True)

@@ -11,6 +11,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Probe, Readout, batch_size, describe, read_output
+from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
@@ -108,7 +109,7 @@ def named_curvature(loss: str, samples: int, outputs: int) -> float:
 def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
     """Outputs on x in eval mode, in the shape that the model or its readout gives."""
     network, samples = unwrapped(model), batch_size(x)
-    with undisturbed(network) as isolation:
+    with undisturbed(Inventory(network)) as isolation:
         raw, inputs = Probe(network, x, samples, readout, isolation.rewind).call(slice(None))
         found = read_output(raw, inputs, readout)
     if not isinstance(found, Tensor) or found.dim() not in (1, 2):
