@@ -63,6 +63,7 @@ DECLARATIONS = (
     Declaration("002/map", "Ours: where alignment is silent, over whitening and initial scale", "paper_002.map"),
     Declaration("003/fig1", "Neural and gradient features agree, unless the kernel is corrupted", "paper_003.fig1"),
     Declaration("003/fig2", "Centred and uncentred correlations of neural features", "paper_003.fig2"),
+    Declaration("003/fig3", "Early correlations that free probability predicts", "paper_003.fig3"),
     Declaration("003/fig4", "Speed-limited optimisation drives feature learning", "paper_003.fig4"),
     Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
     Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
