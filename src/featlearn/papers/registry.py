@@ -65,6 +65,7 @@ DECLARATIONS = (
     Declaration("003/fig2", "Centred and uncentred correlations of neural features", "paper_003.fig2"),
     Declaration("003/fig3", "Early correlations that free probability predicts", "paper_003.fig3"),
     Declaration("003/fig4", "Speed-limited optimisation drives feature learning", "paper_003.fig4"),
+    Declaration("003/fig7", "Early correlations of deeper networks to first order", "paper_003.fig7"),
     Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
     Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
     Declaration("004/fig5", "Exponents of the initial weights decide the phase", "paper_004.fig5"),
