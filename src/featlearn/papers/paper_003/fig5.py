@@ -38,6 +38,11 @@ def _other_spectra(setup: Setup, runs: Runs, values: Any) -> list[Choice]:
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """App. C: small early and from large weights, and relevant later."""
+    yield from _small(setup, runs)
+    yield from _later(setup, runs)
+
+
+def _small(setup: Setup, runs: Runs) -> Iterable[Claim]:
     early = setup.measured.index(setup.early)  # steps 0 to here, of which shares() leaves out the first
     yield Claim(
         id="early", claim=f"Early in training the ratio is insignificant: largest over scales and layers after "
@@ -73,6 +78,9 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             *_other_spectra(setup, runs, lambda found: over_training(setup, found[:, 0] - found[:, -1]).max(1)),
         ], least=Scale.LAPTOP,
     )  # fmt: skip
+
+
+def _later(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="grows", claim="It grows over training: last less first value, the smallest over scales and layers",
         paper="> 0", values=(shares(runs)[:, :, -1] - shares(runs)[:, :, 0]).min((1, 2)), band=(0.0, None),
