@@ -20,7 +20,7 @@ PREPARATION = MEASUREMENT | {"planning", "preparation"}
 MEASURING = FOUNDATION | PREPARATION | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
-LIBRARY |= {"function_source", "process_pool", "sweeps"}
+LIBRARY |= {"explorer", "function_source", "process_pool", "sweeps"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
     "reporting": {"errors", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
+    "explorer": {"reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},

@@ -1,5 +1,7 @@
 """001 Fig. 3: its numbers against plain training, and claims that must fail."""
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
@@ -60,6 +62,15 @@ def test_kernels_are_those_of_plain_training(numbers):
         assert numbers["classes"][i] == pytest.approx(numpy.array(expected), rel=1e-3)
         largest = numpy.linalg.eigvalsh(kernels.mean(0))[-1]
         assert numbers["stability"][i] == pytest.approx(2 * SETUP.lr / SETUP.divisor * largest / SETUP.probe, rel=1e-3)
+
+
+def test_a_network_that_overflows_has_no_numbers_from_then_on():
+    found = convolution.measure(replace(SETUP, lr=1e30), Context(seed=3, folder=None))
+    assert as_array(found["loss"], "loss")[0] > 0
+    for name in ("loss", "accuracy", "classes", "centered_classes", "stability"):
+        values = as_array(found[name], name)
+        assert numpy.isfinite(values[0]).all()
+        assert numpy.isnan(values[-1]).all()
 
 
 def test_two_complementary_targets_are_one_when_centred(numbers):

@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import nn
 
+import featlearn as fl
 from featlearn.papers.context import Context
 from featlearn.papers.models import GPT, MLP
 from featlearn.papers.paper_003 import fig2, networks, tracking
 from featlearn.papers.runs import Runs
+from featlearn.papers.scale import Scale
 
-SETUP = networks.SMOKE
-IMAGES = tracking.Images(data="digits", samples=40, epochs=2, lr=3.0, batch=16, probe=11)
+IMAGES = tracking.Perceptron(
+    data="digits", samples=40, unseen=12, epochs=2, lr=3.0, batch=16, probe=11, width=9, hidden_layers=2
+)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def correlation(a, b, centred):
 
 
 def test_a_perceptron_is_followed_as_its_jacobian_says(context):
-    found = tracking.perceptron(IMAGES, 9, 2, context)
+    found = tracking.perceptron(IMAGES, context)
     assert found["steps"] == [1, 2, 3, 4]  # 40 images make two batches of 16 an epoch
     x, y = tracking.images(IMAGES, context)
     assert torch.allclose(y.sum(1), torch.zeros(40), atol=1e-6)
@@ -44,7 +47,9 @@ def test_a_perceptron_is_followed_as_its_jacobian_says(context):
             with torch.no_grad():
                 for weight, gradient in zip(model.parameters(), gradients, strict=True):
                     weight -= 3.0 * gradient
-    assert found["loss"][-1] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name, (inputs, targets) in {"train": (x, y), "test": tracking.images(IMAGES, context, "test")}.items():
+        expected = (model(inputs) - targets).square().sum() / targets.numel()
+        assert found[name][-1] == pytest.approx(float(expected.detach()), rel=1e-5)
     W, V, a = (weight.detach().double() for weight in model.parameters())
     h = x[:11].flatten(1).double() @ W.T
     g = torch.relu(h) @ V.T
@@ -61,37 +66,75 @@ def test_a_perceptron_is_followed_as_its_jacobian_says(context):
         assert found["change"][-1][layer] == pytest.approx(float(moved.norm() / now.norm()), rel=1e-4)
 
 
+def tracker(model, probe, options, context, readout=None):
+    session = fl.Session(model, probe, readout=readout)
+    judged = dict.fromkeys(("train", "test"), (probe, probe))
+    return tracking.FeatureTracker(session, options, lambda f, y: f.mean(), judged, "", context)
+
+
 def test_layers_of_a_gpt_come_as_query_key_and_value_of_each_block(context):
     """Column by column in the figure: a change of one layer alone must be seen in its column."""
     model = GPT(7, context=6, blocks=2, heads=2, width=8, generator=context.generator(1))
-    options = {"layers": [f"blocks.*.attention.{part}" for part in ("query", "key", "value")],
-               "readout": lambda logits: logits.flatten(1)}  # fmt: skip
-    probe = torch.arange(12).view(2, 6) % 7
-    tracker = tracking.FeatureTracker(model, probe, options, "GPT", context, 2)
+    options = {"layers": [f"blocks.*.attention.{part}" for part in ("query", "key", "value")], "probes": 2}
+    followed = tracker(model, torch.arange(12).view(2, 6) % 7, options, context, lambda logits: logits.flatten(1))
     with torch.no_grad():
         model.blocks[1].attention.key.weight += 0.01
-    tracker._measure(1, 0.0)
-    assert [value > 0 for value in tracker.rows["change"][0]] == [False, False, False, False, True, False]
+    followed._measure(1)
+    assert [value > 0 for value in followed.rows["change"][0]] == [False, False, False, False, True, False]
 
 
 def test_a_gpt_learns_a_periodic_text(context):
-    found = tracking.language_model(replace(SETUP.gpt, steps=30), context)
-    assert found["loss"][0] == pytest.approx(numpy.log(7), rel=0.05)
-    assert found["loss"][-1] < 1.0
+    smoke = networks.GPT.size(Scale.SMOKE).setup
+    found = tracking.language_model(replace(smoke, steps=40, last_lr=4e-3), context)
+    assert found["train"][0] == pytest.approx(numpy.log(7), rel=0.05)
+    assert found["test"][-1] < 1.0
     assert numpy.isfinite(found["cosine"]).all()
     assert numpy.shape(found["cosine"]) == (len(found["steps"]), 3, 2)
 
 
-def test_momentum_and_warm_up_are_passed_on(context):
-    """One step of plain SGD with the rate at half its value."""
-    model = nn.Linear(3, 2, bias=False)
-    before = model.weight.detach().clone()
-    x, y = torch.ones(4, 3), torch.zeros(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    tracker = tracking.FeatureTracker(model, x, {}, "linear", context)
-    tracker.through(iter([(x, y)]), nn.functional.mse_loss, optimizer, 1, warm=2)
-    gradient = 2 * (x @ before.T).T @ x / 8
-    assert torch.allclose(model.weight.detach(), before - 0.25 * gradient, atol=1e-6)
+def test_the_rate_of_a_gpt_rises_and_falls_as_in_nanogpt():
+    chosen = tracking.Language(lr=4.0, last_lr=1.0, warm=10, steps=110)
+    rates = [4.0 * chosen.rate(step) for step in (0, 4, 9, 10, 60, 110, 200)]
+    assert rates == pytest.approx([0.4, 2.0, 4.0, 4.0, 2.5, 1.0, 1.0])
+
+
+def test_steps_have_momentum_a_rising_rate_and_the_factor_of_the_classes(context):
+    """Two steps with all 20 classes' rate doubled: lr 0.5 * 20 / 10, half of it at first."""
+    model = nn.Linear(3, 20, bias=False)
+    weight = model.weight.detach().clone()
+    x, y = torch.ones(4, 3), torch.zeros(4, 20)
+    chosen = replace(IMAGES, lr=0.5, batch=4, momentum=0.9, warm=2)
+    advance = tracking.descent(model, (x, y), chosen, context)
+    moved = torch.zeros_like(weight)
+    for rate in (0.5, 1.0):
+        advance()
+        moved = 0.9 * moved + 2 * (x @ weight.T).T @ x / 80
+        weight -= rate * moved
+    assert torch.allclose(model.weight.detach(), weight, atol=1e-6)
+
+
+def test_an_epoch_has_every_sample_at_most_once(context):
+    order = tracking.shuffled(10, 4, context.generator(), torch.device("cpu"))
+    for _ in range(3):
+        epoch = torch.cat([next(order), next(order)]).tolist()
+        assert len(set(epoch)) == 8
+        assert set(epoch) <= set(range(10))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+def test_a_recorded_step_is_the_step_itself(context):
+    x, y = (part.cuda() for part in tracking.images(IMAGES, context))
+    weights = []
+    for recorded in (False, True):
+        model = MLP(64, 10, width=9, hidden_layers=2, generator=context.generator(1)).cuda()
+        momentum = 0.0 if recorded else 1e-30  # which is not recorded
+        advance = tracking.descent(model, (x, y), replace(IMAGES, momentum=momentum), context)
+        for _ in range(25):
+            advance()
+        weights.append([weight.detach() for weight in model.parameters()])
+    for first, second in zip(*weights, strict=True):
+        assert torch.allclose(first, second, atol=1e-5)
 
 
 def made_up(difference, late, deep, centred=0.95):
@@ -99,10 +142,9 @@ def made_up(difference, late, deep, centred=0.95):
     gap = difference + deep * numpy.array([0, 0, 1, 1]) * numpy.array([1, 1, 1, 0])[:, None]
     gap[-1] = late
     values = numpy.stack([centred - gap, numpy.full_like(gap, centred)], -1)
-    one = {}
-    for name in [*SETUP.mlps, "vgg", "gpt"]:
-        one |= {f"{name}/steps": numpy.array([1, 5, 10, 100]), f"{name}/cosine": values, f"{name}/pearson": values}
-    return {claim.id: claim for claim in fig2.claims(SETUP, Runs([0, 1], [one, one]))}
+    one = {"steps": numpy.array([1, 5, 10, 100]), "cosine": values, "pearson": values}
+    runs = {name: Runs([0, 1], [one, one]) for name in networks.NETWORKS}
+    return {claim.id: claim for claim in fig2.claims({}, runs)}
 
 
 def test_claims_hold_and_fail_as_the_numbers_say():

@@ -36,6 +36,7 @@ COMMANDS = {
     "report": ("featlearn.cli.report:report", "One HTML page about recorded runs."),
     "sweep": ("featlearn.cli.sweep:sweep", "Diagnose at every point of a grid, in parallel."),
     "reproduce": ("featlearn.cli.reproduce:reproduce", "Repeat a figure of the five papers, and check its claims."),
+    "explore": ("featlearn.cli.explore:explore", "A page of the theories, with sliders and small networks that train."),
     "cite": ("featlearn.cli.cite:cite", "What to cite for a result."),
     "doctor": ("featlearn.cli.doctor:doctor", "What is installed, what is missing, and how to get it."),
 }

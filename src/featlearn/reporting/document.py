@@ -13,11 +13,14 @@ from featlearn.errors import RunError
 from featlearn.reporting.markup import Html, tag, text
 
 
-def head(title: str, scripts: Sequence[str], styles: Sequence[str]) -> Html:
-    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access."""
+def head(title: str, scripts: Sequence[str], styles: Sequence[str], *, workers: bool = False) -> Html:
+    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access.
+
+    `workers` also allows workers whose script the page itself has made.
+    """
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"{'worker-src blob:; ' if workers else ''}base-uri 'none'; form-action 'none'"
     )
     return tag(
         "head",
@@ -44,10 +47,10 @@ def _hashes(parts: Sequence[str]) -> str:
     )
 
 
-def written(content: str, path: Path) -> Path:
-    """Write a page, whole or not at all; returns its path."""
+def written(content: str, path: Path, name: str = "report") -> Path:
+    """Write a page, whole or not at all; returns its path. Errors call it by `name`."""
     if not path.parent.is_dir():
-        raise RunError(f"the report cannot be written to {path}: there is no folder {path.parent}; make it first")
+        raise RunError(f"the {name} cannot be written to {path}: there is no folder {path.parent}; make it first")
     part = None
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -57,7 +60,7 @@ def written(content: str, path: Path) -> Path:
         os.replace(part, path)
     except OSError as error:
         # the error itself names a temporary file
-        raise RunError(f"the report cannot be written to {path}: {error.strerror or error}") from error
+        raise RunError(f"the {name} cannot be written to {path}: {error.strerror or error}") from error
     finally:
         if part is not None:
             with suppress(OSError):

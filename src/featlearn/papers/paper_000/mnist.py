@@ -133,9 +133,8 @@ def trained(
 
     def classes(view: Any) -> dict[str, float]:
         """How the kernel of each output is aligned with each target, by parts; how much outputs interfere."""
-        parts = fl.ntk(view.model, view.x, outputs="each", by="layer")
-        readout = parts["readout"]
-        kernels = torch.stack([view.kernel_each, readout, sum(parts.values()) - readout])
+        readout = view.layer_kernels["readout"]
+        kernels = torch.stack([view.kernel_each, readout, view.kernel_each - readout])
         matrices["classes"].append(fl.metrics.class_alignment(kernels, view.targets))
         matrices["centered_classes"].append(fl.metrics.class_alignment(kernels, view.targets, centered=True))
         full = fl.ntk(view.model, view.x[: setup.few], outputs="full")

@@ -51,7 +51,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """After the epochs (T,), on the probe: loss, accuracy, class alignments (T, C, C), raw and centred.
 
     `stability` (T,) is the rate of a batch times the largest eigenvalue that the mean of both kernels would have on
-    one: descent with a frozen kernel needs less than 2.
+    one: descent with a frozen kernel needs less than 2. All are nan once the outputs have overflowed.
     """
     x, y = task(setup, context)
     model = CNN(
@@ -64,9 +64,13 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     rows: dict[str, list[Tensor]] = {}
 
     def look(epoch: int) -> None:
-        kernels: Any = session.ntk(outputs="each")
         with torch.no_grad():
             f = model(seen)
+        if not f.isfinite().all():
+            for values in rows.values():
+                values.append(torch.full_like(values[-1], torch.nan))
+            return
+        kernels: Any = session.ntk(outputs="each")
         largest = torch.linalg.eigvalsh(kernels.mean(0))[-1] / setup.probe
         for name, value in {
             "loss": (f - targets).square().sum(1).mean(),

@@ -72,9 +72,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         first = fl.ntk(network, x, dtype=torch.float64)
         # of df/dt = -rate K (f - y), for the first kernel of f: the same for all gamma
         rate = setup.speed / float(torch.linalg.eigvalsh(first)[-1])
-        model = fl.steer.scale_output(network, gamma)
-        lr = model.rate_factor * rate * setup.samples / 2
-        outputs, kernels = trained(model, x, y, lr, setup, context)
+        outputs, kernels = trained(network, gamma, x, y, rate, setup, context)
         numbers = compared(setup, first, y, outputs, gamma**2 * kernels, rate)
         for name, value in numbers.items():
             found.setdefault(name, []).append(value)
@@ -83,20 +81,22 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def trained(
-    model: torch.nn.Module, x: Tensor, y: Tensor, lr: float, setup: Setup, context: Context
+    network: torch.nn.Module, gamma: float, x: Tensor, y: Tensor, rate: float, setup: Setup, context: Context
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (T, P) and kernels (T, P, P) of gradient descent at the moments."""
-    moments, optimizer = set(setup.moments), torch.optim.SGD(model.parameters(), lr=lr)
+    """Outputs (T, P) and kernels (T, P, P) of gradient descent on the scaled output at the moments."""
+    model, first = fl.steer.scale_output(network, gamma), network(x).detach()
+    moments, lr = set(setup.moments), model.rate_factor * rate * setup.samples / 2
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:
         with fl.watch(
             model, (x, y), Path(folder) / "run", every=moments.__contains__, budget=None, quantities=["kernel"]
         ) as watch:  # fmt: skip
             for _ in range(setup.steps):
                 optimizer.zero_grad()
-                loss = (model(x) - y).square().mean()
-                loss.backward()
+                # model(x), without running the first weights again in every step
+                ((network(x) - first) / gamma - y).square().mean().backward()
                 optimizer.step()
-                watch.step(loss=loss.detach())
+                watch.step()
         run = watch.run
         outputs = [run.array("outputs", step)["f"][:, 0] for step in setup.moments]
         kernels = [run.array("kernel", step)["mean"] for step in setup.moments]
@@ -193,7 +193,10 @@ def _gammas(runs: Runs) -> Iterable[Claim]:
         paper="yes", values=numpy.all(faster, axis=0), band=(1, None), band_from="print", least=Scale.LAPTOP,
         choices=[
             Choice(made="steps to three losses", other="the losses at the end", values=rises(-runs["loss"][:, :, -1])),
+            Choice(made="steps to three losses", other="to 0.7 and 0.6", values=numpy.all(faster[:2], axis=0)),
         ],
+        why="A loss that is not reached counts as a failure: at paper scale gamma = 1 and 3 end at 0.44 to 0.58, above "
+            "0.4.",
     )  # fmt: skip
     yield Claim(
         id="aligns-faster", claim="Larger gamma aligns more quickly (B): the fastest rise per step grows with gamma",
@@ -215,7 +218,8 @@ def _alignments(runs: Runs) -> Iterable[Claim]:
             id=f"aligns-more-{level:g}", claim=f"Larger gamma aligns more (B): alignment when the loss is at {level:g}",
             paper="yes", values=rises(reached(runs, level, "alignment")), band=(1, None), band_from="print",
             least=Scale.LAPTOP, why="At the same loss, as networks of different gamma learn at different speed. At the "
-            "largest gamma the alignment peaks when the loss is at 0.6 to 0.7, and may fall again.",
+            "largest gamma the alignment peaks when the loss is at 0.6 to 0.7, and may fall again. At paper scale "
+            "gamma = 1 and 3 do not reach a loss of 0.4.",
             choices=[
                 Choice(made="at the same loss", other="after the same steps", values=rises(alignment[:, :, -1])),
             ],
@@ -311,7 +315,7 @@ EXPERIMENT = Experiment(
             setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=1500, growth=1.25),
             seeds=3, seconds=170, mebibytes=300,
         ),
-        Scale.PAPER: Size(setup=Setup(speed=0.03, steps=4000), seeds=3, seconds=265, mebibytes=1800, device="cuda"),
+        Scale.PAPER: Size(setup=Setup(speed=0.03, steps=6000), seeds=3, seconds=250, mebibytes=1800, device="cuda"),
     },
     measure=measure,
 )  # fmt: skip
@@ -325,7 +329,7 @@ FIG_2 = Reproduction(
         "network's first kernel, with the feature rate read off its first and last alignment (shown in units of "
         "|K0| / |y|^2). The paper gives neither gammas, rate nor steps: here 1, 3 and 10, a step of 0.03 over the "
         "largest eigenvalue of the first kernel, which has room for kernels that grow (at gamma = 10 some 70-fold, to "
-        "about the limit of stability), and 4000 of them: after 1000 all losses were still above 0.59, those of gamma "
+        "about the limit of stability), and 6000 of them: after 1000 all losses were still above 0.59, those of gamma "
         "= 1 and 3 within 0.005 of each other and in one seed in the other order; as many claims failed. The output at "
         "the start is subtracted, without which losses would not start alike; channels have mean 0 and deviation 1. At "
         "laptop scale the network is narrower (k = 1, b = 1), and gammas are smaller by the square root of that, as "

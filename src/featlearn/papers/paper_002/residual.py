@@ -44,7 +44,7 @@ def variants(part: Residual, field: str, values: Iterable[Any]) -> Setup:
 
 TINY = Residual(data="digits", samples=12, test_samples=12, k=0.125, lr=1e-3, steps=8, stride=4)
 SMALL = Residual(samples=40, test_samples=60, pooling=4, k=0.5, lr=2e-4, steps=200, stride=10)
-LARGE = Residual(stride=50)
+LARGE = Residual(stride=50, dense=10)
 IMAGES: dict[str, Any] = {"power": None}
 
 BLOCKS = Experiment(

@@ -143,19 +143,21 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
 
 def train_and_measure(
     model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
-    stride: int, dtype: torch.dtype | None = None, along: torch.dtype | None = None, updates: bool = False,
+    stride: int, dense: int | None = None, dtype: torch.dtype | None = None, along: torch.dtype | None = None,
+    updates: bool = False,
 ) -> TrainingPath:  # fmt: skip
-    """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and at all before.
+    """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and the first `dense`.
 
-    `dtype` is that of the kernels that predict, `along` of those along the way; None for the network's. With `updates`
-    the kernel of the optimizer's update is measured along the way, too.
+    None for as many as the stride. `dtype` is that of the kernels that predict, `along` of those along the way; None
+    for the network's. With `updates` the kernel of the optimizer's update is measured along the way, too.
     """
     found: dict[str, list[float]] = {name: [] for name in (*CURVES, *(UPDATE_CURVES if updates else ()))}
-    start = predictor(model, task, dtype=dtype)
+    start, session = predictor(model, task, dtype=dtype), fl.Session(model, task.x, dtype=along)
+    dense = stride if dense is None else dense
     for step in range(steps + 1):
         residual = model(task.x) - task.y
-        if step % stride == 0 or step < stride:
-            kernel = fl.ntk(model, task.x, dtype=along)
+        if step % stride == 0 or step < dense:
+            kernel = session.ntk()
             with torch.no_grad():
                 wrong = (model(task.test_x) * task.test_y <= 0).double().mean()
             loss = residual.detach().square().mean()
@@ -163,7 +165,7 @@ def train_and_measure(
             if updates and step == 0:
                 values += [math.nan, math.nan]
             elif updates:
-                values += alignments(fl.ntk(model, task.x, dtype=along, optimizer=optimizer), task.y)
+                values += alignments(session.ntk(optimizer=optimizer), task.y)
             for row, value in zip(found.values(), values, strict=True):
                 row.append(float(value))
             context.progress(step, steps, loss=found["loss"][-1], alignment=found["alignment"][-1])
