@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.network.isolation import random_state_kept
-from featlearn.linalg.estimate import Estimate
 from featlearn.widths.fits import power
 from featlearn.widths.judgement import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
 from featlearn.widths.losses import Loss, chosen_loss
@@ -73,8 +72,8 @@ def width_check(
             for seed in range(seeds):
                 model, made = _made(make_model, optimizer, width, seed)
                 with _explained(width):
-                    weighted = update == "proportional"
-                    runs[-1].append(trained_sizes(model, made, x, y, chosen, steps, weighted=weighted))
+                    proportional = update == "proportional"
+                    runs[-1].append(trained_sizes(model, made, x, y, chosen, steps, proportional=proportional))
                 if progress is not None:
                     progress(len(runs[:-1]) * seeds + seed + 1, len(widths) * seeds)
     return judged(runs, tuple(widths), steps, update)
@@ -91,14 +90,16 @@ def judged(runs: Runs, widths: tuple[int, ...], steps: int, update: Update) -> W
     match = nearest(matrices, update)
     attention = attention_of(runs, widths)
     problems = problems_of(weights, match, attention, update)
-    network = {key: _network_power(runs, key, widths) for key in ("output", "output_change", "kernel_motion")}
+    sizes = {key: torch.tensor([[run.network[key] for run in some] for some in runs])
+             for key in ("output", "output_change", "kernel_motion")}  # fmt: skip
     return WidthCheck(
         scheme=match.scheme.name if 2 * match.deviating <= len(matrices) else "other",
         nearest=match.scheme.name,
         phase=phase_of(weights),
         layers=layers_of(runs, widths, weights, match),
         attention=attention,
-        network=network,
+        network={key: power(values, widths) for key, values in sizes.items()},
+        sizes=sizes,
         problems=tuple(problems),
         notes=tuple(_notes(runs, widths, weights, attention, match.scheme.name)),
         widths=widths,
@@ -106,10 +107,6 @@ def judged(runs: Runs, widths: tuple[int, ...], steps: int, update: Update) -> W
         steps=steps,
         update=update,
     )
-
-
-def _network_power(runs: Runs, key: str, widths: Sequence[int]) -> Estimate:
-    return power(torch.tensor([[run.network[key] for run in some] for some in runs]), widths)
 
 
 def _notes(

@@ -35,9 +35,9 @@ class Weight:
     gain: Estimate
     rate: Estimate
     effect: Estimate
-    """with multipliers behind the layer"""
+    """power of what its first update moves, multipliers behind the layer included, for errors of size one"""
     descent: Estimate
-    """power of what its first update takes off the loss"""
+    """power of what its first update takes off the loss, for errors of size one"""
 
 
 def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, Weight]:
@@ -53,23 +53,23 @@ def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, W
             return torch.tensor([[run.parameters[name].get(quantity, math.nan) for run in some] for some in runs])
 
         behind = (1.0, size("multiplier"))
-        parts = [(1.0, size("effect")), behind]
-        if kind in ("input", "hidden", "output"):
-            parts.append((-1.0, size("entry")))
-        if update == "proportional":
-            parts += [(-1.0, size("gradient")), behind]
-            if kind in ("input", "hidden", "output"):
-                parts.append((-1.0, size("entry")))
+        entry = -float(kind in ("input", "hidden", "output")), size("entry")
         gain = combined([(1.0, size("gain")), behind], widths)
-        rate = combined(parts, widths)
+        error = (-1.0, size("output_gradient"))
+        if update == "proportional":  # to the gradient, and to the error
+            response, gradient = (1.0, size("response")), (1.0, size("gradient"))
+            rate = combined([response, behind, behind, entry, entry], widths)
+            effect = combined([response, gradient, behind, error], widths)
+            descent = combined([response, gradient, gradient, (1.0, size("count")), error, error], widths)
+        else:
+            rate = combined([(1.0, size("effect")), behind, entry], widths)
+            effect = combined([(1.0, size("effect")), behind], widths)
+            descent = combined([(1.0, size("descent")), error], widths)
         tied = name in last.tied
-        if tied and kind == "input" and update == "proportional":
-            rate = UNKNOWN  # its update is that of the readout as well
-        effect = combined([(1.0, size("effect")), behind], widths)
         powers = WeightPowers(name, kind, float(gain), float(gain.stderr), float(rate), float(rate.stderr),
                               float(power(size("weight"), widths)), tied)  # fmt: skip
         grows = _grows(first.layers[layer]["size"], last.layers[layer]["size"])
-        found[name] = Weight(powers, layer, inside, grows, gain, rate, effect, power(size("descent"), widths))
+        found[name] = Weight(powers, layer, inside, grows, gain, rate, effect, descent)
     return found
 
 

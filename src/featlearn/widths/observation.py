@@ -14,6 +14,8 @@ from featlearn.network.inputs import map_tensors, tensors_in
 BARRIERS = ("Mm", "Bmm", "Addmm", "Baddbmm", "Convolution", "Embedding", "ScaledDotProduct", "Softmax", "Cudnn", "Mkldnn")
 """Autograd nodes that mix channels: behind them a gradient is no longer that of the same units."""
 LONGEST_PATH = 60
+DRAWS = 4
+"""of random gradients"""
 
 
 @dataclass(eq=False)
@@ -41,16 +43,17 @@ class Pass:
     """All calls of one forward pass, in order."""
 
     calls: list[Call] = field(default_factory=list)
+    output_gradient: Tensor | None = None
+    """of the loss, by the output of the network"""
 
     def of(self, layer: str) -> list[Call]:
         """The calls of one layer."""
         return [call for call in self.calls if call.layer == layer]
 
     def link(self, output: Tensor) -> Callable[[], None]:
-        """Follow each layer to the next; call what is returned after the backward pass, with the output's gradient."""
-        kept: list[Tensor] = []
+        """Find the layer that follows each; call what is returned after the backward pass."""
         if output.requires_grad:
-            output.register_hook(lambda gradient: kept.append(gradient.detach()))
+            output.register_hook(lambda gradient: setattr(self, "output_gradient", gradient.detach()))
         own = [call.node for call in self.calls]
         followers: list[tuple[Call, Call | None]] = []
         for number, call in enumerate(self.calls):
@@ -60,7 +63,7 @@ class Pass:
 
         def finish() -> None:
             for call, later in followers:
-                call.next_gradient = later.entry_gradient if later is not None else kept[0] if kept else None
+                call.next_gradient = self.output_gradient if later is None else later.entry_gradient
 
         return finish
 
@@ -118,17 +121,41 @@ def _noting(name: str, seen: Pass) -> Callable[..., None]:
     return note
 
 
-def output_with(module: nn.Module, call: Call, parameters: dict[str, Tensor], entry: Any = None) -> Tensor:
+def output_with(
+    module: nn.Module, call: Call, parameters: dict[str, Tensor], entry: Any = None, *, gradients: bool = False
+) -> Tensor:
     """What a layer gives for the inputs of a call, with other parameters, or other inputs; it is not changed."""
     state = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     args, kwargs = (call.args, call.kwargs) if entry is None else entry
     was = module.training
     try:
         module.eval()
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             given = functional_call(module, {**state, **parameters}, args, kwargs)
     finally:
         module.train(was)
     found = real_tensor(given)
     assert found is not None
     return found
+
+
+def random_response(module: nn.Module, calls: Sequence[Call], parameter: str) -> float:
+    """|g|^2 / |r|^2, g being the gradient of a parameter for random gradients r at what its layer gives.
+
+    Times the learning rate of SGD, it is how far a step moves what the layer gives along r, for r of size one; r is the
+    same at all widths as far as it can be, and a sample's own part, |h|^2 for a linear map, dominates.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = dict(module.named_parameters(remove_duplicate=False))[parameter]
+    total = 0.0
+    for _ in range(DRAWS):
+        given, size = torch.zeros_like(weight), 0.0
+        for call in calls:
+            with torch.enable_grad():
+                changed = weight.detach().clone().requires_grad_(True)
+                output = output_with(module, call, {parameter: changed}, gradients=True)
+                noise = torch.randn(output.shape, generator=generator).to(output)
+                given += torch.autograd.grad((output * noise).sum(), changed)[0]
+            size += float(noise.square().sum())
+        total += float(given.double().square().sum()) / size
+    return total / DRAWS

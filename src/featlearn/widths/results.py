@@ -81,6 +81,8 @@ class WidthCheck:
     """powers of `scale`, `logits` and their `change`, and of the size of a `head`, by module"""
     network: Mapping[str, Estimate]
     """powers of `output`, `output_change` and `kernel_motion` (relative, of the tangent kernel)"""
+    sizes: Mapping[str, Tensor]
+    """what the powers of the network are fitted to, (widths, seeds)"""
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     """known cases, and what could not be told"""
@@ -106,11 +108,11 @@ class WidthCheck:
         lines.append(f"({shown}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})")
         return "\n".join(_wrapped(line) for line in lines)
 
-    def plot(self, axes: Any = None) -> Any:
-        """Sizes over the width, one panel a layer, with fitted lines; returns the figure."""
+    def plot(self) -> Any:
+        """Sizes over the width, one panel a layer, with fitted lines and their powers; returns the figure."""
         from featlearn.widths.picture import draw
 
-        return draw(self, axes)
+        return draw(self)
 
     def to_json(self) -> str:
         """One JSON document; nan becomes null."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from featlearn.network.inputs import Inputs
+from featlearn.network.inputs import Inputs, batch_size, map_tensors
 from featlearn.widths.passes import called, evaluating
 
 KERNEL_SAMPLES = 6
@@ -29,16 +29,21 @@ def gram_motion(before: Tensor, after: Tensor) -> float:
     return float((after - before).norm()) / size if size else float("nan")
 
 
+def _few(x: Inputs) -> Inputs:
+    samples = batch_size(x)
+    return map_tensors(x, lambda tensor: tensor[:KERNEL_SAMPLES] if tensor.dim() and len(tensor) == samples else tensor)
+
+
 def tangent_kernel(model: nn.Module, x: Inputs, rates: dict[str, float]) -> Tensor:
     """The tangent kernel of one random direction of the outputs on a few samples, parameters weighted by `rates`."""
     unique = {id(p): (p, rates[name]) for name, p in model.named_parameters() if p.requires_grad}
     parameters = [p for p, _ in unique.values()]
     roots = [rate**0.5 for _, rate in unique.values()]
     with evaluating(model), torch.enable_grad():
-        output = called(model, x)
+        output = called(model, _few(x))
         direction = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
         rows = []
-        for one in output[:KERNEL_SAMPLES]:
+        for one in output:
             gradients = torch.autograd.grad((one * direction).sum(), parameters, retain_graph=True, allow_unused=True)
             rows.append(
                 torch.cat([root * g.flatten().double() for root, g in zip(roots, gradients, strict=True) if g is not None])

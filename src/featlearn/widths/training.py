@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from featlearn.network.inputs import Inputs
 from featlearn.widths.attention import MASKED, Logits, attention_noted
 from featlearn.widths.losses import Loss
-from featlearn.widths.observation import Call, observed, output_with, real_tensor
+from featlearn.widths.observation import Call, observed, output_with, random_response, real_tensor
 from featlearn.widths.passes import called, evaluating
 from featlearn.widths.sizes import gram_motion, rms, spectral_norm, tangent_kernel
 
@@ -38,13 +38,13 @@ class Sizes:
 
 
 def trained_sizes(
-    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, steps: int, *, weighted: bool
+    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, steps: int, *, proportional: bool
 ) -> Sizes:
-    """Train a network for a few steps; `weighted` if the kernel of its update weighs parameters by their rates."""
+    """Train a network for a few steps, by updates that are proportional to the gradient or not."""
     sizes = Sizes()
     names = _trainable(model)
     start = {name: p.detach().clone() for name, p in names.items()}
-    rates = _rates(optimizer, names) if weighted else dict.fromkeys(names, 1.0)
+    rates = _rates(optimizer, names) if proportional else dict.fromkeys(names, 1.0)
     first = _probed(model, x)
     sizes.shapes = {name: tuple(p.shape) for name, p in names.items()}
     sizes.owners = {name: _owner(name, first.called) for name in names}
@@ -55,7 +55,7 @@ def trained_sizes(
     kernel = tangent_kernel(model, x, rates)
     for step in range(steps):
         waiting = [name for name in names if name not in sizes.parameters]
-        _step(model, optimizer, x, y, loss, sizes, waiting if step < OBSERVED_STEPS else [])
+        _step(model, optimizer, x, y, loss, sizes, waiting if step < OBSERVED_STEPS else [], proportional)
         if step == 0:
             _add_gains(model, first, sizes, start)
     last = _probed(model, x)
@@ -130,8 +130,9 @@ def _owner(parameter: str, called: set[str]) -> str:
 
 
 def _step(
-    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, sizes: Sizes, waiting: list[str]
-) -> None:
+    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, sizes: Sizes, waiting: list[str],
+    proportional: bool,
+) -> None:  # fmt: skip
     """One step; what the first update of each waiting parameter does to its layer is noted."""
     names = _trainable(model)
     before = {name: names[name].detach().clone() for name in waiting}
@@ -143,15 +144,24 @@ def _step(
     value = loss(output, y)
     value.backward()
     finish()
-    moved = [name for name in waiting if names[name].grad is not None and float(names[name].grad.norm()) > 0]
+    gradients = {name: _dense(names[name].grad) for name in waiting if names[name].grad is not None}
+    gradients = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > 0}
     optimizer.step()
-    for name in moved:
+    for name in gradients:
         owner = sizes.owners[name]
         module, calls = model.get_submodule(owner), seen.of(owner)
         local = name[len(owner) + 1 :] if owner else name
         found = _update_sizes(module, calls, {local: before[name]})
         if found:
-            sizes.parameters[name] = found
+            moves = names[name].detach() - before[name]
+            speed = abs(float((moves * gradients[name]).sum())) / float(gradients[name].square().sum())
+            if proportional:
+                found["response"] = speed * random_response(module, calls, local)
+            sizes.parameters[name] = {**found, "output_gradient": rms(seen.output_gradient)}
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach().clone()
 
 
 def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor]) -> dict[str, float]:
@@ -177,6 +187,7 @@ def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor
     return {
         "effect": abs(product) / (gradients * count) ** 0.5,
         "gradient": (gradients / count) ** 0.5,
+        "count": count,
         "descent": abs(product),
         "entry": sum(entry) / len(entry) if entry else 1.0,
         "multiplier": sum(ratios) / len(ratios) if ratios else 1.0,
