@@ -92,10 +92,11 @@ def judged(runs: Runs, widths: tuple[int, ...], steps: int, update: Update) -> W
     problems = problems_of(weights, match, attention, update)
     sizes = {key: torch.tensor([[run.network[key] for run in some] for some in runs])
              for key in ("output", "output_change", "kernel_motion")}  # fmt: skip
+    known = 2 * match.deviating <= len(matrices)
     return WidthCheck(
-        scheme=match.scheme.name if 2 * match.deviating <= len(matrices) else "other",
+        scheme=match.scheme.name if known else "other",
         nearest=match.scheme.name,
-        phase=phase_of(weights),
+        phase=phase_of(weights, update, known),
         layers=layers_of(runs, widths, weights, match),
         attention=attention,
         network={key: power(values, widths) for key, values in sizes.items()},

@@ -16,6 +16,8 @@ from featlearn.widths.training import Sizes
 
 GROWS = 1.5
 """Ratio of two sizes, at the largest and smallest width, above which a size grows."""
+VECTOR_TOLERANCE = 0.4
+"""Biases and gains have few numbers, and noisy powers."""
 STABLE = 0.25
 """Powers below are those of a size that stays."""
 Runs = Sequence[Sequence[Sizes]]
@@ -139,18 +141,37 @@ def attention_of(runs: Runs, widths: Sequence[int]) -> dict[str, dict[str, Estim
     }
 
 
-def phase_of(weights: Mapping[str, Weight]) -> Phase:
-    """The phase, from what the first updates do to outputs and features (Xu & Ziyin 2024, Sec. 4; Yang & Hu 2021)."""
-    matrices = [one for one in weights.values() if one.powers.kind in ("input", "hidden", "output")] or [*weights.values()]
-    descent = max((float(one.descent) for one in matrices), default=math.nan)
-    effects = [(one.powers.kind, float(one.effect)) for one in matrices if not math.isnan(float(one.effect))]
-    features = max((value for kind, value in effects if kind != "output"), default=-math.inf)
-    readout = max((value for kind, value in effects if kind == "output"), default=-math.inf)
-    if max(descent, features, readout) > STABLE:
+def phase_of(weights: Mapping[str, Weight], update: Update, known: bool) -> Phase:
+    """The phase, from what updates do to outputs and features (Yang & Hu 2021; Xu & Ziyin 2024, Sec. 4).
+
+    Where the scheme is `known`, the powers are multiples of 1/2 and follow from the gain and rate of each weight; else
+    they are those that were measured.
+    """
+    matrices = [one for one in weights.values() if one.powers.kind in ("input", "hidden", "output")]
+    readouts = [one for one in matrices if one.powers.kind == "output"]
+    others = [one for one in matrices if one.powers.kind != "output"]
+    if known and readouts:
+        # entries of the readout, at the start and after a step; gradients behind it are of that size
+        entries = [_snapped(one.powers.gain) - 0.5 for one in readouts] + [_snapped(one.powers.rate) - 1 for one in readouts]
+        back = max(value for value in entries if not math.isnan(value))
+        effects = [_snapped(one.powers.rate) + (back if update == "proportional" else 0.0) for one in others]
+        moved = [_snapped(one.powers.rate) for one in readouts] + [value + back + 1 for value in effects]
+    else:
+        effects = [float(one.effect) for one in others]
+        moved = [float(one.descent) for one in matrices]
+    features = max((value for value in effects if not math.isnan(value)), default=-math.inf)
+    outputs = max((value for value in moved if not math.isnan(value)), default=-math.inf)
+    if max(outputs, features) > STABLE:
         return Phase.UNSTABLE
-    if descent < -STABLE:
+    if outputs < -STABLE:
         return Phase.FROZEN
     return Phase.LEARNING if features > -STABLE else Phase.KERNEL
+
+
+def _snapped(value: float) -> float:
+    """The nearest multiple of 1/2, if it is near."""
+    rounded = round(2 * value) / 2 if math.isfinite(value) else value
+    return rounded if abs(rounded - value) < STABLE else value
 
 
 def problems_of(
@@ -204,7 +225,7 @@ def _vector_problem(name: str, weight: Weight, match: Match, update: Update) -> 
             return None
         expected = 0.0
     rate = off(own.rate, expected, own.rate_error)
-    if rate <= 0:
+    if rate < VECTOR_TOLERANCE:
         return None
     return Problem(name, weight.layer, "learning rate", Estimate(rate, own.rate_error, weight.rate.samples),
                    f"multiply its learning rate by {_power_of_width(-rate)}")  # fmt: skip
