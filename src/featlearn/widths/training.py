@@ -221,7 +221,7 @@ def _add_changes(sizes: Sizes, layer: str, before: Tensor, after: Tensor | None)
     found["size"] = before[0].numel()
     if after is not None and after.shape == before.shape:
         found["change"] = rms(after - before)
-        rows = [values.flatten(1).double() for values in (before, after)]
+        rows = [values.reshape(len(values), -1).double() for values in (before, after)]
         grams = [values @ values.T for values in rows]
         found["kernel_motion"] = gram_motion(*grams)
 
