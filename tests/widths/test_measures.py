@@ -69,8 +69,11 @@ def test_a_linear_map_answers_one_sample_by_its_inputs_squared():
     x = numbers(1, 6)
     with observed(layer, [""]) as seen:
         layer(x)
-    assert random_response(layer, seen.calls, "weight") == pytest.approx(float(x.square().sum()), rel=1e-9)
-    assert random_response(layer, seen.calls, "bias") == pytest.approx(1.0, rel=1e-9)
+    response = {name: random_response(layer, seen.calls, name, proportional=True) for name in ("weight", "bias")}
+    assert response == pytest.approx({"weight": float(x.square().sum()), "bias": 1.0}, rel=1e-9)
+    signs = {name: random_response(layer, seen.calls, name, proportional=False) for name in ("weight", "bias")}
+    assert signs["weight"] == pytest.approx(signs["bias"] * float(x.abs().sum()), rel=1e-9)
+    assert 0.3 < signs["bias"] <= 1  # mean of |r| against its root mean square
 
 
 class Net(nn.Module):
@@ -116,6 +119,20 @@ def test_sizes_of_one_step_are_those_of_the_equations():
     grams = z @ z.T, (x @ after["first.weight"].T + after["first.bias"])
     motion = float((grams[1] @ grams[1].T - grams[0]).norm() / grams[0].norm())
     assert sizes.layers["first"]["kernel_motion"] == pytest.approx(motion, rel=1e-9)
+
+
+def test_the_rate_of_adam_is_read_off_its_first_step():
+    torch.manual_seed(3)
+    net, x, y = Net(), numbers(5, 4), numbers(5, 3, seed=1)
+    optimizer = torch.optim.Adam(net.parameters(), 0.002)
+    sizes = trained_sizes(net, optimizer, x, y, chosen_loss("mse", y), 1, proportional=False)
+    with observed(net, ["last"]) as seen:
+        net(x)
+    hidden = torch.tanh(net.first(x)).detach()
+    expected = 0.002 * random_response(net.last, seen.calls, "weight", proportional=False)
+    # the response is that of the inputs, which this step has hardly moved
+    assert sizes.parameters["last.weight"]["response"] == pytest.approx(expected, rel=0.02)
+    assert sizes.parameters["last.weight"]["entry"] == pytest.approx(rms(hidden), rel=0.02)
 
 
 def test_a_readout_of_zero_is_looked_at_until_gradients_come():

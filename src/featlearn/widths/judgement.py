@@ -54,17 +54,18 @@ def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, W
         def size(quantity: str, name: str = name) -> Tensor:
             return torch.tensor([[run.parameters[name].get(quantity, math.nan) for run in some] for some in runs])
 
-        behind = (1.0, size("multiplier"))
+        # multipliers come in powers of 1/2: what is nearer to none is noise
+        behind = (float(abs(float(power(size("multiplier"), widths))) > STABLE), size("multiplier"))
         entry = -float(kind in ("input", "hidden", "output")), size("entry")
         gain = combined([(1.0, size("gain")), behind], widths)
         error = (-1.0, size("output_gradient"))
+        response, gradient = (1.0, size("response")), (1.0, size("gradient"))
         if update == "proportional":  # to the gradient, and to the error
-            response, gradient = (1.0, size("response")), (1.0, size("gradient"))
             rate = combined([response, behind, behind, entry, entry], widths)
             effect = combined([response, gradient, behind, error], widths)
             descent = combined([response, gradient, gradient, (1.0, size("count")), error, error], widths)
         else:
-            rate = combined([(1.0, size("effect")), behind, entry], widths)
+            rate = combined([response, behind, entry], widths)
             effect = combined([(1.0, size("effect")), behind], widths)
             descent = combined([(1.0, size("descent")), error], widths)
         tied = name in last.tied

@@ -139,23 +139,25 @@ def output_with(
     return found
 
 
-def random_response(module: nn.Module, calls: Sequence[Call], parameter: str) -> float:
-    """|g|^2 / |r|^2, g being the gradient of a parameter for random gradients r at what its layer gives.
+def random_response(module: nn.Module, calls: Sequence[Call], parameter: str, *, proportional: bool) -> float:
+    """How far a step of size one moves what a layer gives along random gradients r of size one.
 
-    Times the learning rate of SGD, it is how far a step moves what the layer gives along r, for r of size one; r is the
-    same at all widths as far as it can be, and a sample's own part, |h|^2 for a linear map, dominates.
+    With g the gradient of a parameter for r, it is |g|^2 / |r|^2 for a step along g, as of SGD, and |g|_1 / (|r|
+    sqrt(count)) for one along the signs of g, as Adam's first. r is the same at all widths as far as it can be, and
+    does not know the data, so that powers are clean: |h|^2 and |h|_1 of a linear map's inputs.
     """
     generator = torch.Generator().manual_seed(0)
     weight = dict(module.named_parameters(remove_duplicate=False))[parameter]
     total = 0.0
     for _ in range(DRAWS):
-        given, size = torch.zeros_like(weight), 0.0
+        given, size, count = torch.zeros_like(weight), 0.0, 0
         for call in calls:
             with torch.enable_grad():
                 changed = weight.detach().clone().requires_grad_(True)
                 output = output_with(module, call, {parameter: changed}, gradients=True)
                 noise = torch.randn(output.shape, generator=generator).to(output)
                 given += torch.autograd.grad((output * noise).sum(), changed)[0]
-            size += float(noise.square().sum())
-        total += float(given.double().square().sum()) / size
+            size, count = size + float(noise.square().sum()), count + noise.numel()
+        long = given.double()
+        total += float(long.square().sum()) / size if proportional else float(long.abs().sum()) / (size * count) ** 0.5
     return total / DRAWS

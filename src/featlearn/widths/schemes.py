@@ -70,7 +70,7 @@ WORDS = {
     "other": "none of the known parametrisations",
 }
 
-TOLERANCE = 0.3
+TOLERANCE = 0.25
 """Powers that differ by less are equal; schemes differ by 1/2."""
 
 

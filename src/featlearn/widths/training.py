@@ -18,6 +18,8 @@ from featlearn.widths.sizes import gram_motion, rms, spectral_norm, tangent_kern
 
 OBSERVED_STEPS = 3
 """A readout of zero keeps the gradients of all other layers at zero for one step, two such layers for two."""
+SIGNS = 0.7
+"""Cosine of an update and the signs of its gradient above which it is one along them; 1 for Adam's first."""
 ROUNDING = 1e-4
 """Cosine of update and gradient below which the gradient is rounding noise, as of a key bias."""
 
@@ -153,11 +155,21 @@ def _step(
         local = name[len(owner) + 1 :] if owner else name
         found = _update_sizes(module, calls, {local: before[name]})
         if found:
-            moves = names[name].detach() - before[name]
-            speed = abs(float((moves * gradients[name]).sum())) / float(gradients[name].square().sum())
-            if proportional:
-                found["response"] = speed * random_response(module, calls, local)
+            moves, gradient = (names[name].detach() - before[name]).double(), gradients[name].double()
+            speed = _speed(moves, gradient, proportional)
+            if speed is None:
+                found["response"] = found["effect"]
+            else:
+                found["response"] = speed * random_response(module, calls, local, proportional=proportional)
             sizes.parameters[name] = {**found, "output_gradient": rms(seen.output_gradient)}
+
+
+def _speed(moves: Tensor, gradient: Tensor, proportional: bool) -> float | None:
+    """The rate of an update along the gradient, or along its signs; None for other normalised updates."""
+    if proportional:
+        return abs(float((moves * gradient).sum())) / float(gradient.square().sum())
+    along, count = abs(float((moves * gradient.sign()).sum())), int((gradient != 0).sum())
+    return along / count if along > SIGNS * float(moves.norm()) * count**0.5 else None
 
 
 def _dense(gradient: Tensor) -> Tensor:
