@@ -75,7 +75,8 @@ class Map(nn.Module):
         self.weight = nn.Parameter(torch.randn(shape) * (0.0 if zero else gain * at_base**-0.5 * ratio**deviation))
         self.multiplier = ratio**multiplier
         self.rate = setting.lr * ratio**rate
-        self.vector_rate = setting.lr * ratio ** SCHEMES[setting.scheme, setting.update][3]
+        more = setting.planted.get(f"{name}.bias", (0.0, 0.0, 0.0))[2]
+        self.vector_rate = setting.lr * ratio ** (SCHEMES[setting.scheme, setting.update][3] + more)
         own = setting.bias and kind != "output"
         self.bias = nn.Parameter(torch.zeros(shape[0])) if own else None
 
@@ -184,11 +185,12 @@ NETWORKS: dict[str, Callable[[int, Setting], nn.Module]] = {
 def groups(model: nn.Module, setting: Setting) -> list[dict[str, Any]]:
     """One group for each parameter, with its rate; a tied one has that of the embedding."""
     rates: dict[nn.Parameter, float] = {}
-    vector = next(module.vector_rate for module in model.modules() if isinstance(module, Map))
+    width = next(iter(model.parameters())).shape[0 if not isinstance(model, Language) else 1]
+    norms = setting.lr * (width / BASE) ** SCHEMES[setting.scheme, setting.update][3]
     for module in model.modules():
+        own = getattr(module, "rate", norms), getattr(module, "vector_rate", norms)
         for name, parameter in module.named_parameters(recurse=False):
-            rate = module.rate if name == "weight" and hasattr(module, "rate") else vector
-            rates.setdefault(parameter, rate)
+            rates.setdefault(parameter, own[0] if name == "weight" else own[1])
     return [{"params": [parameter], "lr": rate} for parameter, rate in rates.items()]
 
 

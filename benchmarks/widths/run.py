@@ -1,6 +1,6 @@
 """Check networks whose parametrisation is known, and print what `fl.width_check` says of each.
 
-    python -m benchmarks.widths.run calibration|held-out [--only TEXT] [--seeds 3] [--widths 64 128 256 512]
+    python -m benchmarks.widths.run calibration|development|held-out [--only TEXT] [--seeds 3] [--widths 64 128 256 512]
 
 A line per case: the scheme by construction, what was said, the planted layer and sign, the problems that were named,
 and seconds. At the end the counts. Status 1 where a scheme is missed, or fewer than nine of ten errors are located.
@@ -21,7 +21,6 @@ import featlearn as fl
 from benchmarks.widths.cases import SUITES, Case
 from benchmarks.widths.networks import batch, made
 
-
 WIDTHS = {"mlp": (64, 128, 256, 512), "cnn": (32, 64, 128, 256), "gpt": (32, 64, 128, 256)}
 
 
@@ -41,14 +40,10 @@ def located(case: Case, found: "fl.widths.WidthCheck") -> bool:
     """Whether exactly the planted layer is named, with the planted sign; none where none was planted."""
     if case.layer is None:
         return not found.problems
-    wanted = case.layer.removesuffix(".attention")
+    wanted = case.layer.removesuffix(".attention").removesuffix(".bias")
     return bool(found.problems) and all(
-        _same(one.layer, wanted) and (float(one.power) > 0) == (case.sign > 0) for one in found.problems
+        one.layer == wanted and (float(one.power) > 0) == (case.sign > 0) for one in found.problems
     )
-
-
-def _same(layer: str, wanted: str) -> bool:
-    return layer == wanted
 
 
 def main() -> int:
@@ -71,7 +66,9 @@ def main() -> int:
         right["clean" if case.layer is None else "located"] += place
         aim = "" if case.layer is None else f" [{case.layer} {case.sign:+d}]"
         mark = "ok  " if place and (good or case.layer) else "MISS"
-        print(f"{mark} {case.name + aim:72} {found.scheme:11}{found.phase.value:9} {told}  ({seconds:.0f} s)", flush=True)
+        print(
+            f"{mark} {case.name + aim:72} {found.scheme:11}{found.phase.value:9} {told}  ({seconds:.0f} s)", flush=True
+        )
     print(f"scheme told: {right['scheme']} of {len(plain)}; without false alarm: {right['clean']} of {len(plain)}; "
           f"errors located to the layer and the sign: {right['located']} of {len(planted)}")  # fmt: skip
     return 0 if right["scheme"] == len(plain) and right["located"] >= 0.9 * len(planted) else 1

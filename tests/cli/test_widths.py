@@ -48,8 +48,10 @@ def own(tmp_path: Path) -> Path:
 def test_words_and_a_picture(own: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["widths", f"{own}:by_width", *SMALL, "--plot", "widths.png"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("scheme: standard") and "picture: widths.png" in said.out
-    assert "not for stdout" not in said.out and "networks=6/6 width=64" in said.err
+    assert said.out.startswith("scheme: standard")
+    assert "picture: widths.png" in said.out
+    assert "not for stdout" not in said.out
+    assert "networks=6/6 width=64" in said.err
     assert Path("widths.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -170,7 +170,8 @@ def test_mup_has_the_powers_of_its_table(optimizer: str):
         spread = 4 * (2 / layer.weight.numel()) ** 0.5
         assert abs(float(layer.weight.detach().square().mean()) / variance - 1) < spread
     grouped = [p for group in groups for p in group["params"]]
-    assert len(grouped) == 6 and {id(p) for p in grouped} == {id(p) for p in model.parameters()}
+    assert len(grouped) == 6
+    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
 
 
 def test_mup_is_fan_in_scaling_with_one_rate_at_the_base_width():

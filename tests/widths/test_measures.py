@@ -25,7 +25,8 @@ def test_a_power_law_is_found_without_error():
     widths = (8, 24, 100)
     values = torch.tensor([[3.0 * width**-0.7] * 2 for width in widths], dtype=torch.float64)
     found = power(values, widths)
-    assert float(found) == pytest.approx(-0.7, abs=1e-12) and float(found.stderr) < 1e-7
+    assert float(found) == pytest.approx(-0.7, abs=1e-12)
+    assert float(found.stderr) < 1e-7
     assert float(combined([(2.0, values), (-1.0, values)], widths)) == pytest.approx(-0.7, abs=1e-12)
 
 
@@ -142,7 +143,8 @@ def test_a_readout_of_zero_is_looked_at_until_gradients_come():
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     sizes = trained_sizes(net, optimizer, x, y, chosen_loss("mse", y), 2, proportional=True)
     assert sizes.parameters["first.weight"]["effect"] > 0
-    assert sizes.parameters["last.weight"]["weight"] == 0 and sizes.parameters["last.weight"]["multiplier"] == 0.25
+    assert sizes.parameters["last.weight"]["weight"] == 0
+    assert sizes.parameters["last.weight"]["multiplier"] == 0.25
 
 
 class Attention(nn.Module):
@@ -170,4 +172,5 @@ def test_attention_logits_are_seen_fused_or_not(fused: bool):
     scores = 0.3 * q @ k.transpose(-1, -2)
     seen = scores if fused else scores[..., torch.ones(5, 5).tril().bool()]
     assert found[""].size == pytest.approx(rms(seen), rel=1e-9)
-    assert found[""].head == 4 and found[""].scale == (0.3 if fused else None)
+    assert found[""].head == 4
+    assert found[""].scale == (0.3 if fused else None)

@@ -75,6 +75,6 @@ def test_one_wrong_layer_leaves_mup_mup(update: str, layer: str, error: tuple[fl
 
 
 def test_rates_that_are_off_together_are_one_cause():
-    every = {layer: (0.0, -1.0) for layer in "abcd"}
+    every = dict.fromkeys("abcd", (0.0, -1.0))
     found = nearest(weights("mup", "proportional", **every), "proportional")
     assert (found.scheme.name, found.shift, found.deviating) == ("mup", -1.0, 0)

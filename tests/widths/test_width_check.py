@@ -45,11 +45,10 @@ def test_schemes_are_told_and_errors_located(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", SUITES)
-@pytest.mark.parametrize("number", range(len(SUITES["held-out"])))
-def test_every_case_of_the_benchmark(suite: str, number: int):
-    case = SUITES[suite][number]
-    assert said_rightly(case, checked(case)), case.name
+@pytest.mark.parametrize("case", [*SUITES["calibration"], *SUITES["held-out"]], ids=lambda case: case.name)
+def test_every_case_of_the_benchmark(case: Case):
+    found = checked(case)
+    assert said_rightly(case, found), f"{found}"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,9 @@ def test_the_powers_of_the_standard_parametrisation(standard: fl.widths.WidthChe
 
 def test_words_numbers_and_picture(standard: fl.widths.WidthCheck):
     said = str(standard)
-    assert said.startswith("scheme: standard") and "phase: unstable" in said and "problems: none" in said
+    assert said.startswith("scheme: standard")
+    assert "phase: unstable" in said
+    assert "problems: none" in said
     document = json.loads(standard.to_json())
     assert document["layers"]["2"]["exponents"]["rate"]["value"] == float(standard.layers["2"].exponents["rate"])
     figure = standard.plot()
@@ -86,7 +87,8 @@ def test_a_problem_says_layer_power_and_remedy():
     (problem,) = found.problems
     assert (problem.parameter, problem.layer, problem.quantity) == ("readout.weight", "readout", "initial scale")
     assert float(problem.power) == pytest.approx(0.5, abs=0.15)
-    assert "too large" in str(problem) and "by width^-0.5" in str(problem)
+    assert "too large" in str(problem)
+    assert "by width^-0.5" in str(problem)
     figure = found.plot()
     assert any("initial scale" in ax.get_title("left") for ax in figure.axes)
     matplotlib.pyplot.close(figure)
@@ -133,7 +135,9 @@ def test_every_parameter_of_any_module_is_judged():
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
     )  # fmt: skip
     assert (found.scheme, found.problems, found.update) == ("standard", (), "normalised")
-    judged = {layer.parameter for layer in found.layers.values()} | {n for one in found.layers.values() for n in one.others}
+    judged = {layer.parameter for layer in found.layers.values()} | {
+        n for one in found.layers.values() for n in one.others
+    }
     assert judged == {name for name, _ in Encoder(16).named_parameters()}
     (attention,) = found.attention.values()
     assert float(attention["scale"]) == pytest.approx(-0.5, abs=1e-6)
@@ -157,7 +161,8 @@ def test_hugging_face_models_with_tied_embeddings_and_adam():
     hidden = [f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
     assert [one.layer for one in found.problems] == hidden
     assert all(one.quantity == "initial scale" and abs(float(one.power) - 0.5) < 0.1 for one in found.problems)
-    assert found.layers["lm_head"].tied and any("one tensor" in note for note in found.notes)
+    assert found.layers["lm_head"].tied
+    assert any("one tensor" in note for note in found.notes)
 
 
 def test_the_surroundings_stay_as_they_were():
@@ -166,8 +171,10 @@ def test_the_surroundings_stay_as_they_were():
     with torch.no_grad():
         fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1)
         assert not torch.is_grad_enabled()
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
-    assert (before[2] == numpy.random.get_state()[1]).all() and torch.get_default_dtype() == torch.float32
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert (before[2] == numpy.random.get_state()[1]).all()
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_the_same_call_gives_the_same_numbers():
@@ -180,7 +187,8 @@ def test_what_diverges_is_judged_by_its_first_step():
         mlp, (X, Y), widths=(16, 32, 64), seeds=2, steps=40,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), 3.0),
     )  # fmt: skip
-    assert found.scheme == "standard" and any("diverged" in note for note in found.notes)
+    assert found.scheme == "standard"
+    assert any("diverged" in note for note in found.notes)
     json.loads(found.to_json())
 
 

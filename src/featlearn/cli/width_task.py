@@ -11,8 +11,8 @@ from featlearn.cli.answer import suggestion
 from featlearn.cli.user_task import loaded
 from featlearn.errors import InputTypeError, InputValueError
 
-RATES = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
-KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+RATES: dict[str, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
+KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,12 @@ class WidthTask:
 
 def width_task(place: str, width: int, optimizer: str, lr: float | None) -> WidthTask:
     """Call the function at `place`, with a width if it takes one, and read what it returns."""
-    function = loaded(place)
+    function: Callable[..., Any] = loaded(place)
 
     def default(model: Any) -> torch.optim.Optimizer:
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
-        return KINDS[optimizer](parameters, lr=RATES[optimizer] if lr is None else lr)
+        made: torch.optim.Optimizer = KINDS[optimizer](parameters, lr=RATES[optimizer] if lr is None else lr)
+        return made
 
     if _takes_width(function):
         entries = _entries(function(width), place, "model")

@@ -59,7 +59,7 @@ class _Mode(TorchDispatchMode):
     """Sees every operation that is computed."""
 
     def __init__(self, found: dict[str, Logits], running: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found, self.running = found, running
         self._product: tuple[Tensor, Tensor] | None = None
 

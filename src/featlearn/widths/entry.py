@@ -138,9 +138,7 @@ def _notes(
     return notes
 
 
-def _checked(
-    make_model: Any, data: Any, widths: Any, steps: Any, seeds: Any, loss: Any
-) -> tuple[Inputs, Tensor, Loss]:
+def _checked(make_model: Any, data: Any, widths: Any, steps: Any, seeds: Any, loss: Any) -> tuple[Inputs, Tensor, Loss]:
     if not callable(make_model):
         raise InputTypeError(f"make_model is {type(make_model).__name__}, expected a function of the width")
     if not isinstance(data, tuple | list) or len(data) != 2 or not isinstance(data[1], Tensor):
@@ -158,9 +156,7 @@ def _checked(
     return x, y, chosen_loss(loss, y)
 
 
-def _made(
-    make_model: MakeModel, optimizer: MakeOptimizer | None, width: int, seed: int
-) -> tuple[nn.Module, Optimizer]:
+def _made(make_model: MakeModel, optimizer: MakeOptimizer | None, width: int, seed: int) -> tuple[nn.Module, Optimizer]:
     """The network of a width and a seed, and its optimizer."""
     number = 7919 * seed + width
     torch.manual_seed(number)
@@ -202,7 +198,9 @@ def _update_kind(
             made.step()
         moved.append(sum(float((p.detach() - old).norm()) for p, old in zip(model.parameters(), before, strict=True)))
     if not moved[0]:
-        raise InputValueError("one step of the optimizer changes no parameter, expected one that trains; give it a rate")
+        raise InputValueError(
+            "one step of the optimizer changes no parameter, expected one that trains; give it a rate"
+        )
     return "proportional" if moved[1] > 8**0.5 * moved[0] else "normalised"
 
 
@@ -214,6 +212,4 @@ def _explained(width: int) -> Iterator[None]:
     except (FeatlearnError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise UnsupportedModelError(
-            f"the network of width {width} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise UnsupportedModelError(f"the network of width {width} failed: {type(error).__name__}: {error}") from error

@@ -153,7 +153,9 @@ def phase_of(weights: Mapping[str, Weight], update: Update, known: bool) -> Phas
     others = [one for one in matrices if one.powers.kind != "output"]
     if known and readouts:
         # entries of the readout, at the start and after a step; gradients behind it are of that size
-        entries = [_snapped(one.powers.gain) - 0.5 for one in readouts] + [_snapped(one.powers.rate) - 1 for one in readouts]
+        entries = [_snapped(one.powers.gain) - 0.5 for one in readouts] + [
+            _snapped(one.powers.rate) - 1 for one in readouts
+        ]
         back = max(value for value in entries if not math.isnan(value))
         effects = [_snapped(one.powers.rate) + (back if update == "proportional" else 0.0) for one in others]
         moved = [_snapped(one.powers.rate) for one in readouts] + [value + back + 1 for value in effects]
@@ -235,10 +237,7 @@ def _vector_problem(name: str, weight: Weight, match: Match, update: Update) -> 
 def _attention_problem(place: str, powers: Mapping[str, Estimate], match: Match) -> Problem | None:
     """1 / d where features are learned and heads grow; else 1 / sqrt(d), or 1 / d as well."""
     scale, head = powers["scale"], float(powers["head"])
-    if head < 0.5:
-        accepted = [0.0]
-    else:
-        accepted = [-head] if match.scheme.name == "mup" else [-head / 2, -head]
+    accepted = [0.0] if head < 0.5 else [-head] if match.scheme.name == "mup" else [-head / 2, -head]
     nearest = min(accepted, key=lambda one: abs(float(scale) - one))
     wrong = off(float(scale), nearest, float(scale.stderr))
     if not wrong:

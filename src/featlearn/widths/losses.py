@@ -33,8 +33,10 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
             f"targets have shape {tuple(y.shape)}, expected {tuple(output.shape)} as the outputs have; pass y[:, None] "
             "or one-hot targets"
         )
-    return (output.reshape(y.shape) - y).square().flatten(1).sum(1).mean() if y.dim() > 1 else torch.mean(
-        (output.reshape(y.shape) - y).square()
+    return (
+        (output.reshape(y.shape) - y).square().flatten(1).sum(1).mean()
+        if y.dim() > 1
+        else torch.mean((output.reshape(y.shape) - y).square())
     )
 
 

@@ -11,7 +11,18 @@ from torch.func import functional_call
 
 from featlearn.network.inputs import map_tensors, tensors_in
 
-BARRIERS = ("Mm", "Bmm", "Addmm", "Baddbmm", "Convolution", "Embedding", "ScaledDotProduct", "Softmax", "Cudnn", "Mkldnn")
+BARRIERS = (
+    "Mm",
+    "Bmm",
+    "Addmm",
+    "Baddbmm",
+    "Convolution",
+    "Embedding",
+    "ScaledDotProduct",
+    "Softmax",
+    "Cudnn",
+    "Mkldnn",
+)
 """Autograd nodes that mix channels: behind them a gradient is no longer that of the same units."""
 LONGEST_PATH = 60
 DRAWS = 4
@@ -77,7 +88,8 @@ def _reaches(tensor: Tensor | None, node: Any, own: Sequence[Any]) -> bool:
     """Whether a tensor is made from the output of `node` by operations that treat units alike."""
     if tensor is None or tensor.grad_fn is None or node is None:
         return False
-    ahead, seen = [tensor.grad_fn], 0
+    ahead: list[Any] = [tensor.grad_fn]
+    seen = 0
     while ahead and seen < LONGEST_PATH:
         one = ahead.pop()
         seen += 1
@@ -95,9 +107,7 @@ def observed(model: nn.Module, layers: Sequence[str]) -> Iterator[Pass]:
     seen = Pass()
     handles = []
     for name in layers:
-        handles.append(
-            model.get_submodule(name).register_forward_hook(_noting(name, seen), with_kwargs=True)
-        )
+        handles.append(model.get_submodule(name).register_forward_hook(_noting(name, seen), with_kwargs=True))
     try:
         yield seen
     finally:

@@ -33,7 +33,7 @@ def draw(check: WidthCheck) -> Any:
 
     shown = [one for one in check.layers.values() if one.kind in ("input", "hidden", "output")]
     rows = math.ceil((len(shown) + 1) / COLUMNS)
-    columns = min(COLUMNS, len(shown) + 1)
+    columns = math.ceil((len(shown) + 1) / rows)
     with matplotlib.style.context(style()):
         figure, axes = plt.subplots(
             rows, columns, figsize=(max(1.75 * columns, 3.25), 0.75 + 1.75 * rows), squeeze=False, sharex=True,

@@ -17,7 +17,7 @@ PHASES = {
     Phase.LEARNING: "features are learned at infinite width: the steps move them by as much as their own size",
     Phase.KERNEL: "at infinite width no features are learned: the outputs move and the features stay, a kernel machine",
     Phase.FROZEN: "at infinite width nothing is learned: steps move the outputs less and less",
-    Phase.UNSTABLE: "there is no stable infinite-width limit at these rates: steps move the network further and further",
+    Phase.UNSTABLE: "at these rates there is no infinite-width limit: steps move the network further and further",
 }
 COLUMNS = {"activation": "activation", "change": "change", "effect": "effect", "weight": "weight", "update": "update",
            "kernel_motion": "kernel"}  # fmt: skip
@@ -40,7 +40,8 @@ class Problem:
     def __str__(self) -> str:
         value = float(self.power)
         word = "too large" if value > 0 else "too small"
-        return f"{self.parameter}: {self.quantity} is {word}, by the power {signed(self.power)} of the width; {self.advice}"
+        power = signed(self.power)
+        return f"{self.parameter}: {self.quantity} is {word}, by the power {power} of the width; {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class WidthCheck:
                          f"their change {signed(one['change'])}")  # fmt: skip
         lines += [f"note: {note}" for note in self.notes]
         shown = ", ".join(map(str, self.widths))
-        lines.append(f"({shown}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})")
+        lines.append(
+            f"({shown}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})"
+        )
         return "\n".join(_wrapped(line) for line in lines)
 
     def plot(self) -> Any:
@@ -145,7 +148,8 @@ def signed(power: Estimate) -> str:
     value, error = float(power), float(power.stderr)
     if math.isnan(value):
         return "-"
-    return f"{value:+.2f}" if math.isnan(error) else f"{value:+.2f} ± {error:.2f}"
+    told = f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
+    return told if math.isnan(error) else f"{told} ± {error:.2f}"
 
 
 def _grouped(problems: tuple[Problem, ...]) -> list[str]:
@@ -186,6 +190,4 @@ def _number(value: float) -> float | None:
 
 
 def _plain(powers: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {
-        name: {"value": _number(float(one)), "stderr": _number(float(one.stderr))} for name, one in powers.items()
-    }
+    return {name: {"value": _number(float(one)), "stderr": _number(float(one.stderr))} for name, one in powers.items()}

@@ -111,7 +111,7 @@ def off(value: float, expected: float, error: float) -> float:
 
 
 def expected_gain(scheme: Scheme, weight: WeightPowers) -> float:
-    """The gain of a weight; that of a tied one fits one of its two uses, unless a multiplier stands behind the readout."""
+    """The gain of a weight; a tied one without a multiplier behind the readout fits one of its two uses only."""
     if weight.tied and scheme.name in ("standard", "ntk"):
         return math.nan
     return scheme.readout_gain if weight.kind == "output" else 0.0
@@ -121,9 +121,7 @@ def nearest(weights: Sequence[WeightPowers], update: Update) -> Match:
     """The scheme with the fewest deviations among weights that are matrices."""
     judged = [one for one in weights if one.kind in ("input", "hidden", "output")]
     options = [
-        _match(judged, scheme, shift)
-        for scheme in TABLES[update]
-        for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
+        _match(judged, scheme, shift) for scheme in TABLES[update] for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
     ]
     return min(options, key=lambda one: one.cost)
 

@@ -46,7 +46,9 @@ def tangent_kernel(model: nn.Module, x: Inputs, rates: dict[str, float]) -> Tens
         for one in output:
             gradients = torch.autograd.grad((one * direction).sum(), parameters, retain_graph=True, allow_unused=True)
             rows.append(
-                torch.cat([root * g.flatten().double() for root, g in zip(roots, gradients, strict=True) if g is not None])
+                torch.cat(
+                    [root * g.flatten().double() for root, g in zip(roots, gradients, strict=True) if g is not None]
+                )
             )
     stacked = torch.stack(rows)
     return stacked @ stacked.T

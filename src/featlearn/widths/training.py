@@ -146,7 +146,7 @@ def _step(
     value = loss(output, y)
     value.backward()
     finish()
-    gradients = {name: _dense(names[name].grad) for name in waiting if names[name].grad is not None}
+    gradients = {name: _dense(grad) for name in waiting if (grad := names[name].grad) is not None}
     gradients = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > 0}
     optimizer.step()
     for name in gradients:
