@@ -114,6 +114,31 @@ def test_multipliers_may_stand_anywhere():
     assert (found.scheme, found.phase, found.problems) == ("ntk", Phase.KERNEL, ())
 
 
+class Gated(nn.Module):
+    """A product of two layers, both drawn with entries of order one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width, bias=False), nn.Linear(width, 2, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(width, width, bias=False) for _ in range(3))
+        for layer in (self.gate, self.up):
+            nn.init.normal_(layer.weight, std=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.last(h + self.down(torch.tanh(self.gate(h)) * self.up(h)))
+
+
+def test_a_gate_is_no_multiplier():
+    found = fl.width_check(
+        Gated, (X, Y), widths=(32, 64, 128), seeds=2, steps=1,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), 1e-3),
+    )  # fmt: skip
+    assert found.scheme == "standard"
+    assert [(one.layer, one.quantity) for one in found.problems] == [("gate", "initial scale"), ("up", "initial scale")]
+    assert all(float(one.power) == pytest.approx(0.5, abs=0.15) for one in found.problems)
+
+
 class Encoder(nn.Module):
     """Parameters of its own, attention of torch, dropout."""
 
@@ -175,6 +200,11 @@ def test_the_surroundings_stay_as_they_were():
     assert before[1] == random.getstate()
     assert (before[2] == numpy.random.get_state()[1]).all()
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_class_of_optimizers_takes_the_parameters():
+    found = fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1, optimizer=torch.optim.Adam)
+    assert found.update == "normalised"
 
 
 def test_the_same_call_gives_the_same_numbers():

@@ -54,8 +54,8 @@ def width_check(
         data: `(x, y)`, one batch, on which all steps are made. `x` is whatever the model takes: a tensor, a tuple or a
             mapping.
         widths: at least two, better four, each twice the last.
-        optimizer: `optimizer(model)` gives its optimizer; it is called with the groups where there are some. By
-            default SGD with a rate of 0.01 at all widths.
+        optimizer: `optimizer(model)` gives its optimizer; it is called with the groups where there are some. A class
+            of optimizers, `torch.optim.Adam`, is called with the parameters. By default SGD with a rate of 0.01.
         steps: of training at each width.
         seeds: networks at each width; `torch`, `random` and `numpy` are seeded before each.
         loss: "mse", "cross-entropy", or a function of (output, y); by default by the kind of y.
@@ -172,10 +172,11 @@ def _made(make_model: MakeModel, optimizer: MakeOptimizer | None, width: int, se
         )
     if isinstance(groups, Optimizer):
         made = groups
-    elif optimizer is not None:
-        made = optimizer(model if groups is None else groups)
+    elif optimizer is None or isinstance(optimizer, type):
+        trained = [p for p in model.parameters() if p.requires_grad] if groups is None else groups
+        made = SGD(trained, lr=DEFAULT_RATE) if optimizer is None else optimizer(trained)
     else:
-        made = SGD([p for p in model.parameters() if p.requires_grad] if groups is None else groups, lr=DEFAULT_RATE)
+        made = optimizer(model if groups is None else groups)
     if not isinstance(made, Optimizer):
         raise InputTypeError(f"optimizer gives {type(made).__name__}, expected a torch.optim.Optimizer")
     return model, made

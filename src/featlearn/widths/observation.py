@@ -95,10 +95,16 @@ def _reaches(tensor: Tensor | None, node: Any, own: Sequence[Any]) -> bool:
         seen += 1
         if one is node:
             return True
-        if one is None or one.name().startswith(BARRIERS) or any(one is other for other in own):
+        if one is None or one.name().startswith(BARRIERS) or _gates(one) or any(one is other for other in own):
             continue
         ahead += [following for following, _ in one.next_functions]
     return False
+
+
+def _gates(node: Any) -> bool:
+    """Whether a node multiplies activations with each other: the factor of one is the other, and no multiplier."""
+    factors = [one for one, _ in node.next_functions if one is not None and "AccumulateGrad" not in one.name()]
+    return len(factors) > 1 and node.name().startswith(("Mul", "Div"))
 
 
 @contextmanager
