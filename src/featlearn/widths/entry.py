@@ -18,7 +18,7 @@ from featlearn.widths.judgement import Runs, Weight, attention_of, layers_of, ph
 from featlearn.widths.losses import Loss, chosen_loss
 from featlearn.widths.passes import called
 from featlearn.widths.results import WidthCheck
-from featlearn.widths.schemes import Update, nearest
+from featlearn.widths.schemes import MATRICES, Update, nearest
 from featlearn.widths.training import Sizes, trained_sizes
 
 MakeModel = Callable[[int], Any]
@@ -82,7 +82,7 @@ def width_check(
 def judged(runs: Runs, widths: tuple[int, ...], steps: int, update: Update) -> WidthCheck:
     """The verdict on networks that were measured."""
     weights = weights_of(runs, widths, update)
-    matrices = [one.powers for one in weights.values() if one.powers.kind in ("input", "hidden", "output")]
+    matrices = [one.powers for one in weights.values() if one.powers.kind in MATRICES]
     if not matrices:
         raise InputValueError(
             f"no weight grows from width {widths[0]} to {widths[-1]}, expected make_model(width) to use its argument"
@@ -131,7 +131,7 @@ def _notes(
             if not all(numpy.isfinite(run.network["output_change"]) for run in some)]  # fmt: skip
     if lost:
         notes.append(f"training diverged at width {', '.join(lost)}: changes there are left out")
-    noisy = [name for name, one in weights.items() if one.powers.kind in ("input", "hidden", "output")
+    noisy = [name for name, one in weights.items() if one.powers.kind in MATRICES
              and max(one.powers.rate_error, one.powers.gain_error) > 1 / 6]  # fmt: skip
     if noisy:
         notes.append(f"powers of {', '.join(noisy)} are uncertain by more than 1/2: take more seeds or widths")

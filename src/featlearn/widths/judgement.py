@@ -11,7 +11,7 @@ from featlearn.linalg.estimate import Estimate
 from featlearn.theory.phases import Phase
 from featlearn.widths.fits import UNKNOWN, combined, power
 from featlearn.widths.results import LayerScaling, Problem
-from featlearn.widths.schemes import TOLERANCE, Match, Update, WeightPowers, expected_gain, off
+from featlearn.widths.schemes import MATRICES, TOLERANCE, Match, Update, WeightPowers, expected_gain, off
 from featlearn.widths.training import Sizes
 
 GROWS = 1.5
@@ -56,7 +56,7 @@ def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, W
 
         # multipliers come in powers of 1/2: what is nearer to none is noise
         behind = (float(abs(float(power(size("multiplier"), widths))) > STABLE), size("multiplier"))
-        entry = -float(kind in ("input", "hidden", "output")), size("entry")
+        entry = -float(kind in MATRICES), size("entry")
         gain = combined([(1.0, size("gain")), behind], widths)
         error = (-1.0, size("output_gradient"))
         response, gradient = (1.0, size("response")), (1.0, size("gradient"))
@@ -121,7 +121,7 @@ def layers_of(
         exponents["rate"] = UNKNOWN if weight is None else weight.rate
         kind = _kind(main, runs[0][0], last)[0]
         expected = {"rate": match.scheme.rates[kind] + match.shift}
-        if weight is not None and kind in ("input", "hidden", "output"):
+        if weight is not None and kind in MATRICES:
             expected["gain"] = expected_gain(match.scheme, weight.powers)
         others = {name: weights[name].rate for name in names if name != main and name in weights}
         found[layer] = LayerScaling(layer, kind, main, exponents, expected, sizes, others, main in last.tied)
@@ -148,7 +148,7 @@ def phase_of(weights: Mapping[str, Weight], update: Update, known: bool) -> Phas
     Where the scheme is `known`, the powers are multiples of 1/2 and follow from the gain and rate of each weight; else
     they are those that were measured.
     """
-    matrices = [one for one in weights.values() if one.powers.kind in ("input", "hidden", "output")]
+    matrices = [one for one in weights.values() if one.powers.kind in MATRICES]
     readouts = [one for one in matrices if one.powers.kind == "output"]
     others = [one for one in matrices if one.powers.kind != "output"]
     if known and readouts:
@@ -181,23 +181,17 @@ def problems_of(
     weights: Mapping[str, Weight], match: Match, attention: Mapping[str, Mapping[str, Estimate]], update: Update
 ) -> list[Problem]:
     """Parameters that do not follow the scheme, by more than the tolerance and three standard errors."""
-    found = []
+    found: list[Problem | None] = []
     if match.shift not in match.scheme.shifts:
-        found.append(
-            Problem("all", "all", "all learning rates", Estimate(match.shift, 0.0, 1),
-                    f"multiply all learning rates by {_power_of_width(-match.shift)}")
-        )  # fmt: skip
+        remedy = f"multiply all learning rates by {_power_of_width(-match.shift)}"
+        found.append(Problem("all", "all", "all learning rates", Estimate(match.shift, 0.0, 1), remedy))
     for name, weight in weights.items():
-        one = _matrix_problem(name, weight, match, update) if weight.powers.kind in match.scheme.rates and (
-            weight.powers.kind in ("input", "hidden", "output")
-        ) else _vector_problem(name, weight, match, update)  # fmt: skip
-        if one is not None:
-            found.append(one)
-    for place, powers in attention.items():
-        one = _attention_problem(place, powers, match)
-        if one is not None:
-            found.append(one)
-    return found
+        if weight.powers.kind in MATRICES:
+            found.append(_matrix_problem(name, weight, match, update))
+        else:
+            found.append(_vector_problem(name, weight, match))
+    found += [_attention_problem(place, powers, match) for place, powers in attention.items()]
+    return [one for one in found if one is not None]
 
 
 def _matrix_problem(name: str, weight: Weight, match: Match, update: Update) -> Problem | None:
@@ -219,7 +213,7 @@ def _matrix_problem(name: str, weight: Weight, match: Match, update: Update) -> 
                    f"multiply its learning rate by {_power_of_width(-rate)}{also}")  # fmt: skip
 
 
-def _vector_problem(name: str, weight: Weight, match: Match, update: Update) -> Problem | None:
+def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
     """Biases and gains that are too fast; too slow, they stay as they are, and nothing depends on them."""
     own, scheme = weight.powers, match.scheme
     expected = scheme.rates[own.kind] + match.shift

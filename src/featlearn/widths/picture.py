@@ -10,6 +10,7 @@ from torch import Tensor
 from featlearn.linalg.estimate import Estimate
 from featlearn.reporting.figures import style
 from featlearn.widths.results import LayerScaling, WidthCheck
+from featlearn.widths.schemes import MATRICES
 
 COLUMNS = 4
 DRAWN = {
@@ -31,7 +32,7 @@ def draw(check: WidthCheck) -> Any:
     import matplotlib.pyplot as plt
     import matplotlib.style
 
-    shown = [one for one in check.layers.values() if one.kind in ("input", "hidden", "output")]
+    shown = [one for one in check.layers.values() if one.kind in MATRICES]
     rows = math.ceil((len(shown) + 1) / COLUMNS)
     columns = math.ceil((len(shown) + 1) / rows)
     with matplotlib.style.context(style()):

@@ -21,6 +21,10 @@ Kind = Literal["input", "hidden", "output", "vector", "finite"]
 grows (bias, gain of a norm), or nothing of it grows."""
 
 
+MATRICES = ("input", "hidden", "output")
+"""Kinds that decide the scheme."""
+
+
 @dataclass(frozen=True)
 class Scheme:
     """One parametrisation under one kind of update."""
@@ -119,7 +123,7 @@ def expected_gain(scheme: Scheme, weight: WeightPowers) -> float:
 
 def nearest(weights: Sequence[WeightPowers], update: Update) -> Match:
     """The scheme with the fewest deviations among weights that are matrices."""
-    judged = [one for one in weights if one.kind in ("input", "hidden", "output")]
+    judged = [one for one in weights if one.kind in MATRICES]
     options = [
         _match(judged, scheme, shift) for scheme in TABLES[update] for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
     ]
