@@ -207,6 +207,17 @@ def test_a_class_of_optimizers_takes_the_parameters():
     assert found.update == "normalised"
 
 
+def test_an_optimizer_that_is_neither_sgd_nor_adam_is_named():
+    """SLO divides the gradient of a tensor by its norm: rates are measured, and the tables may not be its own."""
+
+    def slo(model: nn.Module) -> torch.optim.Optimizer:
+        return fl.SLO([{"params": [p], "speed": 1.0} for p in model.parameters()], lr=0.01)
+
+    found = fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1, optimizer=slo)
+    assert found.update == "normalised"
+    assert any("neither the gradient nor its signs" in note for note in found.notes)
+
+
 def test_the_same_call_gives_the_same_numbers():
     one, other = (fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=2, steps=2).to_json() for _ in range(2))
     assert one == other

@@ -124,6 +124,12 @@ def _notes(
     heads = [place for place, powers in attention.items() if float(powers["scale"]) < -0.75 * float(powers["head"])]
     if heads and scheme != "mup":
         notes.append(f"attention is divided by the size of a head, as in muP, in {', '.join(heads)}")
+    own = [name for name in weights if not last.parameters[name].get("regular", 1.0)]
+    if own:
+        notes.append(
+            f"updates of {', '.join(own)} follow neither the gradient nor its signs: their rates are measured, and are "
+            "compared with those of Adam, which your optimizer need not share"
+        )
     still = [name for name in last.owners if name not in weights]
     if still:
         notes.append(f"{', '.join(still)} had no gradient but rounding in the first steps and is not judged")

@@ -157,6 +157,7 @@ def _step(
         if found:
             moves, gradient = (names[name].detach() - before[name]).double(), gradients[name].double()
             speed = _speed(moves, gradient, proportional)
+            found["regular"] = float(speed is not None)
             if speed is None:
                 found["response"] = found["effect"]
             else:
