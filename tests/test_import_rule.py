@@ -20,7 +20,7 @@ PREPARATION = MEASUREMENT | {"planning", "preparation"}
 MEASURING = FOUNDATION | PREPARATION | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "function_source", "process_pool", "sweeps"}
+LIBRARY |= {"explorer", "function_source", "process_pool", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "function_source", "process_pool", "record", "diagnosis", "reporting"},
+    "widths": FOUNDATION | {"network", "theory", "reporting"},
     "papers": LIBRARY | {"featlearn"},
     "cli": LIBRARY | {"featlearn", "papers"},
     "featlearn": LIBRARY,  # the package's own __init__

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from featlearn import steer as steer
     from featlearn import sweeps as sweeps
     from featlearn import theory as theory
+    from featlearn import widths as widths
     from featlearn.citations import citation as citation
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from featlearn.steer.slo import SLO as SLO
     from featlearn.sweeps.entry import sweep as sweep
     from featlearn.sweeps.results import open_sweep as open_sweep
+    from featlearn.widths.entry import width_check as width_check
 
 __version__ = "0.1.0.dev0"
 
@@ -86,10 +88,11 @@ _HOME = {
     "sweep": "featlearn.sweeps.entry",
     "watch": "featlearn.monitoring.entry",
     "watch_checkpoints": "featlearn.monitoring.checkpoints",
+    "width_check": "featlearn.widths.entry",
 }
 _SUBMODULES = (
     "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",
-    "sweeps", "theory",
+    "sweeps", "theory", "widths",
 )  # fmt: skip
 
 

@@ -152,6 +152,64 @@ def test_biases_start_at_zero_and_every_parameter_is_in_a_group():
     assert grouped == {id(p) for p in scaled.parameters() if p.requires_grad}
 
 
+# (rate of first, hidden, last weights and of hidden biases) at kappa = 4, Yang et al. 2022, Table 3
+MUP_RATES = {"sgd": (0.2, 0.05, 0.0125, 0.2), "adam": (0.05, 0.0125, 0.0125, 0.05)}
+
+
+@pytest.mark.parametrize("optimizer", MUP_RATES)
+def test_mup_has_the_powers_of_its_table(optimizer: str):
+    net = network(192, hidden=2, bias=True)
+    model, groups = parametrize(net, "mup", 0.05, base_width=48, optimizer=optimizer)
+    assert model.gamma == 1
+    rates = {group["name"]: group["lr"] for group in groups}
+    first, hidden, last, vector = MUP_RATES[optimizer]
+    assert rates == pytest.approx(
+        {"0": first, "0.bias": vector, "2": hidden, "2.bias": vector, "4": last, "4.bias": 0.05}
+    )
+    for layer, variance in ((net[0], 2 / 6), (net[2], 2 / 192), (net[4], 2 / (192 * 4))):
+        spread = 4 * (2 / layer.weight.numel()) ** 0.5
+        assert abs(float(layer.weight.detach().square().mean()) / variance - 1) < spread
+    grouped = [p for group in groups for p in group["params"]]
+    assert len(grouped) == 6
+    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
+
+
+def test_mup_is_fan_in_scaling_with_one_rate_at_the_base_width():
+    (one, first), (other, second) = (built(48, scheme, base_width=48) for scheme in ("mup", "kaiming+"))
+    x = torch.randn(5, 6, dtype=torch.float64)
+    torch.testing.assert_close(one(x), other(x), rtol=1e-12, atol=1e-14)
+    assert [g["lr"] for g in first] == [g["lr"] for g in second]
+
+
+@pytest.mark.parametrize("optimizer", MUP_RATES)
+def test_the_width_check_finds_mup_and_nothing_wrong_with_it(optimizer: str):
+    x = torch.randn(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = fl.width_check(
+        lambda width: parametrize(network(width, hidden=3, bias=True), "mup", 0.01, optimizer=optimizer),
+        (x, x[:, :1] * x[:, 1:2]), widths=(32, 64, 128, 256), seeds=2, steps=3,
+        optimizer=torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam,
+    )  # fmt: skip
+    assert (found.scheme, found.phase, found.problems) == ("mup", Phase.LEARNING, ())
+
+
+@pytest.mark.parametrize("scheme", ["ntk", "mean_field"])
+def test_the_width_check_tells_the_schemes_apart(scheme: str):
+    x = torch.randn(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = fl.width_check(
+        lambda width: parametrize(network(width, hidden=3), scheme, 0.01), (x, x[:, :1]), seeds=2, steps=3,
+        widths=(32, 64, 128, 256), optimizer=torch.optim.SGD,
+    )  # fmt: skip
+    phase = Phase.KERNEL if scheme == "ntk" else Phase.LEARNING
+    assert (found.scheme, found.phase, found.problems) == (scheme, phase, ())
+
+
+def test_adam_is_refused_where_the_theory_is_that_of_gradient_descent():
+    with pytest.raises(fl.errors.InputValueError, match="'adam' with 'mup'"):
+        parametrize(network(10), "ntk", 0.1, optimizer="adam")
+    with pytest.raises(fl.errors.InputValueError, match="optimizer='lion'"):
+        parametrize(network(10), "mup", 0.1, optimizer="lion")
+
+
 def test_what_has_no_phase_is_refused():
     with pytest.raises(fl.errors.InputValueError, match=r"did you mean 'kaiming\+'|did you mean 'kaiming-'"):
         parametrize(network(10), "kaiming", 0.1)

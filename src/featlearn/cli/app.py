@@ -35,6 +35,7 @@ COMMANDS = {
     "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and say what it did."),
     "report": ("featlearn.cli.report:report", "One HTML page about recorded runs."),
     "sweep": ("featlearn.cli.sweep:sweep", "Diagnose at every point of a grid, in parallel."),
+    "widths": ("featlearn.cli.widths:widths", "Say how a network scales with its width, and which layer is off."),
     "reproduce": ("featlearn.cli.reproduce:reproduce", "Repeat a figure of the five papers, and check its claims."),
     "explore": ("featlearn.cli.explore:explore", "A page of the theories, with sliders and small networks that train."),
     "cite": ("featlearn.cli.cite:cite", "What to cite for a result."),

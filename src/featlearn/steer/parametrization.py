@@ -5,7 +5,7 @@ See Xu & Ziyin 2024, Sec. 4.1.
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -57,6 +57,11 @@ SCHEMES: dict[str, Scheme] = {
 """+ is the learning phase, - the kernel phase; `ntk` and `lazy` are kernel, `mean_field` is learning."""
 
 
+MUP = "mup"
+MUP_POWERS = {"sgd": (1.0, 0.0, -1.0, 1.0), "adam": (0.0, -1.0, -1.0, 0.0)}
+"""Powers of kappa in the rates of first, hidden and last weights and of biases (Yang et al. 2022, Table 3)."""
+
+
 class Layer(NamedTuple):
     """A weight layer."""
 
@@ -76,11 +81,12 @@ class Layer(NamedTuple):
 
 def parametrize(
     model: nn.Module, scheme: str | Exponents, lr: float, *, base_width: int = 100, kappa: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | None = None, optimizer: Literal["sgd", "adam"] = "sgd",
 ) -> tuple[ScaledOutput, list[dict[str, Any]]]:  # fmt: skip
     """Put a network of any width into a phase.
 
-    Draws the weights, multiplies the output and sets the rates by Table 1 of Xu & Ziyin 2024.
+    Draws the weights, multiplies the output and sets the rates by Table 1 of Xu & Ziyin 2024, or by the maximal update
+    parametrisation, muP, of Yang & Hu 2021.
 
         model, groups = fl.steer.parametrize(model, "mean_field", lr=0.05)
         optimizer = torch.optim.SGD(groups)
@@ -97,7 +103,14 @@ def parametrize(
     | `xavier-` | kernel | kappa | N(0, 2/(d0 + d)) | N(0, 2/(d + C)) | lr / kappa^2 |
     | `lazy` | kernel | kappa, f0 subtracted | N(0, 2/d0) | N(0, 2/d) | lr / kappa^2 |
 
-    These are the settings of App. B.3; ntk and mean_field, and the + and - of a pair, coincide at `base_width`.
+    | `mup` | learning | 1 | N(0, 2/d0) | N(0, 2/(d kappa)) | lr kappa, lr, lr / kappa |
+    | `mup`, Adam | learning | 1 | N(0, 2/d0) | N(0, 2/(d kappa)) | lr, lr / kappa, lr / kappa |
+
+    `mup` is that of Yang et al. 2022, Table 3, for networks of any depth: rates are those of the first, the hidden and
+    the last weights. Its biases have groups of their own, named "0.bias": they learn at the rate of the first weights,
+    those of the readout at lr. At `base_width` all rates are lr. `fl.width_check` tells whether a network follows it.
+
+    The others are the settings of App. B.3; ntk and mean_field, and the + and - of a pair, coincide at `base_width`.
     Errata: App. B.3 prints lr kappa for kaiming-, which is unstable; Table 1 needs lr / kappa. Table 1 has the
     variances of the two layers of Kaiming exchanged. `xavier-` starts with an output that grows as sqrt(d), and is a
     kernel phase all the same.
@@ -120,12 +133,19 @@ def parametrize(
         kappa: the scaling parameter, where it is not to be the width of the first layer, in outputs, divided by
             `base_width`. Exponents with d = 0 (`lazy`) keep the width: give kappa to say how lazy.
         generator: randomness of the weights.
+        optimizer: "sgd", with momentum or not, or "adam" and others whose steps do not depend on the size of the
+            gradient. Only `mup` is defined for both.
 
     Returns:
         The module that gives the scaled output, around the same parameters, and groups for an optimiser, one for each
-        layer, with its `name` and `lr`. Do not multiply these rates by `.rate_factor` again.
+        layer (and, in `mup`, its bias), with its `name` and `lr`. Do not multiply these rates by `.rate_factor` again.
     """
-    chosen = _scheme(scheme, base_width)
+    chosen = None if scheme == MUP else _scheme(scheme, base_width)
+    if optimizer not in MUP_POWERS or (optimizer == "adam" and chosen is not None):
+        raise InputValueError(
+            f"optimizer={optimizer!r} with scheme={scheme!r}, expected 'sgd', or 'adam' with 'mup': the phases of Xu & "
+            "Ziyin 2024 are those of gradient descent"
+        )
     layers = _layers(model)
     rate, base = checked_number(lr, "lr"), checked_number(base_width, "base_width")
     if not rate > 0 or not base >= 1:
@@ -133,14 +153,12 @@ def parametrize(
     growth = layers[0].outputs / base if kappa is None else checked_number(kappa, "kappa")
     if not growth > 0:
         raise InputValueError(f"kappa={kappa!r}, expected a number > 0")
+    if chosen is None:
+        _draw(layers, _maximal_update_variances(layers, growth), generator)
+        return ScaledOutput(model, 1.0, False), _maximal_update_groups(layers, optimizer, rate, growth)
     exponents = chosen.exponents
     _refuse_deep(layers, exponents, scheme)
-    variances = _variances(chosen, layers, scheme, growth, base_width)
-    with torch.no_grad():
-        for (_, module), variance in zip(layers, variances, strict=True):
-            module.weight.normal_(0.0, variance**0.5, generator=generator)
-            if module.bias is not None:
-                module.bias.zero_()
+    _draw(layers, _variances(chosen, layers, scheme, growth, base_width), generator)
     powers = [exponents.rate_w, *[exponents.rate_w - exponents.d] * (len(layers) - 2), exponents.rate_u]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in layer.module.parameters() if p.requires_grad], "lr": rate * growth**power,
@@ -151,6 +169,33 @@ def parametrize(
     return ScaledOutput(model, 1 / scale, chosen.center), groups
 
 
+def _draw(layers: list[Layer], variances: list[float], generator: torch.Generator | None) -> None:
+    with torch.no_grad():
+        for (_, module), variance in zip(layers, variances, strict=True):
+            module.weight.normal_(0.0, variance**0.5, generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+def _maximal_update_variances(layers: list[Layer], growth: float) -> list[float]:
+    """Fan-in scaling, and a readout whose entries shrink as 1 / width, not 1 / sqrt(width)."""
+    *others, last = (_kaiming(layer.inputs, layer.outputs) for layer in layers)
+    return [*others, last / growth]
+
+
+def _maximal_update_groups(layers: list[Layer], optimizer: str, rate: float, growth: float) -> list[dict[str, Any]]:
+    first, hidden, last, vector = MUP_POWERS[optimizer]
+    powers = [first, *[hidden] * (len(layers) - 2), last]
+    groups: list[dict[str, Any]] = []
+    for layer, power in zip(layers, powers, strict=True):
+        groups.append({"params": [layer.module.weight], "lr": rate * growth**power, "name": layer.name})
+        bias = layer.module.bias
+        if bias is not None and bias.requires_grad:
+            own = 0.0 if layer is layers[-1] else vector
+            groups.append({"params": [bias], "lr": rate * growth**own, "name": f"{layer.name}.bias"})
+    return groups
+
+
 def _scheme(scheme: Any, base_width: int) -> Scheme:
     if isinstance(scheme, Exponents):
         own = scheme  # the variances grow with kappa, which is only known later
@@ -158,9 +203,10 @@ def _scheme(scheme: Any, base_width: int) -> Scheme:
     if not isinstance(scheme, str):
         raise InputTypeError(f"scheme is {type(scheme).__name__}, expected a name or fl.theory.phases.Exponents")
     if scheme not in SCHEMES:
-        close = get_close_matches(scheme, SCHEMES, n=1)
+        known = [*SCHEMES, MUP]
+        close = get_close_matches(scheme, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputValueError(f"scheme={scheme!r}, expected one of {', '.join(SCHEMES)}, or Exponents{hint}")
+        raise InputValueError(f"scheme={scheme!r}, expected one of {', '.join(known)}, or Exponents{hint}")
     return SCHEMES[scheme]
 
 

@@ -1,0 +1,1 @@
+"""Networks whose parametrisation is known, and ones with a planted error, for `fl.width_check`."""

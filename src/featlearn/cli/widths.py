@@ -1,0 +1,80 @@
+"""`featlearn widths`: how a user's network scales with its width."""
+
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Literal
+
+from featlearn.cli.answer import DONE, FAILED, Answer, UsageError
+from featlearn.cli.user_errors import reporting_user_errors
+
+
+def widths(
+    subject: str, /, *, widths: tuple[int, ...] = (64, 128, 256, 512), steps: int = 10, seeds: int = 3,
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd", lr: float | None = None, plot: Path | None = None,
+    quiet: bool = False, json: bool = False, debug: bool = False,
+) -> Answer:  # fmt: skip
+    """Train your network at several widths for a few steps, and say which layer scales wrongly.
+
+    It fits powers of the width for every layer, says which parametrisation the
+    network has (standard, NTK, mean-field, muP), whether it learns features at
+    infinite width, and which layer is off, by which power. Problems make the exit
+    status 1.
+
+    For example:
+
+        featlearn widths train.py:setup
+        featlearn widths train.py:setup --optimizer adam --lr 0.001
+        featlearn widths train.py:setup --widths 32 64 128 --plot widths.png
+
+    The function setup takes a width and returns (model, (x, y), loss), or a mapping
+    with model, data and perhaps loss and optimizer, a torch.optim.Optimizer on the
+    model. Or it takes nothing and returns (make_model, (x, y), loss), or a mapping
+    with make_model, data and perhaps loss and optimizer, a function of the model.
+
+    Args:
+        subject: module:function or path.py:function.
+        widths: The widths, increasing.
+        steps: Steps of training at each width.
+        seeds: Networks at each width.
+        optimizer: What makes the steps, where setup brings none.
+        lr: Its learning rate, the same at all widths; by default 0.01, or 0.001 for adam.
+        plot: Draw a panel for each layer into this file, .png or .pdf.
+        quiet: No progress on stderr.
+        json: Print one JSON document instead.
+        debug: Show where an error comes from.
+    """
+    if len(widths) < 2 or list(widths) != sorted(set(widths)) or widths[0] < 1:
+        given = " ".join(map(str, widths))
+        raise UsageError(f"--widths {given}, expected at least two numbers that increase, 64 128 256")
+    for name, value in (("--steps", steps), ("--seeds", seeds)):
+        if value < 1:
+            raise UsageError(f"{name} {value}, expected at least 1")
+    if lr is not None and not lr > 0:
+        raise UsageError(f"--lr {lr}, expected a number > 0")
+    if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--plot {plot}, expected a name that ends in .png, .pdf or .svg")
+    begun = time.perf_counter()
+
+    def progress(done: int, count: int) -> None:
+        if not quiet:
+            seconds = time.perf_counter() - begun
+            print(f"networks={done}/{count} width={widths[(done - 1) // seeds]} seconds={seconds:.1f}", file=sys.stderr)
+
+    with reporting_user_errors(subject), redirect_stdout(sys.stderr):
+        from featlearn.cli.width_task import width_task  # torch takes a second to load
+        from featlearn.widths.entry import width_check
+
+        task = width_task(subject, widths[0], optimizer, lr)
+        found = width_check(task.make_model, task.data, widths=widths, optimizer=task.optimizer, steps=steps,
+                            seeds=seeds, loss=task.loss, progress=progress)  # fmt: skip
+    text = str(found)
+    if plot is not None:
+        import matplotlib
+
+        matplotlib.use("agg")
+        found.plot().savefig(plot)
+        text += f"\npicture: {plot}"
+    data = {**found.entries, "picture": plot}
+    return Answer(data=data, text=text, code=FAILED if found.problems else DONE)

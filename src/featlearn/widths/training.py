@@ -1,0 +1,249 @@
+"""A few steps of training at one width, and the sizes of all that scales with it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featlearn.network.inputs import Inputs
+from featlearn.widths.attention import MASKED, Logits, attention_noted
+from featlearn.widths.losses import Loss
+from featlearn.widths.observation import Call, observed, output_with, random_response, real_tensor
+from featlearn.widths.passes import called, evaluating
+from featlearn.widths.sizes import gram_motion, rms, spectral_norm, tangent_kernel
+
+OBSERVED_STEPS = 3
+"""A readout of zero keeps the gradients of all other layers at zero for one step, two such layers for two."""
+SIGNS = 0.7
+"""Cosine of an update and the signs of its gradient above which it is one along them; 1 for Adam's first."""
+ROUNDING = 1e-4
+"""Cosine of update and gradient below which the gradient is rounding noise, as of a key bias."""
+
+
+@dataclass
+class Sizes:
+    """What was measured at one width with one seed: sizes by layer, by parameter, and of the network."""
+
+    layers: dict[str, dict[str, float]] = field(default_factory=dict)
+    parameters: dict[str, dict[str, float]] = field(default_factory=dict)
+    attention: dict[str, dict[str, float]] = field(default_factory=dict)
+    network: dict[str, float] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    """parameter -> the layer whose output shows what its update does"""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tied: set[str] = field(default_factory=set)
+    """parameters that are used under several names"""
+
+
+def trained_sizes(
+    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, steps: int, *, proportional: bool
+) -> Sizes:
+    """Train a network for a few steps, by updates that are proportional to the gradient or not."""
+    sizes = Sizes()
+    names = _trainable(model)
+    start = {name: p.detach().clone() for name, p in names.items()}
+    rates = _rates(optimizer, names) if proportional else dict.fromkeys(names, 1.0)
+    first = _probed(model, x)
+    sizes.shapes = {name: tuple(p.shape) for name, p in names.items()}
+    sizes.owners = {name: _owner(name, first.called) for name in names}
+    counts: dict[int, int] = {}
+    for p in names.values():
+        counts[id(p)] = counts.get(id(p), 0) + 1
+    sizes.tied = {name for name, p in names.items() if counts[id(p)] > 1}
+    kernel = tangent_kernel(model, x, rates)
+    for step in range(steps):
+        waiting = [name for name in names if name not in sizes.parameters]
+        _step(model, optimizer, x, y, loss, sizes, waiting if step < OBSERVED_STEPS else [], proportional)
+        if step == 0:
+            _add_gains(model, first, sizes, start)
+    last = _probed(model, x)
+    for layer, before in first.outputs.items():
+        _add_changes(sizes, layer, before, last.outputs.get(layer))
+        entry = first.entries[layer]
+        sizes.layers[layer]["entry_size"] = 1 if entry is None else entry[0].numel()
+    for name, p in names.items():
+        found = sizes.parameters.setdefault(name, {})
+        found["weight"], found["update"] = spectral_norm(start[name]), spectral_norm(p.detach() - start[name])
+    for place, one in first.logits.items():
+        sizes.attention[place] = _attention_sizes(one, last.logits.get(place))
+    sizes.network |= {"output": rms(first.output), "output_change": rms(last.output - first.output)}
+    sizes.network["kernel_motion"] = gram_motion(kernel, tangent_kernel(model, x, rates))
+    return sizes
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: p for name, p in named if p.requires_grad}
+
+
+def _rates(optimizer: Optimizer, names: dict[str, nn.Parameter]) -> dict[str, float]:
+    by_id = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: by_id.get(id(p), 0.0) for name, p in names.items()}
+
+
+@dataclass
+class _Probe:
+    """A pass in eval mode."""
+
+    output: Tensor
+    outputs: dict[str, Tensor]
+    entries: dict[str, Tensor | None]
+    logits: dict[str, Logits]
+    called: set[str]
+
+
+def _probed(model: nn.Module, x: Inputs) -> _Probe:
+    outputs: dict[str, Tensor] = {}
+    entries: dict[str, Tensor | None] = {}
+    handles = []
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            made, entry = real_tensor(output), real_tensor((args, kwargs))
+            if made is not None and made.requires_grad:
+                outputs[name] = made.detach().clone()
+                entries[name] = None if entry is None else entry.detach().clone()
+
+        return note
+
+    for name, module in model.named_modules():
+        if any(p.requires_grad for p in module.parameters()):
+            handles.append(module.register_forward_hook(noting(name), with_kwargs=True))
+    try:
+        # with gradients, for torch to take the same path as in training
+        with evaluating(model), torch.enable_grad(), attention_noted(model) as logits:
+            output = called(model, x).detach()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return _Probe(output, outputs, entries, logits, set(outputs))
+
+
+def _owner(parameter: str, called: set[str]) -> str:
+    """The innermost module around a parameter that is called."""
+    name = parameter.rpartition(".")[0]
+    while name and name not in called:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _step(
+    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, sizes: Sizes, waiting: list[str],
+    proportional: bool,
+) -> None:  # fmt: skip
+    """One step; what the first update of each waiting parameter does to its layer is noted."""
+    names = _trainable(model)
+    before = {name: names[name].detach().clone() for name in waiting}
+    optimizer.zero_grad()
+    layers = list(dict.fromkeys(sizes.owners[name] for name in waiting))
+    with observed(model, layers) as seen:
+        output = called(model, x)
+    finish = seen.link(output)
+    value = loss(output, y)
+    value.backward()
+    finish()
+    gradients = {name: _dense(grad) for name in waiting if (grad := names[name].grad) is not None}
+    gradients = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > 0}
+    optimizer.step()
+    for name in gradients:
+        owner = sizes.owners[name]
+        module, calls = model.get_submodule(owner), seen.of(owner)
+        local = name[len(owner) + 1 :] if owner else name
+        found = _update_sizes(module, calls, {local: before[name]})
+        if found:
+            moves, gradient = (names[name].detach() - before[name]).double(), gradients[name].double()
+            speed = _speed(moves, gradient, proportional)
+            found["regular"] = float(speed is not None)
+            if speed is None:
+                found["response"] = found["effect"]
+            else:
+                found["response"] = speed * random_response(module, calls, local, proportional=proportional)
+            sizes.parameters[name] = {**found, "output_gradient": rms(seen.output_gradient)}
+
+
+def _speed(moves: Tensor, gradient: Tensor, proportional: bool) -> float | None:
+    """The rate of an update along the gradient, or along its signs; None for other normalised updates."""
+    if proportional:
+        return abs(float((moves * gradient).sum())) / float(gradient.square().sum())
+    along, count = abs(float((moves * gradient.sign()).sum())), int((gradient != 0).sum())
+    return along / count if along > SIGNS * float(moves.norm()) * count**0.5 else None
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach().clone()
+
+
+def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor]) -> dict[str, float]:
+    """What an update does to the output of its layer, along the gradient: the part that does not average out."""
+    product = change = gradients = 0.0
+    count, entry = 0, []
+    ratios = []
+    for call in calls:
+        if call.gradient is None:
+            continue
+        moved = (output_with(module, call, {}) - output_with(module, call, before)).double()
+        gradient = call.gradient.double()
+        product += float((moved * gradient).sum())
+        change += float(moved.square().sum())
+        gradients += float(gradient.square().sum())
+        count += gradient.numel()
+        if call.entry is not None:
+            entry.append(rms(real_tensor((call.args, call.kwargs))))
+        if call.next_gradient is not None and rms(call.next_gradient) > 0:
+            ratios.append(rms(gradient) / rms(call.next_gradient))
+    if not change or not gradients or abs(product) < ROUNDING * (change * gradients) ** 0.5:
+        return {}
+    return {
+        "effect": abs(product) / (gradients * count) ** 0.5,
+        "gradient": (gradients / count) ** 0.5,
+        "count": count,
+        "descent": abs(product),
+        "entry": sum(entry) / len(entry) if entry else 1.0,
+        "multiplier": sum(ratios) / len(ratios) if ratios else 1.0,
+    }
+
+
+def _add_gains(model: nn.Module, first: _Probe, sizes: Sizes, start: dict[str, Tensor]) -> None:
+    """How large the output of a layer is for random inputs of size one: the scale of its first weights."""
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in sizes.shapes.items():
+        owner = sizes.owners[name]
+        module = model.get_submodule(owner)
+        if len(shape) < 2 or name not in sizes.parameters or owner != name.rpartition(".")[0]:
+            continue
+        entry, made = first.entries.get(owner), first.outputs[owner]
+        if entry is None:
+            sizes.parameters[name]["gain"] = rms(made)
+            continue
+        if any(True for _ in module.children()):
+            continue
+        own = {local: start[f"{owner}.{local}" if owner else local] for local, _ in _trainable(module).items()}
+        noise = torch.randn(entry.shape, generator=generator).to(entry)
+        call = Call(owner, (noise,), {}, None, None, made)
+        zero = output_with(module, call, own, ((torch.zeros_like(noise),), {}))
+        sizes.parameters[name]["gain"] = rms(output_with(module, call, own) - zero)
+
+
+def _add_changes(sizes: Sizes, layer: str, before: Tensor, after: Tensor | None) -> None:
+    found = sizes.layers.setdefault(layer, {})
+    found["activation"] = rms(before)
+    found["size"] = before[0].numel()
+    if after is not None and after.shape == before.shape:
+        found["change"] = rms(after - before)
+        rows = [values.reshape(len(values), -1).double() for values in (before, after)]
+        grams = [values @ values.T for values in rows]
+        found["kernel_motion"] = gram_motion(*grams)
+
+
+def _attention_sizes(first: Logits, last: Logits | None) -> dict[str, float]:
+    incoherent = first.queries * first.keys * first.head**0.5
+    scale = first.scale if first.scale is not None else first.size / incoherent if incoherent else math.nan
+    found = {"logits": first.size, "scale": scale, "head": float(first.head)}
+    if last is not None and last.values.shape == first.values.shape:
+        usable = (first.values > MASKED) & (last.values > MASKED)
+        found["change"] = rms((last.values - first.values)[usable])
+    return found
