@@ -66,6 +66,8 @@ DECLARATIONS = (
     Declaration("003/fig4", "Speed-limited optimisation drives feature learning", "paper_003.fig4"),
     Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
     Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
+    Declaration("004/fig3", "Larger initial weights: larger norm, lower test accuracy", "paper_004.fig3"),
+    Declaration("004/fig4", "Widths and scalings: two phases of every initialisation", "paper_004.fig4"),
     Declaration("004/fig5", "Exponents of the initial weights decide the phase", "paper_004.fig5"),
     Declaration("004/fig6", "Layer alignment over initialisation scales: six layers", "paper_004.fig6"),
     Declaration("004/fig7", "Layers align or disalign in classification as well", "paper_004.fig7"),
