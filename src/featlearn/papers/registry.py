@@ -71,6 +71,7 @@ DECLARATIONS = (
     Declaration("004/fig5", "Exponents of the initial weights decide the phase", "paper_004.fig5"),
     Declaration("004/fig6", "Layer alignment over initialisation scales: six layers", "paper_004.fig6"),
     Declaration("004/fig7", "Layers align or disalign in classification as well", "paper_004.fig7"),
+    Declaration("004/sgd", "Ours: SGD against full-batch descent from poor starts", "paper_004.sgd"),
     Declaration("004/table1", "Phases of five common scalings", "paper_004.table1"),
 )  # fmt: skip
 
