@@ -1,0 +1,231 @@
+"""Ours: how far the kernel of a two-layer network moves, over width and initial scale, against Table 1's phases."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.papers.claims import Choice, Claim
+from featlearn.papers.context import Context
+from featlearn.papers.drawing import BLACK, COLOURS, ORANGE, WIDTH, curve
+from featlearn.papers.experiment import Experiment, Size
+from featlearn.papers.models import MLP
+from featlearn.papers.paper_004.table1 import SCALINGS
+from featlearn.papers.reproduction import Reproduction
+from featlearn.papers.runs import Array, Numbers, Runs
+from featlearn.papers.scale import Scale
+from featlearn.theory import phases
+
+LEVEL = 0.1
+"""relative motion of the kernel at which we put the boundary of the map"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Two classes, targets -1 and 1, full-batch descent on the squared error of f - f0."""
+
+    data: str = "mnist"
+    samples: int = 30
+    pooling: int = 7
+    """images are averaged over squares of so many pixels"""
+    base_width: int = 64
+    kappas: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """width / base width; for the lazy scaling, whose width is fixed, the factor of the output"""
+    sigmas: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+    """of the map: all initial weights are multiplied by it"""
+    share: float = 0.25
+    """of the limit of stability that is the learning rate: at kappa = 1 for the scalings, everywhere for the map"""
+    steps: int = 300
+    fitted: int = 4
+    """kappas from which exponents are fitted"""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the map."""
+        return tuple(self.base_width * kappa for kappa in self.kappas)
+
+
+def stable(scaling: str) -> phases.Exponents:
+    """The exponents of a column of Table 1 with the rate of Corollary 1."""
+    return phases.TABLE_1[scaling].stable.exponents
+
+
+def motion_exponent(exponents: phases.Exponents) -> float:
+    """Power of kappa of the relative change of the kernel, for residuals of order 1; 0 in the learning phase.
+
+    Units move by rate_w gamma u_i and readouts by rate_u gamma h_i. The kernel gamma^2 (rate_u sum h_i^2 + rate_w sum
+    u_i^2) changes at second order by gamma^2 rate_u rate_w relative to itself, which is kappa^A; at first order by
+    gamma^3 rate_u rate_w sum u_i h_i, a sum of d independent terms of both signs, which goes as sqrt(d).
+    """
+    e = exponents
+    first = 3 * e.gamma + e.rate_u + e.rate_w + (e.d + e.u + e.w) / 2 - e.kernel_term
+    return min(0.0, max(first, e.feature_term))
+
+
+def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
+    """Relative motion of the kernel: by scaling and kappa (5, kappas), and over the map (sigmas, widths)."""
+    data = context.dataset(
+        setup.data, classes=(0, 1), samples=setup.samples, balanced=True, generator=context.generator(),
+        normalization="channel",
+    )  # fmt: skip
+    x, y = nn.functional.avg_pool2d(data.x, setup.pooling).flatten(1).double(), 2.0 * data.labels.double() - 1
+    found: dict[str, list[list[tuple[float, float]]]] = {"scalings": [], "map": []}
+    for scaling in SCALINGS:
+        exponents = stable(scaling)
+        lr = fl.steer.safe_lr(scaled(setup, exponents, 1, 1.0, x, context)[0], x, "mean", share=setup.share)
+        networks = (scaled(setup, exponents, kappa, lr, x, context) for kappa in setup.kappas)
+        found["scalings"].append([motion(model, torch.optim.SGD(groups), x, y, setup) for model, groups in networks])
+        context.say(f"{scaling} {[f'{moved:.2g}' for moved, _ in found['scalings'][-1]]}")
+    for sigma in setup.sigmas:
+        found["map"].append([unscaled(setup, width, sigma, x, y, context) for width in setup.widths])
+    numbers = {name: numpy.moveaxis(numpy.array(values), -1, 0) for name, values in found.items()}
+    return {name + part: numbers[name][i] for name in numbers for i, part in enumerate(("", "/left"))}
+
+
+def scaled(
+    setup: Setup, exponents: phases.Exponents, kappa: int, lr: float, x: Tensor, context: Context
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """A network of Table 1 with its initial output subtracted, and groups for an optimiser."""
+    width = setup.base_width * (kappa if exponents.d else 1)
+    model = MLP(x.shape[1], None, width=width, hidden_layers=1).double()
+    given, groups = fl.steer.parametrize(
+        model, exponents, lr, base_width=setup.base_width, kappa=kappa, generator=context.generator(1)
+    )
+    return fl.steer.scale_output(model, given.gamma), groups
+
+
+def unscaled(setup: Setup, width: int, sigma: float, x: Tensor, y: Tensor, context: Context) -> tuple[float, float]:
+    """A point of the map: weights of variance sigma^2 / fan-in, no output scale, and a stable rate."""
+    model = MLP(
+        x.shape[1], None, width=width, hidden_layers=1, weight_variance=sigma**2, generator=context.generator(1)
+    ).double()
+    centred = fl.steer.scale_output(model, 1.0)
+    rate = fl.steer.safe_lr(centred, x, "mean", share=setup.share, output_scale=min(1.0, sigma**2))
+    return motion(centred, torch.optim.SGD(model.parameters(), lr=rate), x, y, setup)
+
+
+def motion(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, setup: Setup
+) -> tuple[float, float]:
+    """|K - K(0)| / |K(0)| after training, and the share of the loss that is left."""
+    before = fl.ntk(model, x)
+    for _ in range(setup.steps):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        left = float((model(x) - y).square().mean())
+    return float((fl.ntk(model, x) - before).norm() / before.norm()), left
+
+
+def slopes(setup: Setup, moved: Array, least: int | None = None) -> Array:
+    """Exponent of the motion (S, ..., kappas) over kappa, from `least` on."""
+    kappas = numpy.array(setup.kappas)
+    rows = kappas >= (setup.fitted if least is None else least)
+    logs = numpy.log(kappas[rows])
+    line = (logs - logs.mean()) / ((logs - logs.mean()) ** 2).sum()
+    found: Array = numpy.log(moved[..., rows]) @ line
+    return found
+
+
+def boundary(setup: Setup, moved: Array) -> Array:
+    """(S, widths): log of sigma at which the motion (S, sigmas, widths) falls below a level, between two sigmas."""
+    logs, found = numpy.log(setup.sigmas), numpy.full((len(moved), moved.shape[2]), numpy.nan)
+    for seed, column in numpy.ndindex(*found.shape):
+        values = numpy.log(moved[seed, :, column] / LEVEL)
+        below = values <= 0
+        first = int(below.argmax())
+        if below.any() and first > 0:
+            share = values[first - 1] / (values[first - 1] - values[first])
+            found[seed, column] = logs[first - 1] + share * (logs[first] - logs[first - 1])
+    return found
+
+
+def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
+    """One exponent for each scaling, and that of the boundary."""
+    for i, (scaling, name) in enumerate(SCALINGS.items()):
+        expected, phase = motion_exponent(stable(scaling)), phases.TABLE_1[scaling].stable.phase
+        growing = "kappa" if scaling == "lazy" else "the width"
+        yield Claim(
+            id=f"slope-{scaling.replace('_', '-')}", claim=f"{name}, {phase} phase at the stable rate: exponent of the "
+            f"kernel's relative motion over {growing}", paper=expected, values=slopes(setup, runs["scalings"][:, i]),
+            band=(expected - 0.15, expected + 0.15), band_from="theory", least=Scale.LAPTOP,
+            why="From the first- and second-order change of the kernel for residuals of order 1.",
+            choices=[Choice(made=f"kappa from {setup.fitted} on", other="all kappa",
+                            values=slopes(setup, runs["scalings"][:, i], 1))],
+        )  # fmt: skip
+    yield Claim(
+        id="boundary", claim="Without an output scale, at stable rates, the boundary between the phases is the Xavier "
+        f"scaling, sigma ~ width^(-1/2): exponent at a motion of {LEVEL:g}", paper=-0.5,
+        values=slopes(setup, numpy.exp(boundary(setup, runs["map"]))), band=(-0.6, -0.4), band_from="theory",
+        least=Scale.LAPTOP,
+        why="The kernel is of order sigma^2 width and the rate its inverse: the motion goes as (sigma^2 width)^-2.",
+    )  # fmt: skip
+    yield Claim(
+        id="learned", claim="All networks have learned: most of the loss that is left, over scalings", paper=None,
+        values=runs["scalings/left"].max((1, 2)), band=(None, 0.5), band_from="choice", check=True, least=Scale.LAPTOP,
+    )  # fmt: skip
+
+
+def plot(setup: Setup, runs: Runs) -> Any:
+    """Motion over kappa for the five scalings with theory's slopes, and the map."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    kappas = numpy.array(setup.kappas)
+    for i, (scaling, name) in enumerate(SCALINGS.items()):
+        moved, power = runs["scalings"][:, i], motion_exponent(stable(scaling))
+        curve(
+            left, kappas, moved, f"{name}: {slopes(setup, moved).mean():.2f} ({power:g})", colour=COLOURS[i], style="o-"
+        )
+        line = float(numpy.exp(numpy.log(moved[:, -1]).mean())) * (kappas / kappas[-1]) ** power
+        curve(left, kappas, line, f"_theory, {name}", colour=COLOURS[i], style=":")
+    left.set_title("motion: exponent (theory)", loc="left", fontweight="bold")
+    left.set(xscale="log", yscale="log", xlabel=r"$\kappa$ (width / base width)", ylabel=r"$|K - K_0| / |K_0|$")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    moved = numpy.log10(runs["map"]).mean(0)
+    image = right.pcolormesh(setup.widths, setup.sigmas, moved, cmap="Blues", shading="nearest", label="log10 motion")
+    found = numpy.exp(boundary(setup, runs["map"]))
+    curve(right, setup.widths, found, f"motion {LEVEL:g}", colour=ORANGE, style="o-")
+    widths = numpy.array(setup.widths)
+    line = numpy.exp(numpy.log(found).mean()) * (widths / numpy.exp(numpy.log(widths).mean())) ** -0.5
+    curve(right, widths, line, r"theory: width$^{-1/2}$", colour=BLACK, style="--")
+    right.set_title("map", loc="left", fontweight="bold")
+    right.set(xscale="log", yscale="log", xlabel="width", ylabel=r"initial scale $\sigma$")
+    right.legend(handles=right.lines[:1] + right.lines[-1:], loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    figure.colorbar(image, ax=right, label=r"$\log_{10}$ motion")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="004/phase-scalings",
+    sizes={
+        Scale.SMOKE: Size(
+            setup=Setup(data="digits", samples=10, pooling=2, base_width=16, kappas=(1, 4), sigmas=(0.5, 2.0), steps=20,
+                        fitted=1),
+            seeds=1, seconds=1, mebibytes=20,
+        ),
+        Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=90, mebibytes=50),
+    },
+    measure=measure,
+)  # fmt: skip
+
+PHASE_SCALINGS = Reproduction(
+    id="004/phase-scalings",
+    about=(
+        "Not in the paper: how far the tangent kernel moves in training, against the phases of Table 1. Two-layer "
+        "ReLU networks learn two digits of MNIST (30 images of 4 x 4) by 300 steps of full-batch descent on the "
+        "squared error of f - f0. Left: the five scalings of Table 1 with the stable learning rates of Corollary 1; "
+        "the initial output is subtracted in all of them, so that residuals are of order 1. Dotted lines have the "
+        "exponents of theory. Right: over width and initial scale without an output scale, at a quarter of the limit "
+        "of stability: kernel phase above the line, learning phase below."
+    ),
+    experiment=EXPERIMENT,
+    plot=plot,
+    claims=claims,
+)
