@@ -182,12 +182,14 @@ def plot(setup: Setup, runs: Runs) -> Any:
             here = x if lazy else x[x >= 1]
             line = middle * (here / numpy.exp(numpy.log(x[rows]).mean())) ** power
             inside = (line >= y[0]) & (line <= y[-1])
-            name = r"$\gamma^2$" if lazy else rf"$\gamma^{{2/{layers}}}$"
+            measured = with_error(slopes(setup, runs["limit"], lazy=lazy)[:, i])
+            name = (r"$\gamma^2$: " if lazy else rf"$\gamma^{{2/{layers}}}$: ") + measured
             curve(ax, here[inside], line[inside], name, colour=BLACK, style=style)
-        measured = [slopes(setup, runs["limit"], lazy=lazy)[:, i] for lazy in (True, False)]
-        ax.set_title(f"{layers} layers: " + ", ".join(with_error(each) for each in measured), loc="left")
+        ax.set_title(f"{layers} layers", loc="left", fontweight="bold")
         ax.set(xscale="log", yscale="log", xlabel=r"output scale $\gamma$", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1)
+        ax.set_xticks(10.0 ** numpy.arange(numpy.log10(x[0]), numpy.log10(x[-1]), 2))
+        lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+        ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     axes[0].set_ylabel(r"rate / limit at $\gamma = 1$ (grey: unstable)")
     figure.colorbar(image, ax=list(axes), label="share of the loss left")
     return figure
