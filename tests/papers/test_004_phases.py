@@ -142,8 +142,10 @@ def test_scaling_claims_fail_on_other_slopes():
     setup = phase_scalings.Setup()
     kappas, sigmas = numpy.array(setup.kappas), numpy.array(setup.sigmas)
     good = {
-        "scalings": numpy.stack([0.3 * kappas**power for power in EXPECTED.values()]),
-        "scalings/left": numpy.zeros((5, 6)),
+        "swish": numpy.stack([0.3 * kappas**power for power in EXPECTED.values()]),
+        "relu": numpy.ones((5, 6)),
+        "swish/left": numpy.zeros((5, 6)),
+        "relu/left": numpy.zeros((5, 6)),
         "map": 0.1 * (sigmas[:, None] ** 2 * kappas) ** -2.0,
     }
 
@@ -152,11 +154,11 @@ def test_scaling_claims_fail_on_other_slopes():
 
     assert verdict() == []
     for i, scaling in enumerate(EXPECTED):
-        changed = good["scalings"].copy()
+        changed = good["swish"].copy()
         changed[i] *= kappas**0.3
-        assert verdict(scalings=changed) == [f"slope-{scaling.replace('_', '-')}"]
+        assert verdict(swish=changed) == [f"slope-{scaling.replace('_', '-')}"]
     assert verdict(map=0.1 * (sigmas[:, None] ** 2 * kappas**0.5) ** -2.0) == ["boundary"]
-    assert verdict(**{"scalings/left": numpy.full((5, 6), 0.6)}) == ["learned"]
+    assert verdict(**{"relu/left": numpy.full((5, 6), 0.6)}) == ["learned"]
 
 
 def test_kernel_motion_is_relative_and_zero_without_training():

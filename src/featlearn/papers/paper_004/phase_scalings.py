@@ -14,12 +14,15 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLACK, COLOURS, ORANGE, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
+from featlearn.papers.models.layers import Activation
 from featlearn.papers.paper_004.table1 import SCALINGS
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
 from featlearn.theory import phases
 
+ACTIVATIONS: tuple[Activation, ...] = ("swish", "relu")
+"""of the scalings: smooth, as the derivation takes it, and ReLU; the map has ReLU"""
 LEVEL = 0.1
 """relative motion of the kernel at which we put the boundary of the map"""
 
@@ -49,6 +52,9 @@ class Setup:
         return tuple(self.base_width * kappa for kappa in self.kappas)
 
 
+SWITCH = "a number of switches that goes as 1 / kappa changes the kernel by its root"
+
+
 def stable(scaling: str) -> phases.Exponents:
     """The exponents of a column of Table 1 with the rate of Corollary 1."""
     return phases.TABLE_1[scaling].stable.exponents
@@ -57,9 +63,10 @@ def stable(scaling: str) -> phases.Exponents:
 def motion_exponent(exponents: phases.Exponents) -> float:
     """Power of kappa of the relative change of the kernel, for residuals of order 1; 0 in the learning phase.
 
-    Units move by rate_w gamma u_i and readouts by rate_u gamma h_i. The kernel gamma^2 (rate_u sum h_i^2 + rate_w sum
-    u_i^2) changes at second order by gamma^2 rate_u rate_w relative to itself, which is kappa^A; at first order by
-    gamma^3 rate_u rate_w sum u_i h_i, a sum of d independent terms of both signs, which goes as sqrt(d).
+    For a smooth activation: units move by rate_w gamma u_i and readouts by rate_u gamma h_i. The kernel gamma^2 (rate_u
+    sum h_i^2 + rate_w sum u_i^2) changes at second order by gamma^2 rate_u rate_w relative to itself, which is kappa^A;
+    at first order by gamma^3 rate_u rate_w sum u_i h_i, a sum of d independent terms of both signs, which goes as
+    sqrt(d).
     """
     e = exponents
     first = 3 * e.gamma + e.rate_u + e.rate_w + (e.d + e.u + e.w) / 2 - e.kernel_term
@@ -67,19 +74,24 @@ def motion_exponent(exponents: phases.Exponents) -> float:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """Relative motion of the kernel: by scaling and kappa (5, kappas), and over the map (sigmas, widths)."""
+    """Relative motion of the kernel: by scaling and kappa (5, kappas), NAME for each activation, and `map`.
+
+    The map is (sigmas, widths).
+    """
     data = context.dataset(
         setup.data, classes=(0, 1), samples=setup.samples, balanced=True, generator=context.generator(),
         normalization="channel",
     )  # fmt: skip
     x, y = nn.functional.avg_pool2d(data.x, setup.pooling).flatten(1).double(), 2.0 * data.labels.double() - 1
-    found: dict[str, list[list[tuple[float, float]]]] = {"scalings": [], "map": []}
-    for scaling in SCALINGS:
-        exponents = stable(scaling)
-        lr = fl.steer.safe_lr(scaled(setup, exponents, 1, 1.0, x, context)[0], x, "mean", share=setup.share)
-        networks = (scaled(setup, exponents, kappa, lr, x, context) for kappa in setup.kappas)
-        found["scalings"].append([motion(model, torch.optim.SGD(groups), x, y, setup) for model, groups in networks])
-        context.say(f"{scaling} {[f'{moved:.2g}' for moved, _ in found['scalings'][-1]]}")
+    found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in (*ACTIVATIONS, "map")}
+    for activation in ACTIVATIONS:
+        for scaling in SCALINGS:
+            exponents = stable(scaling)
+            start, _ = scaled(setup, exponents, 1, 1.0, activation, x, context)
+            lr = fl.steer.safe_lr(start, x, "mean", share=setup.share)
+            networks = (scaled(setup, exponents, kappa, lr, activation, x, context) for kappa in setup.kappas)
+            found[activation].append([motion(one, torch.optim.SGD(groups), x, y, setup) for one, groups in networks])
+            context.say(f"{activation} {scaling} {[f'{moved:.2g}' for moved, _ in found[activation][-1]]}")
     for sigma in setup.sigmas:
         found["map"].append([unscaled(setup, width, sigma, x, y, context) for width in setup.widths])
     numbers = {name: numpy.moveaxis(numpy.array(values), -1, 0) for name, values in found.items()}
@@ -87,11 +99,17 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def scaled(
-    setup: Setup, exponents: phases.Exponents, kappa: int, lr: float, x: Tensor, context: Context
+    setup: Setup,
+    exponents: phases.Exponents,
+    kappa: int,
+    lr: float,
+    activation: Activation,
+    x: Tensor,
+    context: Context,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A network of Table 1 with its initial output subtracted, and groups for an optimiser."""
     width = setup.base_width * (kappa if exponents.d else 1)
-    model = MLP(x.shape[1], None, width=width, hidden_layers=1).double()
+    model = MLP(x.shape[1], None, width=width, hidden_layers=1, activation=activation).double()
     given, groups = fl.steer.parametrize(
         model, exponents, lr, base_width=setup.base_width, kappa=kappa, generator=context.generator(1)
     )
@@ -150,13 +168,17 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for i, (scaling, name) in enumerate(SCALINGS.items()):
         expected, phase = motion_exponent(stable(scaling)), phases.TABLE_1[scaling].stable.phase
         growing = "kappa" if scaling == "lazy" else "the width"
+        smooth, kinked = (runs[activation][:, i] for activation in ACTIVATIONS)
         yield Claim(
             id=f"slope-{scaling.replace('_', '-')}", claim=f"{name}, {phase} phase at the stable rate: exponent of the "
-            f"kernel's relative motion over {growing}", paper=expected, values=slopes(setup, runs["scalings"][:, i]),
+            f"kernel's relative motion over {growing}", paper=expected, values=slopes(setup, smooth),
             band=(expected - 0.15, expected + 0.15), band_from="theory", least=Scale.LAPTOP,
             why="From the first- and second-order change of the kernel for residuals of order 1.",
-            choices=[Choice(made=f"kappa from {setup.fitted} on", other="all kappa",
-                            values=slopes(setup, runs["scalings"][:, i], 1))],
+            choices=[
+                Choice(made="a smooth activation (swish)", other="ReLU, whose units also switch: " + SWITCH,
+                       values=slopes(setup, kinked)),
+                Choice(made=f"kappa from {setup.fitted} on", other="all kappa", values=slopes(setup, smooth, 1)),
+            ],
         )  # fmt: skip
     yield Claim(
         id="boundary", claim="Without an output scale, at stable rates, the boundary between the phases is the Xavier "
@@ -165,9 +187,10 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         least=Scale.LAPTOP,
         why="The kernel is of order sigma^2 width and the rate its inverse: the motion goes as (sigma^2 width)^-2.",
     )  # fmt: skip
+    left = numpy.stack([runs[f"{name}/left"].max((1, 2)) for name in ACTIVATIONS])
     yield Claim(
         id="learned", claim="All networks have learned: most of the loss that is left, over scalings", paper=None,
-        values=runs["scalings/left"].max((1, 2)), band=(None, 0.5), band_from="choice", check=True, least=Scale.LAPTOP,
+        values=left.max(0), band=(None, 0.5), band_from="choice", check=True, least=Scale.LAPTOP,
     )  # fmt: skip
 
 
@@ -179,10 +202,12 @@ def plot(setup: Setup, runs: Runs) -> Any:
     left, right = figure.subplots(1, 2)
     kappas = numpy.array(setup.kappas)
     for i, (scaling, name) in enumerate(SCALINGS.items()):
-        moved, power = runs["scalings"][:, i], motion_exponent(stable(scaling))
+        moved, power = runs[ACTIVATIONS[0]][:, i], motion_exponent(stable(scaling))
         curve(
             left, kappas, moved, f"{name}: {slopes(setup, moved).mean():.2f} ({power:g})", colour=COLOURS[i], style="o-"
         )
+        values = numpy.exp(numpy.log(runs[ACTIVATIONS[1]][:, i]).mean(0))
+        curve(left, kappas, values, f"_ReLU, {name}", colour=COLOURS[i], style="x", alpha=0.6)
         line = float(numpy.exp(numpy.log(moved[:, -1]).mean())) * (kappas / kappas[-1]) ** power
         curve(left, kappas, line, f"_theory, {name}", colour=COLOURS[i], style=":")
     left.set_title("motion: exponent (theory)", loc="left", fontweight="bold")
@@ -219,11 +244,13 @@ PHASE_SCALINGS = Reproduction(
     id="004/phase-scalings",
     about=(
         "Not in the paper: how far the tangent kernel moves in training, against the phases of Table 1. Two-layer "
-        "ReLU networks learn two digits of MNIST (30 images of 4 x 4) by 300 steps of full-batch descent on the "
-        "squared error of f - f0. Left: the five scalings of Table 1 with the stable learning rates of Corollary 1; "
-        "the initial output is subtracted in all of them, so that residuals are of order 1. Dotted lines have the "
-        "exponents of theory. Right: over width and initial scale without an output scale, at a quarter of the limit "
-        "of stability: kernel phase above the line, learning phase below."
+        "networks learn two digits of MNIST (30 images of 4 x 4) by 300 steps of full-batch descent on the squared "
+        "error of f - f0. Left: the five scalings of Table 1 with the stable learning rates of Corollary 1; the "
+        "initial output is subtracted in all of them, so that residuals are of order 1. The activation is smooth "
+        "(swish), as the derivation takes it; crosses are ReLU networks. Mean field and Xavier are the same training "
+        "in other units. Dotted lines have the exponents of theory. Right: ReLU networks over width and initial "
+        "scale, without an output scale, at a quarter of the limit of stability: kernel phase above the line, "
+        "learning phase below."
     ),
     experiment=EXPERIMENT,
     plot=plot,
