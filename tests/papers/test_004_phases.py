@@ -80,9 +80,9 @@ def test_the_boundary_of_a_map_is_found_between_its_cells():
     setup = phase_width.Setup()
     task = setup.tasks[0]
     widths = numpy.array(task.widths)
-    gaps = numpy.minimum(1.0, 0.1 * numpy.array(setup.gammas) / (widths[:, None] / 16) ** 0.5)[None]
+    gaps = numpy.minimum(1.0, 0.1 * numpy.array(setup.gammas) / (widths[:, None] / 32) ** 0.5)[None]
     found = 10 ** phase_width.boundary(setup, gaps)[0]
-    assert found == pytest.approx(3 * (widths / 16) ** 0.5)  # where the gap is 0.3
+    assert found == pytest.approx(3 * (widths / 32) ** 0.5)  # where the gap is 0.3
     assert phase_width.exponent(setup, task, gaps) == pytest.approx([0.5])
     assert numpy.isnan(phase_width.boundary(setup, numpy.zeros_like(gaps) + 0.01)).all()
 
@@ -91,7 +91,7 @@ def test_width_claims_fail_on_other_maps():
     setup = phase_width.Setup()
     good = {}
     for task in setup.tasks:
-        ratio = numpy.array(setup.gammas) / (numpy.array(task.widths)[:, None] / 4) ** 0.5
+        ratio = numpy.array(setup.gammas) / (numpy.array(task.widths)[:, None] / task.widths[0]) ** 0.5
         good[f"{task.network}/gap"] = numpy.minimum(1.0, 0.1 * ratio)
         good[f"{task.network}/left"] = numpy.full(ratio.shape, 0.05)
 
@@ -112,7 +112,7 @@ def test_a_lazy_network_has_no_gap(tmp_path):
     context = Context(seed=0, folder=tmp_path)
     x, y = phase_width.two_classes(task, context)
     assert sorted(y.tolist()) == [-1, -1, -1, 1, 1, 1]
-    gap, left = phase_width.trained(setup, task, 200, 0.01, x, y, context)
+    gap, left = phase_width.trained(setup, task, 200, 0.01, 0, x, y, context)
     assert gap < 0.01
     assert left <= task.end
 

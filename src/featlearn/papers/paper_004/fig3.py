@@ -225,7 +225,8 @@ def plot(setup: Setup, runs: Runs) -> Any:
         ax.set_xticks(setup.sigmas, [f"{sigma:g}" for sigma in setup.sigmas])
         ax.minorticks_off()
         ax.legend()
-    middle.set(yscale="log")
+    middle.set(yscale="log", yticks=(30, 100, 300), yticklabels=("30", "100", "300"))
+    middle.minorticks_off()
     return figure
 
 

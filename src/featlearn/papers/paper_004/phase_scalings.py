@@ -15,6 +15,7 @@ from featlearn.papers.drawing import BLACK, COLOURS, ORANGE, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
 from featlearn.papers.models.layers import Activation
+from featlearn.papers.paper_004.phase_width import edges
 from featlearn.papers.paper_004.table1 import SCALINGS
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -214,7 +215,8 @@ def plot(setup: Setup, runs: Runs) -> Any:
     left.set(xscale="log", yscale="log", xlabel=r"$\kappa$ (width / base width)", ylabel=r"$|K - K_0| / |K_0|$")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     moved = numpy.log10(runs["map"]).mean(0)
-    image = right.pcolormesh(setup.widths, setup.sigmas, moved, cmap="Blues", shading="nearest", label="log10 motion")
+    image = right.pcolormesh(edges(setup.widths), edges(setup.sigmas), moved, cmap="Blues")
+    image.set_label("log10 motion")
     found = numpy.exp(boundary(setup, runs["map"]))
     curve(right, setup.widths, found, f"motion {LEVEL:g}", colour=ORANGE, style="o-")
     widths = numpy.array(setup.widths)
