@@ -10,6 +10,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, curve, panels
 from featlearn.papers.experiment import Experiment, Size
+from featlearn.papers.paper_004.power_law import exponent
 from featlearn.papers.paper_004.two_layers import drawn, loaded
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -115,10 +116,7 @@ def distances(setup: Setup, runs: Runs) -> Iterator[Claim]:
 
 def exponents(setup: Setup, values: Array) -> Array:
     """Slope of the logarithm of values (S, widths, ...) over that of the width, by least squares."""
-    logs = numpy.log(setup.widths)
-    line = (logs - logs.mean()) / ((logs - logs.mean()) ** 2).sum()
-    slopes: Array = numpy.tensordot(line, numpy.log(values), axes=(0, 1))
-    return slopes
+    return exponent(setup.widths, values, axis=1)
 
 
 def slug(name: str) -> str:

@@ -1,6 +1,5 @@
 """Xu & Ziyin 2024, Fig. 5: at a fixed width, the exponent of the initial weights decides the phase."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from featlearn.papers.claims import Choice, Claim
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import COLOURS, curve, panels
 from featlearn.papers.experiment import Experiment, Size
+from featlearn.papers.paper_004.power_law import exponent
 from featlearn.papers.paper_004.two_layers import drawn, loaded
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -120,10 +120,7 @@ def exponents_of(setup: Setup, values: Array) -> Array:
     """Slope of log_kappa of values (S, c, ...) over c >= 0, by least squares."""
     c = numpy.array(setup.exponents)
     rows = c >= 0
-    line = (c[rows] - c[rows].mean()) / ((c[rows] - c[rows].mean()) ** 2).sum()
-    logs = numpy.log(values[:, rows]) / math.log(setup.kappa)
-    slopes: Array = numpy.tensordot(line, logs, axes=(0, 1))
-    return slopes
+    return exponent(setup.kappa ** c[rows], values[:, rows], axis=1)
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

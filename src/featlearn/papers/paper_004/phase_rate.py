@@ -17,6 +17,7 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLACK, COLOURS, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import MLP
+from featlearn.papers.paper_004.power_law import exponent
 from featlearn.papers.paper_004.two_layers import loaded
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
@@ -100,9 +101,9 @@ def losses_left(weights: list[Tensor], gammas: Tensor, rates: Tensor, x: Tensor,
         for layer in layers:
             layer.requires_grad_()
         loss = ((outputs(layers, x) - start) / scale - y).square().sum(2).mean(1)
-        slopes = torch.autograd.grad(loss.sum(), layers)
+        gradients = torch.autograd.grad(loss.sum(), layers)
         stable = loss.detach() <= (1 + ABOVE) * first
-        layers = [(layer.detach() - rate * slope)[stable] for layer, slope in zip(layers, slopes, strict=True)]
+        layers = [(layer.detach() - rate * slope)[stable] for layer, slope in zip(layers, gradients, strict=True)]
         scale, rate, running = scale[stable], rate[stable], running[stable]
         if step == steps:
             left[running] = loss.detach()[stable] / first
@@ -120,10 +121,7 @@ def outputs(layers: list[Tensor], x: Tensor) -> Tensor:
 def slopes(setup: Setup, limit: Array, *, lazy: bool) -> Array:
     """(S, L): exponent of the largest stable rate (S, L, gammas) over the lazy or the very rich gammas."""
     rows = setup.chosen(lazy)
-    logs = numpy.log(numpy.array(setup.gammas)[rows])
-    line = (logs - logs.mean()) / ((logs - logs.mean()) ** 2).sum()
-    found: Array = numpy.log(limit[:, :, rows]) @ line
-    return found
+    return exponent(numpy.array(setup.gammas)[rows], limit[:, :, rows])
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:

@@ -14,6 +14,7 @@ from featlearn.papers.context import Context
 from featlearn.papers.drawing import BLACK, ORANGE, WIDTH, curve
 from featlearn.papers.experiment import Experiment, Size
 from featlearn.papers.models import CNN, MLP
+from featlearn.papers.paper_004.power_law import exponent
 from featlearn.papers.reproduction import Reproduction
 from featlearn.papers.runs import Array, Numbers, Runs
 from featlearn.papers.scale import Scale
@@ -118,12 +119,9 @@ def boundary(setup: Setup, gaps: Array, level: float = LEVEL) -> Array:
     return found
 
 
-def exponent(setup: Setup, task: Task, gaps: Array, level: float = LEVEL) -> Array:
+def boundary_exponent(setup: Setup, task: Task, gaps: Array, level: float = LEVEL) -> Array:
     """(S,): slope of log gamma on the boundary over log width."""
-    logs = numpy.log10(task.widths)
-    line = (logs - logs.mean()) / ((logs - logs.mean()) ** 2).sum()
-    slopes: Array = boundary(setup, gaps, level) @ line
-    return slopes
+    return exponent(task.widths, 10 ** boundary(setup, gaps, level))
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
@@ -134,11 +132,14 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         yield Claim(
             id=f"{task.network}-boundary", claim=f"{name}: the boundary between lazy and rich goes as sqrt(width): "
             f"exponent of gamma over the width at a linearisation gap of {LEVEL:g}", paper=0.5,
-            values=exponent(setup, task, gaps), band=(0.4, 0.6), band_from="theory", least=Scale.LAPTOP,
+            values=boundary_exponent(setup, task, gaps), band=(0.4, 0.6), band_from="theory", least=Scale.LAPTOP,
             why="With f = F / (gamma sqrt(width)), mean field is gamma ~ sqrt(width): gamma / sqrt(width) alone "
             "decides at large width.",
-            choices=[Choice(made=f"a gap of {LEVEL:g}", other=f"{level:g}", values=exponent(setup, task, gaps, level))
-                     for level in (0.1, 0.5)],
+            choices=[
+                Choice(made=f"a gap of {LEVEL:g}", other=f"{level:g}",
+                       values=boundary_exponent(setup, task, gaps, level))
+                for level in (0.1, 0.5)
+            ],
         )  # fmt: skip
         yield Claim(
             id=f"{task.network}-lazy", claim=f"{name}: the widest network with the smallest gamma is lazy: gap",
