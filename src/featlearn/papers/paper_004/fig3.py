@@ -225,7 +225,10 @@ def plot(setup: Setup, runs: Runs) -> Any:
         ax.set_xticks(setup.sigmas, [f"{sigma:g}" for sigma in setup.sigmas])
         ax.minorticks_off()
         ax.legend()
-    middle.set(yscale="log", yticks=(30, 100, 300), yticklabels=("30", "100", "300"))
+    middle.set(yscale="log")
+    low, high = middle.get_ylim()
+    ticks = [digit * 10**power for power in range(5) for digit in (1, 3) if low <= digit * 10**power <= high]
+    middle.set_yticks(ticks, [str(tick) for tick in ticks])
     middle.minorticks_off()
     return figure
 
