@@ -82,9 +82,15 @@ DECLARATIONS = (
     Declaration("003/optimizers", "Ours: neural features under Adam, LARS and speed limits", "paper_003.optimizers"),
     Declaration("004/fig1", "Layers align or disalign as the exact solution says", "paper_004.fig1"),
     Declaration("004/fig2", "Layer alignment over initialisation scales: MNIST", "paper_004.fig2"),
+    Declaration("004/fig3", "Larger initial weights: larger norm, lower test accuracy", "paper_004.fig3"),
+    Declaration("004/fig4", "Widths and scalings: two phases of every initialisation", "paper_004.fig4"),
     Declaration("004/fig5", "Exponents of the initial weights decide the phase", "paper_004.fig5"),
     Declaration("004/fig6", "Layer alignment over initialisation scales: six layers", "paper_004.fig6"),
     Declaration("004/fig7", "Layers align or disalign in classification as well", "paper_004.fig7"),
+    Declaration("004/phase-rate", "Ours: output scale x learning rate, MNIST", "paper_004.phase_rate"),
+    Declaration("004/phase-scalings", "Ours: kernel motion over width and initial scale", "paper_004.phase_scalings"),
+    Declaration("004/phase-width", "Ours: output scale x width, MNIST and CIFAR-10", "paper_004.phase_width"),
+    Declaration("004/sgd", "Ours: SGD against full-batch descent from poor starts", "paper_004.sgd"),
     Declaration("004/table1", "Phases of five common scalings", "paper_004.table1"),
 )  # fmt: skip
 

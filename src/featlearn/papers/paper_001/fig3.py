@@ -12,7 +12,7 @@ from featlearn.papers.paper_000.mnist import MNIST
 from featlearn.papers.paper_000.specialization import contrast, own_peaks
 from featlearn.papers.paper_001.convolution import CONVOLUTION, FAST_CONVOLUTION
 from featlearn.papers.reproduction import Reproduction
-from featlearn.papers.runs import Array, Runs
+from featlearn.papers.runs import Runs
 from featlearn.papers.scale import Scale
 
 
@@ -98,7 +98,7 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     for (row, column), value in numpy.ndenumerate(matrix):  # of two outputs: cells are all dark, and have room
         axes[1].text(column, row, f"{value:.3f}", ha="center", va="center", color="white", fontweight="bold")
     mnist, fast = runs["mnist"], runs["fast"]["classes"]
-    finite: Array = numpy.isfinite(fast.reshape(len(fast), -1)).all(axis=1)
+    finite = numpy.array([numpy.isfinite(one).all() for one in fast])
     shown = "B, 5 × rate" + ("" if finite.all() else f", {finite.sum()} of {len(finite)} seeds")
     for steps, classes, label, colour, style in (
         (mnist["mse/steps"][0], mnist_classes(mnist), "A", BLUE, "-"),
