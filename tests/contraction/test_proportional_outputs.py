@@ -252,3 +252,41 @@ def test_chunks_of_different_kinds(kind: type[nn.Module], memory: str, late: int
     expected = dense_ntk(model, x)
     found = fl.ntk(model, x, memory=memory)
     assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("small", [1e-20, 1e-16, 3e-15])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_units_that_are_tiny_at_first_and_large_later_count_once(small: float, chunks: int):
+    late = proportional()
+    late[:, : proportional_outputs.FEW + 2, ..., 4] *= small
+    kept = ProportionalOutputs()
+    for grads in late.split(-(-SAMPLES // chunks), dim=1):
+        all_of_them = factors(grads)
+        try:
+            one = kept.apply("w", all_of_them)
+        except UnequalChunksError:  # what was summed before stays so: the caller begins again, with all directions
+            assert chunks == 2
+            return
+        torch.testing.assert_close(gram(one), gram(all_of_them), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.Softplus, nn.SiLU])
+@pytest.mark.parametrize("top", [60.0, 255.0])
+def test_units_that_saturate_in_the_first_samples(activation: type[nn.Module], top: float):
+    model = nn.Sequential(nn.Linear(20, 90), activation(), nn.Linear(90, 10)).double()
+    x = torch.rand(40, 20, dtype=torch.float64) * torch.linspace(top, 1, 40, dtype=torch.float64)[:, None]
+    kernel = fl.ntk(model, x, verify=True)
+    torch.testing.assert_close(kernel, dense_ntk(model, x), rtol=1e-10, atol=1e-10)
+
+
+def test_verification_sees_a_kernel_whose_squares_overflow(monkeypatch: pytest.MonkeyPatch):
+    def too_short(grads: Tensor, known: Tensor | None = None) -> Tensor:
+        largest = grads.flatten(1, 2)[:, 0]
+        return largest / largest.norm(dim=0) * 1e-130
+
+    model = nn.Sequential(nn.Linear(20, 90), nn.Softplus(), nn.Linear(90, 10)).double()
+    x = torch.rand(40, 20, dtype=torch.float64)
+    monkeypatch.setattr(proportional_outputs, "_shares", too_short)
+    monkeypatch.setattr(proportional_outputs, "_fits", lambda excess, largest: True)
+    with pytest.raises(fl.FeatlearnError, match="fails its check"):
+        fl.ntk(model, x, verify=True)

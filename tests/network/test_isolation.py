@@ -478,3 +478,49 @@ def test_a_weight_among_many_that_is_written_to_is_refused_and_put_back(number: 
         with pytest.raises(UnsupportedModelError):
             session.ntk()
         assert stored(model) == before
+
+
+class Aliasing(nn.Module):
+    """A forward pass that lets one tensor lie in the memory of another, or changes its form."""
+
+    def __init__(self, act: Callable[["Aliasing"], object]) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(3, 3), act
+        self.register_buffer("previous", torch.zeros(3, 3))
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]).expand(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.act(self)
+        return self.layer(x * self.scale[0])
+
+
+ALIASES: dict[str, Callable[[Aliasing], object]] = {
+    "a buffer in a weight": lambda net: setattr(net.previous, "data", net.layer.weight.data),
+    "a buffer set to a weight": lambda net: net.previous.set_(net.layer.weight.data),
+    "a buffer in a buffer": lambda net: setattr(net.previous, "data", net.scale.data),
+    "an expanded buffer": lambda net: net.scale.data[:1].add_(1.0),
+    "strides": lambda net: setattr(net.layer.weight, "data", net.layer.weight.data.t().contiguous().t()),
+    "a transposed weight": lambda net: net.layer.weight.data.t_(),
+    "a weight in a buffer": lambda net: setattr(net.layer.weight, "data", net.previous.data),
+    "another type": lambda net: net.layer.double().float().half(),
+}
+
+
+@pytest.mark.parametrize("measure", [fl.ntk, fl.layer_alignment, fl.neural_features], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", ALIASES)
+def test_tensors_are_back_in_their_own_memory(name: str, measure: Measure) -> None:
+    torch.manual_seed(0)
+    model, x = Aliasing(ALIASES[name]), torch.randn(6, 3)
+    model.layer(x).sum().backward()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    before = {key: (one.detach().clone(), one.data_ptr(), one.stride(), one.dtype) for key, one in tensors.items()}
+    gradients = [weight.grad for weight in model.parameters()]
+    try:
+        measure(model, x)
+    except fl.FeatlearnError:
+        assert name in ("a weight in a buffer", "another type", "an expanded buffer")
+    for key, one in tensors.items():
+        value, *form = before[key]
+        assert torch.equal(one, value), key
+        assert [one.data_ptr(), one.stride(), one.dtype] == form
+    assert all(weight.grad is grad for weight, grad in zip(model.parameters(), gradients, strict=True))

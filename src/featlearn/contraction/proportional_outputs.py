@@ -99,8 +99,9 @@ def _shares(grads: Tensor, known: Tensor | None = None) -> Tensor:
         return known
     place = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
     there = grads.flatten(1, 2).gather(1, place.expand(len(grads), 1, *place.shape)).squeeze(1)
-    # Smaller ones count as silent, which is asked of every sample by its own size.
-    found: Tensor = there / torch.linalg.vector_norm(there, dim=0).clamp_min(1e-15)
+    norm = torch.linalg.vector_norm(there, dim=0)
+    # Smaller ones count as silent, with no share at all: a share must have length one, or their sum would be too large.
+    found: Tensor = torch.where(norm > 1e-15, there / norm, 0.0)
     return found
 
 

@@ -73,6 +73,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
             elif id(container) not in own and (container or entries):
                 _refill(container, entries)
         put_back_outside()
+        _replaced(kept_others)
         _rewind(kept_others)
 
     def put_back_outside() -> None:
@@ -103,8 +104,6 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
                 "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
             )
     finally:
-        for parameter, grad in grads:  # first: it cannot fail
-            parameter.grad = grad
         put_back_outside()
         for container, entries in containers:
             if container or entries:
@@ -112,8 +111,12 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
         for table in empty_hooks:
             if table:
                 table.clear()
+        changed += _replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
+        _replaced(kept_others)
         changed += _restore(kept_weights)
         _restore(kept_others)
+        for parameter, grad in grads:  # last: a gradient must fit its weight
+            parameter.grad = grad
     if only_read and changed:
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
@@ -129,6 +132,18 @@ class _KeptTensors:
         self._trainable = [tensor.requires_grad for tensor in tensors]
         self._kinds = [_kind(tensor) for tensor in tensors] if len(tensors) > 1 or tensors[0].is_cuda else []
         self._copy = _side_by_side(tensors)
+        self._places = [_place(tensor) for tensor in tensors]
+
+    def put_in_place(self) -> list[Tensor]:
+        """Give tensors the memory that they had; those that held something else in another one are returned."""
+        found: list[Tensor] = []
+        for i, (tensor, place) in enumerate(zip(self.tensors, self._places, strict=True)):
+            if place is None or _lies_at(tensor, place):
+                continue
+            if not bool(self._is_same(tensor, self.copies()[i], self.versions[i])):
+                found.append(tensor)
+            tensor.data = place
+        return found
 
     def copies(self) -> list[Tensor]:
         """What each of them held."""
@@ -169,7 +184,9 @@ class _KeptTensors:
                 copy.shape, copy.dtype, copy.device
             )  # fmt: skip
             if written and alike:
-                tensor.data.copy_(copy)
+                # of an expanded tensor every number is there once
+                once = tuple(slice(None) if step else slice(0, 1) for step in tensor.stride())
+                tensor.data[once].copy_(copy[once])
             elif written:
                 tensor.data = copy.clone()
         for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
@@ -214,6 +231,26 @@ def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+
+
+def _place(tensor: Tensor) -> Tensor | None:
+    """Another tensor in the same memory, which stays there; None for kinds whose memory is not theirs alone to name."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
+    return tensor.data if plain and not tensor.is_inference() else None
+
+
+def _lies_at(tensor: Tensor, place: Tensor) -> bool:
+    return (
+        tensor.data_ptr() == place.data_ptr()
+        and tensor.shape == place.shape
+        and tensor.stride() == place.stride()
+        and tensor.dtype == place.dtype
+    )
+
+
+def _replaced(kept: Sequence[_KeptTensors]) -> list[Tensor]:
+    """Tensors that are back in their memory, and held something else meanwhile."""
+    return [tensor for one in kept for tensor in one.put_in_place()]
 
 
 def _rewind(kept: Sequence[_KeptTensors]) -> None:

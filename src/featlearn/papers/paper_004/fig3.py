@@ -258,8 +258,8 @@ FIG_3 = Reproduction(
         "cosine schedule, random crops and mirror images. All convolutions and the readout are multiplied by sigma "
         "at the start; the paper does not say its sigmas. The recipe has 200 epochs; ours has 6 at paper scale, with "
         "products in bfloat16, and crops padded by the mean colour where the recipe pads by black. At laptop scale: "
-        "500 images of 16 x 16, an eighth of the width, 120 epochs; chosen after a trial of seed 0 with 2000 images and "
-        "30 epochs, in which the training accuracy at sigma = 9 was 0.43. There test accuracy falls with sigma "
+        "500 images of 16 x 16, an eighth of the width, 120 epochs; chosen after a trial of seed 0 with 2000 images "
+        "and 30 epochs, in which the training accuracy at sigma = 9 was 0.43. There test accuracy falls with sigma "
         "(correlation -0.82), mostly from 3 to 9, where the training images are not fitted either. The panel of "
         "alignment is ours."
     ),
