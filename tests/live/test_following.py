@@ -157,6 +157,32 @@ def test_the_verdict_is_that_of_the_diagnosis(tmp_path: Path):
     assert board.whole()["runs"][0]["verdict"] == verdict
 
 
+def test_a_damaged_line_is_told_until_the_run_begins_anew(tmp_path: Path):
+    writer = RunWriter(tmp_path / "a", {"created": 1.0})
+    (tmp_path / "a" / "scalars.jsonl").write_text("{broken\n")
+    writer.scalars(1, {"loss": 1.0})
+    followed = FollowedRun(tmp_path / "a", ".")
+    followed.news()
+    writer.scalars(2, {"loss": 1.0})
+    followed.news()
+    assert "damaged" in followed.error
+    assert followed.curves["loss"][0] == [1.0, 2.0]
+    (tmp_path / "a" / "scalars.jsonl").write_text('{"step": 0, "values": {}}\n')
+    followed.news()
+    assert followed.error == ""
+
+
+def test_a_large_run_gets_no_verdict_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = watched(tmp_path / "a", steps=8)
+    monkeypatch.setattr("featlearn.live.following.LARGEST_VERDICT", 100)
+    board = Board(run.path)
+    board.news()
+    told = board.judge()
+    assert told is not None
+    assert "diagnosed while it is written" in told["runs"][0]["error"]
+    assert "verdict" not in told["runs"][0]
+
+
 def test_names_of_strangers_are_escaped_in_the_verdict(tmp_path: Path):
     run = watched(tmp_path / "a", steps=8)
     config = json.loads((run.path / "run.json").read_text())

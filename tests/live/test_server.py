@@ -229,9 +229,6 @@ def test_a_good_line_after_a_bad_one_is_read(tmp_path: Path):
         writer.scalars(7, {"loss": 0.25})
         known = page.until(lambda known: known["error"] and 7 in known["curves"].get("loss", [[]])[0])
         assert known["curves"]["loss"][1][-1] == 0.25
-        time.sleep(0.6)
-        with Page(port) as again:
-            assert again.message()["runs"][0]["error"]  # it stays
 
 
 def test_a_finished_run_is_judged_at_once(tmp_path: Path):
@@ -240,7 +237,9 @@ def test_a_finished_run_is_judged_at_once(tmp_path: Path):
         page.until(lambda known: known.get("verdict"))
         writer.scalars(9, {"loss": 0.1})
         writer.describe(finished=True)
-        known = page.until(lambda known: known.get("verdict", {}).get("step") == 9, JUDGED / 2)
+        written = time.monotonic()
+        known = page.until(lambda known: known.get("verdict", {}).get("step") == 9)
+        assert time.monotonic() - written < JUDGED - 1
         assert known["facts"]["finished"]
 
 
