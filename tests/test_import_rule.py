@@ -20,7 +20,7 @@ PREPARATION = MEASUREMENT | {"planning", "preparation"}
 MEASURING = FOUNDATION | PREPARATION | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "function_source", "process_pool", "sweeps", "widths"}
+LIBRARY |= {"explorer", "live", "function_source", "process_pool", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -50,8 +50,9 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
     "reporting": {"errors", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
     "explorer": {"reporting"},
+    "live": {"errors", "record", "diagnosis", "reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
-    "monitoring": MEASURING | {"metrics", "dynamics", "record"},
+    "monitoring": MEASURING | {"metrics", "dynamics", "record", "live"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "function_source", "process_pool", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},
@@ -62,7 +63,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # they load inside the functions that need them, for `import featlearn.x` to stay quick; cli is what cyclopts reads
-LATE = {"cyclopts", "matplotlib", "rich", "scipy.integrate", "sklearn", "transformers", "xarray"}
+LATE = {"cyclopts", "matplotlib", "rich", "scipy.integrate", "sklearn", "starlette", "transformers", "uvicorn"}
+LATE |= {"xarray"}
 
 
 class Import(NamedTuple):

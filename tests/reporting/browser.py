@@ -69,7 +69,10 @@ class Browser:
             self._folder.cleanup()
 
     def open(self, page: Path | str) -> None:
-        self._post("/url", url=Path(page).resolve().as_uri())
+        self.visit(Path(page).resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        self._post("/url", url=address)
         self.painted()  # keys that come before a page is painted are lost
 
     def painted(self) -> None:

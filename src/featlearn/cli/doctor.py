@@ -17,6 +17,8 @@ EXTRAS = {
     "wandb": ("wandb", "the Weights & Biases sink"),
     "tensorboard": ("tensorboard", "the TensorBoard sink"),
     "xarray": ("xarray", "Run.to_xarray"),
+    "starlette": ("live", "the live page of a run"),
+    "uvicorn": ("live", "the live page of a run"),
 }
 """Package -> the extra that installs it, and what it is for."""
 LISTED = 3

@@ -15,7 +15,7 @@ from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
 from featlearn.monitoring.schedule import Every, Schedule
 from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
-from featlearn.monitoring.sinks import checked_sinks
+from featlearn.monitoring.sinks import checked_sinks, listed
 from featlearn.monitoring.stopwatch import checked_budget
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
@@ -30,6 +30,7 @@ def watch(
     budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
     quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
     resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None, overwrite: bool = False,
+    live: bool = False,
 ) -> Watch:  # fmt: skip
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -73,6 +74,8 @@ def watch(
             seeds of one experiment.
         overwrite: replace the run in `out`, finished or not, if there is one. It is removed when the first measurement
             is made and the new run begins, not before; a directory with anything else in it is refused.
+        live: serve a page that follows the run, as `featlearn live` does, and print its address; needs the extra
+            `live`. It is a process of its own, for which training never waits and which ends with it.
     """
     if resume and overwrite:
         raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
@@ -84,6 +87,8 @@ def watch(
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
+    if live:
+        sinks = ["live", *listed(sinks)]
     checked_sinks(sinks)
     network = unwrapped(model)
     if optimizer is not None and not trains(optimizer, network):

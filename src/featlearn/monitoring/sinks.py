@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featlearn.errors import FeatlearnError, InputTypeError
+from featlearn.live.process import LivePage, check_installed
 
 
 class Sink(Protocol):
@@ -17,12 +18,17 @@ class Sink(Protocol):
 
 def sinks(given: Any, path: Path) -> list[Sink]:
     """The requested sinks, opened."""
-    listed = [given] if isinstance(given, str) or hasattr(given, "log_metrics") else given
-    if not isinstance(listed, Sequence):
+    return [_opened(one, path) for one in listed(given)]
+
+
+def listed(given: Any) -> Sequence[Any]:
+    """The argument `sinks` as a list."""
+    found = [given] if isinstance(given, str) or hasattr(given, "log_metrics") else given
+    if not isinstance(found, Sequence):
         raise InputTypeError(
             f"sinks={given!r}, expected a list of 'tensorboard', 'wandb' and objects with log_metrics(mapping, step)"
         )
-    return [_opened(one, path) for one in listed]
+    return found
 
 
 _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
@@ -31,7 +37,9 @@ _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 def checked_sinks(given: Any) -> None:
     """Raise for a sink that is unknown or not installed, before anything runs."""
     for one in [given] if isinstance(given, str) or not isinstance(given, Sequence) else given:
-        if isinstance(one, str) and one in _MODULES:
+        if one == "live":
+            check_installed()
+        elif isinstance(one, str) and one in _MODULES:
             _module(one)
         elif not callable(getattr(one, "log_metrics", None)):
             raise InputTypeError(
@@ -40,6 +48,8 @@ def checked_sinks(given: Any) -> None:
 
 
 def _opened(one: Any, path: Path) -> Sink:
+    if one == "live":
+        return LivePage(path)
     if isinstance(one, str):
         return TensorBoard(path / "tensorboard") if one == "tensorboard" else WandB(path)
     sink: Sink = one

@@ -80,7 +80,7 @@ class Run:
         finished and has lost lines since is refused.
         """
         found: dict[int, dict[str, Any]] = {}
-        for line in self._checked(SCALARS, _measurement):
+        for line in self._checked(SCALARS, measurement):
             earlier = found.get(line["step"])
             if earlier is not None:
                 line["values"] = {**earlier["values"], **line["values"]}
@@ -244,7 +244,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path)
 
 
-def _measurement(line: dict[str, Any]) -> dict[str, Any]:
+def measurement(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of scalars, checked: `step`, `seconds` (or None), `values` by name."""
     values, seconds = line.get("values"), line.get("seconds")
     if not isinstance(values, dict):
         raise RunError("it has no values, expected numbers by name")

@@ -13,14 +13,17 @@ from featlearn.errors import RunError
 from featlearn.reporting.markup import Html, tag, text
 
 
-def head(title: str, scripts: Sequence[str], styles: Sequence[str], *, workers: bool = False) -> Html:
+def head(
+    title: str, scripts: Sequence[str], styles: Sequence[str], *, workers: bool = False, server: bool = False
+) -> Html:
     """The head, with a policy that allows only our own scripts and styles, by hash, and no network access.
 
-    `workers` also allows workers whose script the page itself has made.
+    `workers` also allows workers whose script the page itself has made, `server` requests to where the page came from.
     """
+    extra = ("worker-src blob:; " if workers else "") + ("connect-src 'self'; " if server else "")
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        f"{'worker-src blob:; ' if workers else ''}base-uri 'none'; form-action 'none'"
+        f"{extra}base-uri 'none'; form-action 'none'"
     )
     return tag(
         "head",

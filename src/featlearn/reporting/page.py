@@ -88,7 +88,7 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
     heading = title if title is not None else _heading(found)
     parts = _parts(found, shown)
     blocks = [given for one in shown for block in one.blocks if (given := numbers(block)) is not None]
-    scripts = [static("uPlot.iife.min.js"), static("report.js")]
+    scripts = [static("uPlot.iife.min.js"), static("charts.js"), static("report.js")]
     styles = [static("uPlot.min.css"), static("report.css")]
     return joined(
         "<!doctype html>",

@@ -1,0 +1,36 @@
+"""`featlearn live`: follow runs in a browser while they are written."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from featlearn.cli.answer import Answer
+
+
+def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = False) -> Answer:
+    """Serve a page that follows a run, or all runs of a folder, while they are written; Ctrl-C ends it.
+
+    The address is printed on stderr. It holds a token, without which the server answers nobody, and leads to this
+    machine only; from another one, open an SSH tunnel. Runs are only read, and only while a page is open. Needs the
+    extra `live`.
+
+    For example:
+
+        featlearn live runs/a
+        featlearn live runs --port 8300
+
+    Args:
+        path: Folder of a run, or a folder of runs, down to two levels.
+        port: Of the server; 0 takes a free one.
+        json: Print one JSON document at the end instead.
+        debug: Show where an error comes from.
+    """
+    from featlearn.live.server import address, listening, new_token, server
+
+    token = new_token()
+    served = server(path, token)
+    with listening(port) as opened:
+        print(f"featlearn: {path} is live at {address(opened, token)} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):  # the usual end
+            served.run(sockets=[opened])
+    return Answer(data={"path": path}, text=f"ended: {path}")
