@@ -111,12 +111,14 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
         for table in empty_hooks:
             if table:
                 table.clear()
-        changed += _replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
-        _replaced(kept_others)
-        changed += _restore(kept_weights)
-        _restore(kept_others)
-        for parameter, grad in grads:  # last: a gradient must fit its weight
-            parameter.grad = grad
+        try:
+            changed += _replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
+            _replaced(kept_others)
+            changed += _restore(kept_weights)
+            _restore(kept_others)
+        finally:  # last: a gradient must fit its weight
+            for parameter, grad in grads:
+                parameter.grad = grad
     if only_read and changed:
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
