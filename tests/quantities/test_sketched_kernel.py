@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import featlearn as fl
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, MemoryBudgetError
 from featlearn.planning.sketch_plan import sketch_view
-from featlearn.preparation import Preparation
 from featlearn.quantities.sketched_alignment import jackknifed
 from tests.references.jacobian import dense_jacobian
 from tests.zoo.awkward import CASES
@@ -76,7 +76,7 @@ WIDER = float(stats.t.ppf(stats.norm.cdf(2), 1)) / 2
 def by_hand(model: nn.Module, x: object, readout: object, sketch: Sketch) -> Tensor:
     """(repeats, P, k) from the dense Jacobian, entry by entry, with the tables of the library."""
     features = None
-    with Preparation(model, readout=readout).measuring([x]) as measurement:  # type: ignore[arg-type]
+    with AuditedModel(model, readout=readout).measuring([x]) as measurement:  # type: ignore[arg-type]
         views = {name: sketch_view(measurement, name) for name in measurement.parameters}
     for name, gradient in dense_jacobian(model, x, readout).items():  # type: ignore[arg-type]
         samples, classes, size = gradient.shape

@@ -124,9 +124,9 @@ def plan_sketch(
     """Choose the samples in a pass, and say how parameters are sketched.
 
     `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed.
-    `samples`: of a stream, in place of those of the probes. `forming`: whether kernels are made of the sketches.
+    `samples`: of a stream, in place of those of the batches. `forming`: whether kernels are made of the sketches.
     """
-    sizes = [probe.samples for probe in measurement.probes]
+    sizes = [batch.samples for batch in measurement.batches]
     symmetric = len(sizes) == 1
     samples = (sizes[0], sizes[-1]) if samples is None else samples
     held = samples[0] if symmetric else sum(samples)
@@ -158,8 +158,8 @@ def plan_sketch(
 def sketch_view(measurement: Measurement, name: str) -> View:
     """The view of a parameter in which it is sketched: that of its factors, where a few samples have them."""
     for example in measurement.examples:
-        access = example.access.get(name)
-        where = None if access is None else access.coordinates
+        access = example.uses.get(name)
+        where = None if access is None else access.matrix_view
         if where is not None:
             return View(where.blocks, where.first, where.second, where.view, where.order)
     parameter = measurement.parameters[name]
@@ -176,14 +176,14 @@ def _planned(
     cost = formed_cost(size, sketch.repeats, device)
     item = measurement.dtype.itemsize
     found = SketchedParameter(name, shape, (), "formed", "", samples * directions * cost, 3 * directions * size * item)
-    example = next((one for one in measurement.examples if name in one.access), None)
+    example = next((one for one in measurement.examples if name in one.uses), None)
     if example is None:
         return replace(found, reason="no gradient reaches it from the few samples that were run", operations=0.0)
-    access = example.access[name]
+    access = example.uses[name]
     found = replace(found, uses=access.nodes)
     if access.fallback_reason is not None:
         return replace(found, route="fallback", reason=access.fallback_reason)
-    if access.coordinates is None or elementwise:
+    if access.matrix_view is None or elementwise:
         return replace(found, reason="a rate for every entry" if elementwise else "small, or made by other ops")
     routes, positions, total, passing = _routes(example, name, directions, sketch, measurement)
     word = f"{positions} position{'' if positions == 1 else 's'}"
@@ -198,7 +198,7 @@ def _routes(
     """Routes of all uses, their positions, what they cost for one sample and direction, and bytes of a sample."""
     routes: dict[SketchRoute, None] = {}
     positions, total, passing = 0, 0.0, 0
-    for reading in example.access[name].readings:
+    for reading in example.uses[name].readings:
         form = reading.form
         assert isinstance(form, Outer)
         part = (form.positions, form.row_size, form.grad_size, form.blocks)

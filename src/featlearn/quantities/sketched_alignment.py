@@ -10,7 +10,7 @@ from featlearn.errors import InputValueError
 from featlearn.gradients.directions import output_directions
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sketch_plan import plan_sketch
 from featlearn.quantities.optimizer_kernel import elementwise
@@ -66,13 +66,13 @@ def _features(sweeps: Sweeps, sketch: Sketch) -> Tensor:
     measurement, samples = sweeps.measurement, sweeps.stream.samples
     directions = output_directions("sum", measurement.classes)
     plan = plan_sketch(
-        measurement, directions, sketch, elementwise(sweeps.rates), "network", sweeps.prepared.memory,
+        measurement, directions, sketch, elementwise(sweeps.rates), "network", sweeps.audited.memory,
         samples=(samples, samples), forming=False,
     )  # fmt: skip
 
-    def chunks() -> Iterator[tuple[Probe, int, int, slice]]:
-        for probe, places in sweeps.probes(plan.chunk):
-            yield probe, 0, len(places), slice(int(places[0]), int(places[-1]) + 1)
+    def chunks() -> Iterator[tuple[ModelWithInputs, int, int, slice]]:
+        for batch, places in sweeps.batches(plan.chunk):
+            yield batch, 0, len(places), slice(int(places[0]), int(places[-1]) + 1)
 
     progress = ProgressLine("sketched alignment", plan.passes)
     try:

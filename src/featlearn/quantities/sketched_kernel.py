@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.gram import mirror
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables, add_sketch
@@ -13,16 +14,15 @@ from featlearn.gradients.directions import Directions, Outputs, output_direction
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch, sketch_view
-from featlearn.preparation import Preparation
 from featlearn.quantities.optimizer_kernel import Rate, elementwise, with_rates
 
 Features = dict[str, Tensor]
 """Key of a kernel (layer, parameter, or "" for the network) -> sketches (repeats, samples, k)."""
-Chunks = Iterable[tuple[Probe, int, int, slice]]
-"""Samples [begin, end) of a probe, and where their sketches go."""
+Chunks = Iterable[tuple[ModelWithInputs, int, int, slice]]
+"""Samples [begin, end) of a batch, and where their sketches go."""
 
 
 def checked_sketch(sketch: object, outputs: Outputs, verify: bool) -> Sketch:
@@ -40,16 +40,18 @@ def checked_sketch(sketch: object, outputs: Outputs, verify: bool) -> Sketch:
 
 
 def sketched_kernels(
-    measurement: Measurement, prepared: Preparation, sketch: Sketch, outputs: Outputs, by: str,
+    measurement: Measurement, audited: AuditedModel, sketch: Sketch, outputs: Outputs, by: str,
     rates: Mapping[str, Rate],
 ) -> dict[str, Estimate]:  # fmt: skip
     """The kernels of a measurement that is under way: key -> estimate whose value and stderr are (P, P2)."""
     directions = output_directions(outputs, measurement.classes)
-    plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, prepared.memory)
+    plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
     features = SketchedFeatures(measurement, plan, directions, rates, by, sketch)
     progress = ProgressLine("sketched kernel", plan.passes)
     try:
-        sides = [features.sketched(_chunks(probe, plan.chunk), probe.samples, progress) for probe in measurement.probes]
+        sides = [
+            features.sketched(_chunks(batch, plan.chunk), batch.samples, progress) for batch in measurement.batches
+        ]
     finally:
         progress.close()
     measurement.refuse_no_gradient()
@@ -86,8 +88,8 @@ class SketchedFeatures:
             key: torch.zeros(plan.repeats, samples, plan.k, dtype=measurement.dtype, device=measurement.device)
             for key in dict.fromkeys(self._keys.values())
         }
-        for probe, begin, end, place in chunks:
-            chunk = measurement.chunk(probe, begin, end)
+        for batch, begin, end, place in chunks:
+            chunk = measurement.chunk(batch, begin, end)
             captured = measurement.each_gradient(
                 chunk, measurement.parameters, self._directions, dense=elementwise(self._rates), last=True
             )
@@ -130,7 +132,7 @@ def gram_estimate(left: Tensor, right: Tensor, divisor: float, scratch: int) -> 
     return Estimate(value, error, repeats, repeats - 1.0)
 
 
-def _chunks(probe: Probe, size: int) -> Chunks:
-    for begin in range(0, probe.samples, size):
-        end = min(begin + size, probe.samples)
-        yield probe, begin, end, slice(begin, end)
+def _chunks(batch: ModelWithInputs, size: int) -> Chunks:
+    for begin in range(0, batch.samples, size):
+        end = min(begin + size, batch.samples)
+        yield batch, begin, end, slice(begin, end)
