@@ -17,6 +17,7 @@ from featlearn.network.inputs import Inputs, Readout, batch_size
 from featlearn.network.inventory import Inventory
 from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
+from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
 from featlearn.quantities.layer_balance import LayerBalance, layer_balance_of
@@ -108,11 +109,12 @@ class Session:
     def plan(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
         optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None,
+        ranks: int | None = None, device: str | Device = "H100",
     ) -> Plan | SketchPlan:  # fmt: skip
         """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
         return kernel_plan(
             self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify,
-            sketch=sketch,
+            sketch=sketch, ranks=ranks, device=device,
         )  # fmt: skip
 
     @overload

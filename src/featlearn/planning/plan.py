@@ -9,6 +9,7 @@ from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes, readable_count
+from featlearn.planning.rank_costs import RankCosts
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +42,8 @@ class Plan:
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
+    rank_costs: RankCosts | None = None
+    """What it would cost on several devices, where that was asked for."""
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -137,6 +140,8 @@ class Plan:
             summary.append(
                 f"{self.directions} outputs: outputs=fl.Probes(16) estimates their sum at a fraction of this"
             )
+        if self.rank_costs is not None:
+            summary.append(str(self.rank_costs))
         return "\n".join([*text_table(head, lines), "", *summary])
 
     __repr__ = __str__
