@@ -111,7 +111,7 @@ def test_one_slider_moves_every_picture_every_spectrum_and_every_cursor(browser:
     at(browser, 12)
     shown = [pixels(browser, selector) for selector in moving]
     assert all(a != b for old, new in zip(last, shown, strict=True) for a, b in zip(old, new, strict=True))
-    charts = [chart for chart in browser.evaluate("drawing.charts.map(({ block }) => [block.key, block.xAxis])")]
+    charts = browser.evaluate("drawing.charts.map(({ block }) => [block.key, block.xAxis])")
     stepped = [key for key, axis in charts if axis == "steps"]
     assert len(stepped) > 8
     for key, axis in charts:

@@ -40,7 +40,10 @@ class Feed:
         """Follow the runs inside."""
         pools = [ThreadPoolExecutor(1, f"live-{name}") for name in ("reader", "verdict", "pictures")]
         self._reader, judge, drawer = pools
-        looks = [self._looking(judge, self._board.judge, "verdict"), self._looking(drawer, self._board.draw, "pictures")]
+        looks = [
+            self._looking(judge, self._board.judge, "verdict"),
+            self._looking(drawer, self._board.draw, "pictures"),
+        ]
         tasks = [asyncio.create_task(one) for one in (self._follow(), *looks)]
         try:
             yield
