@@ -74,7 +74,8 @@ def test_the_verdict_the_pictures_and_a_phone(browser: Browser, tmp_path: Path):
             const before = bytes();
             slider.value = slider.min;
             slider.dispatchEvent(new Event("input"));
-            return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(before !== bytes()))));
+            const later = (act) => requestAnimationFrame(() => requestAnimationFrame(act));
+            return new Promise((done) => later(() => done(before !== bytes())));
         """
         assert browser.script(moved)
         for scheme in ("light", "dark"):
