@@ -140,14 +140,24 @@ def test_what_is_drawn_is_the_measurement_of_the_step(browser: Browser, one: Pat
     assert float(value) == pytest.approx(norms[steps.tolist().index(15)], rel=1e-3)
 
 
-def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two: Path):
+def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two: Path, short: Run):
     opened(browser, two)
     at(browser, 40)
     assert [said.split(":")[0] for said in words(browser, "#figure-kernels .range")] == ["step 40", "step 24"]
     assert words(browser, "#figure-spectrum .readout") == ["rich: step 40, short: step 24"]
-    rich, short = words(browser, "#figure-ntk-norm .legend .value")
-    assert re.fullmatch(r"[\d.e-]+", rich)
-    assert short.endswith(" at 24")
+    exact, earlier = words(browser, "#figure-ntk-norm .legend .value")
+    assert re.fullmatch(r"[\d.e-]+", exact)
+    assert earlier.endswith(" at 24")
+    kinds = words(browser, "#figure-alignment .legend [data-kind]")
+    assert len(kinds) == 4
+    told = words(browser, '#figure-alignment .legend [data-group="1"] .value')[0].split(" · ")
+    names = {"probe, centred": "ntk/centered_alignment", "probe": "ntk/alignment",
+             "test, centred": "ntk/test/centered_alignment", "test": "ntk/test/alignment"}  # fmt: skip
+    for kind, said in zip(kinds, told, strict=True):
+        number, _, step = said.partition(" at ")
+        assert step == "24"
+        assert float(number) == pytest.approx(short.scalar(names[kind])[1][-1], rel=1e-3)
+    assert words(browser, "#figure-alignment .readout") == [""]
     at(browser, 0)
     assert {said.split(":")[0] for said in words(browser, "#figure-kernels .range")} == {"step 0"}
 

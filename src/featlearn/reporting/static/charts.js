@@ -182,13 +182,22 @@ const drawing = (() => {
     if (!line.hidden) line.style.transform = `translateX(${x}px)`;
   }
 
-  // numbers at the step: on the buttons of the lines, and below the chart where lines have none
+  // the lines of which a button of the legend says the numbers: its own, or those of its run, in the order of the styles
+  function linesOf({ block, legend }, { dataset: { line, kind, group } }) {
+    if (kind !== undefined) return [];
+    if (line !== undefined) return [block.lines[line]];
+    const kinds = legend.map((one) => one.dataset.kind).filter((one) => one !== undefined);
+    return kinds.map((one) => block.lines.find((each) => each.group === Number(group) && each.kind === one));
+  }
+
+  // numbers at the step: on the buttons of the legend, and below the chart where lines have none
   function values(chart) {
     mark(chart);
     for (const one of chart.legend) {
-      if (one.dataset.line === undefined) continue;
+      const told = linesOf(chart, one).map((line) => (line ? latest(chart, line) : "–"));
+      if (!told.length) continue;
       if (!one.querySelector(".value")) one.append(Object.assign(document.createElement("span"), { className: "value" }));
-      one.querySelector(".value").textContent = chart.step === null ? "" : latest(chart, chart.block.lines[one.dataset.line]);
+      one.querySelector(".value").textContent = chart.step === null ? "" : told.join(" · ");
     }
     readout(chart);
   }
@@ -294,7 +303,8 @@ const drawing = (() => {
       const moving = block.lines.filter((l) => l.frames).map(({ label }) => label);
       line.textContent = moving.length > 1 ? moving.join(", ") : "";
     } else if (step !== null) {
-      const left = block.lines.filter((_, i) => !legend.some(({ dataset }) => dataset.line === String(i)));
+      const said = new Set(legend.flatMap((one) => linesOf(chart, one)));
+      const left = block.lines.filter((l) => !said.has(l));
       const parts = left.map((l) => `${l.label} ${latest(chart, l)}`);
       line.textContent = parts.length ? `${block.xLabel} ${whole(step)}: ${parts.join(", ")}` : "";
     } else line.textContent = "";
