@@ -73,8 +73,8 @@ def ntk(
             precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
             ops take while they run (tens of MiB on a CPU) comes on top.
-        verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
-            they differ.
+        verify: compare v^T K w with (J^T v) . (J^T w) from independent backward passes, parameter by parameter and for
+            every 64 samples, and raise if they differ. Two forward and three backward passes for each output.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
