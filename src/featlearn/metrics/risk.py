@@ -191,7 +191,7 @@ def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> Predicte
     - `.gcv`, `.kare`: generalised cross-validation and the kernel alignment risk estimator, one number (Wei et al. 2022
       say so too). They take what a sample adds, 1 / [(K + ridge I)^-1]_ii, to be the same for all samples, which is
       so for many samples of one length and one kind; then they spread less. Where K_ii differ and the ridge is
-      small, they are wrong: by 30 % for the tangent kernel of a ReLU network on centred MNIST and CIFAR-10 images.
+      small, they are wrong: by a third for tangent kernels of ReLU networks on centred MNIST and CIFAR-10 images.
 
     The kernel must not have seen the labels: measured after training on these very samples it promises too much. Take
     samples that were not trained on.
