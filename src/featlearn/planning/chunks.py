@@ -106,6 +106,13 @@ def samples_within(measurement: Measurement, room: float, directions: int = 1, *
     return int(max(1, min(1024, room // (each + directions * formed * item + 1))))
 
 
+def captured_bytes(measurement: Measurement, directions: int) -> int:
+    """Bytes of one sample while it is captured: activations, and the gradients of all directions at all uses."""
+    item = measurement.dtype.itemsize
+    sizes = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
+    return max((activations + directions * use_gradients for activations, use_gradients in sizes), default=0)
+
+
 def _formed_numbers(example: Chunk, dense: bool) -> int:
     """Numbers per sample and direction of gradients that are formed: of the largest parameter, twice while that
     happens, and of all that go to the fallback together."""
