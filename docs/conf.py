@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent / "src")]
+sys.path[:0] = [str(HERE), str(HERE / "extensions"), str(HERE.parent / "src")]
 
 from featlearn import __version__ as release  # noqa: E402 # from this tree, whatever is installed
 
@@ -25,6 +25,7 @@ exclude_patterns = ["_build", "extensions", "static"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+smartquotes = False  # options begin with two hyphens
 html_math_renderer = "mathml"
 
 add_module_names = False

@@ -18,7 +18,7 @@ TOP = Path(__file__).parents[1]
 EXTENSIONS = TOP / "docs" / "extensions"
 OWN_PAGES = ("explorer.html", "figures.html")  # written by the package, with tests of their own
 
-sys.path.append(str(EXTENSIONS))  # as Sphinx finds them
+sys.path += [str(EXTENSIONS), str(EXTENSIONS.parent)]  # as Sphinx finds them
 
 
 def sphinx(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def small_site(tmp_path: Path, page: str, extensions: str = "myst_parser,mathml,
     source = tmp_path / "source"
     source.mkdir()
     (source / "conf.py").write_text(
-        f"import sys\nsys.path[:0] = [{str(EXTENSIONS)!r}, {str(TOP / 'src')!r}]\n"
+        f"import sys\nsys.path[:0] = {[str(path) for path in (EXTENSIONS, EXTENSIONS.parent, TOP / 'src')]!r}\n"
         f"extensions = {extensions.split(',')!r}\n"
         "html_theme, html_math_renderer, myst_enable_extensions = 'basic', 'mathml', ['dollarmath']\n"
     )

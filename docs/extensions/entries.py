@@ -19,11 +19,15 @@ ROLE = re.compile(r":(?:class|func):(?=`)")
 TAG = re.compile(r"<(?=[\w/!?])")
 
 
-def entry(name: str, value: object, words: str = "") -> str:
-    """Directives of the Python domain for one name; `words` stand in for the docstring of what has none."""
+def entry(name: str, value: object, words: str = "", *, constructed: bool = True) -> str:
+    """Directives of the Python domain for one name.
+
+    `words` stand in for the docstring of what has none; a class that users do not construct shows no signature.
+    """
     if inspect.isclass(value):
         members = "\n".join(_member(value, *member) for member in _members(value))
-        return _described("py:class", f"featlearn.{name}{_class_signature(value)}", f"{_body(value)}\n\n{members}", 8)
+        signature = _class_signature(value) if constructed else ""
+        return _described("py:class", f"featlearn.{name}{signature}", f"{_body(value)}\n\n{members}", 8)
     if inspect.isroutine(value):
         return _described("py:function", f"featlearn.{name}{_signature(value)}", _body(value), 8)
     return _described("py:data", f"featlearn.{name}", words, 8)

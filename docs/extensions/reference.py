@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from docutils import nodes
+from draw import blocks
 from entries import entry
 from public_names import public_names
 from sphinx.application import Sphinx
@@ -22,7 +23,6 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 DOCS = Path(__file__).parents[1]
-PYTHON = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?:fl|featlearn)\.([\w.]+)(?:\(.*\))?")
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Public(SphinxDirective):
         """Each name in turn; the content describes what cannot have a docstring."""
         found: list[nodes.Node] = []
         for name in self.arguments[0].split():
-            text = entry(name, self._named(name), "\n".join(self.content))
+            text = entry(name, self._named(name), "\n".join(self.content), constructed=name in public_names())
             pages = [f"{{doc}}`/{page}`" for page in users(name) if page != self.env.docname]
             text += f"\n{{.used-in}}\nUsed in {', '.join(pages)}.\n" if pages else ""
             found += self.parse_text_to_nodes(text)
@@ -58,7 +58,8 @@ def code() -> dict[str, str]:
     """The Python blocks of every page but those of the reference, by the name of the page."""
     pages = [page.relative_to(DOCS).with_suffix("") for page in sorted(DOCS.rglob("*.md"))]
     shown = [page for page in pages if page.parts[0] not in ("_build", "reference")]
-    return {str(page): "".join(PYTHON.findall((DOCS / f"{page}.md").read_text())) for page in shown}
+    texts = {str(page): (DOCS / f"{page}.md").read_text() for page in shown}
+    return {page: "".join(block.code for block in blocks(text)) for page, text in texts.items()}
 
 
 def users(name: str) -> list[str]:
