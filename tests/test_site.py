@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 
 pytest.importorskip("sphinx")
 pytest.importorskip("myst_parser")
@@ -179,3 +182,68 @@ def test_the_pages_that_the_package_writes_are_there(site: Path, pages: dict[Pat
 @pytest.mark.slow
 def test_mathematics_is_in_the_pages(site: Path):
     assert (site / "concepts" / "tangent-kernel.html").read_text().count("<math") >= 3
+
+
+QUESTIONS = {
+    "Did my network learn features?": ("Did my network learn features?", "fl.diagnose(watch.run)"),
+    "Where, and by what mechanism?": ("Where features are learned", "fl.neural_features("),
+    "How much does it cost?": ("What it costs", "budget=0.05"),
+    "How do I watch a Lightning or Transformers run?": (
+        "Lightning and the Trainer of transformers", "fl.integrations.lightning.callback(",
+    ),
+    "Does a kernel explain my test error?": ("Does my kernel explain test error?", "fl.dynamics.kernel_regression("),
+}  # fmt: skip
+"""Card of the start page -> the heading where one lands, and code that answers the question."""
+
+IN_VIEW = """
+return [...document.querySelectorAll("h1, h2")].filter((heading) => {
+  const box = heading.getBoundingClientRect();
+  return box.top >= -5 && box.top < window.innerHeight;
+}).map((heading) => heading.firstChild.textContent);
+"""
+
+
+@pytest.fixture(scope="module")
+def window():
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("chromium and chromedriver are not installed")
+    with Browser(1280, 900) as found:
+        yield found
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_card_of_the_start_page_leads_to_the_answer(site: Path, window: Browser, question: str):
+    heading, code = QUESTIONS[question]
+    window.open(site / "index.html")
+    card = "[...document.querySelectorAll('.sd-card')].find((card) => card.innerText.includes(arguments[0]))"
+    window.script(f"{card}.querySelector('a.sd-stretched-link').click()", question)
+    for _ in range(50):
+        if heading in window.script(IN_VIEW):
+            break
+        time.sleep(0.1)
+    assert heading in window.script(IN_VIEW)
+    assert code in window.evaluate("document.body.innerText")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["index", "choose", "concepts/errata", "reference/kernels", "gallery/index"])
+def test_a_page_fits_a_phone_and_fetches_nothing(site: Path, window: Browser, page: str, scheme: str):
+    window.media(scheme=scheme)
+    window.resize(390)
+    window.requests()
+    window.open(site / f"{page}.html")
+    assert window.evaluate("document.documentElement.scrollWidth") <= 390
+    assert [url for url in window.requests() if not url.startswith(("file:", "data:", "about:"))] == []
+    assert [line for line in window.log() if "ERR_" in line or "Uncaught" in line] == []
+
+
+@pytest.mark.browser
+def test_the_explorer_runs_in_its_page(site: Path, window: Browser):
+    window.devtools("Emulation.clearDeviceMetricsOverride")
+    window.open(site / "gallery" / "explorer.html")
+    frame = window.evaluate("document.querySelector('iframe.explorer').getAttribute('src')")
+    assert frame == "../explorer.html"
+    window.open(site / "explorer.html")
+    assert window.evaluate("document.querySelectorAll('canvas, svg').length") > 0
