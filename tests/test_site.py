@@ -186,7 +186,7 @@ def test_mathematics_is_in_the_pages(site: Path):
 
 QUESTIONS = {
     "Did my network learn features?": ("Did my network learn features?", "fl.diagnose(watch.run)"),
-    "Where, and by what mechanism?": ("Where features are learned", "fl.neural_features("),
+    "Where, and by what mechanism?": ("Where?", "fl.neural_features("),
     "How much does it cost?": ("What it costs", "budget=0.05"),
     "How do I watch a Lightning or Transformers run?": (
         "Lightning and the Trainer of transformers", "fl.integrations.lightning.callback(",
