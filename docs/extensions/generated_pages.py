@@ -4,6 +4,7 @@ Also links: pages of the repository outside of docs/ stand in the site under oth
 """
 
 import re
+import shutil
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -20,6 +21,7 @@ OUTSIDE = {
     "benchmarks/RESULTS": "benchmarks",
 }
 OTHERS = re.compile(r"^% other pages of (\S+)$", re.MULTILINE)
+FINISHED = re.compile(r"(?<!!)\[([^\]\n]*)\]\((?!https?:)([\w./-]+\.html)\)")
 LINK = re.compile(rf"\]\((?:\.\./)+({'|'.join(OUTSIDE)})\.md(#[\w-]*)?\)")
 
 
@@ -30,8 +32,14 @@ def command_help() -> str:
     return re.sub(r", --no-[\w-]+`", "`", body)
 
 
+def _finished_pages(source: Path) -> list[Path]:
+    """Reports and other pages that are kept as they are, beside the Markdown that links them."""
+    return [page for page in source.rglob("*.html") if not page.is_relative_to(source / "_build")]
+
+
 def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = LINK.sub(lambda link: f"](/{OUTSIDE[link[1]]}.md{link[2] or ''})", source[0])
+    source[0] = FINISHED.sub(r'<a href="\2">\1</a>', source[0])  # opened, where a link of Sphinx would download it
     source[0] = OTHERS.sub(lambda mark: "\n".join(_others(app, mark[1], source[0])), source[0])
     if docname == HELP_PAGE:
         source[0] = source[0].replace(MARK, command_help())
@@ -44,8 +52,12 @@ def _others(app: Sphinx, folder: str, text: str) -> list[str]:
 
 
 def _write(app: Sphinx, error: Exception | None) -> None:
-    """The explorer and the figures of the papers, each a page of its own beside the site's."""
+    """Finished pages, the explorer and the figures of the papers, each a page of its own beside the site's."""
     if error is None and app.builder.format == "html":
+        for page in _finished_pages(Path(app.srcdir)):
+            place = Path(app.outdir) / page.relative_to(app.srcdir)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, place)
         explore(out=Path(app.outdir) / "explorer.html")
         reproduce(gallery=True, out=Path(app.outdir) / "figures.html")
 
