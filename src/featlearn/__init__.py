@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from featlearn.sweeps.results import open_sweep as open_sweep
     from featlearn.widths.entry import width_check as width_check
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME = {
     "AdaptiveSLO": "featlearn.steer.adaptive_slo",

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes, readable_count
 from featlearn.planning.rank_costs import RankCosts
+
+VERIFIED = 64
+"""Samples whose rows are verified together, at most."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +46,8 @@ class Plan:
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
+    verified: bool = False
+    """Whether backward passes of their own verify the kernel."""
     rank_costs: RankCosts | None = None
     """What it would cost on several devices, where that was asked for."""
 
@@ -89,6 +95,47 @@ class Plan:
         groups = [group for group in self.groups if lost & set(group.names)]
         return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
 
+    @property
+    def forward_runs(self) -> float:
+        """How often a sample runs through a forward pass, with checks, copies of single samples and the fallback."""
+        total = self.sample_passes
+        for count in self.samples if self.verified else ():
+            sizes = _chunks(count, self.verified_together)
+            total += self._verifications * sum(max(size, 2) for size in sizes)
+        for count in self.samples[: 1 if self.symmetric else 2] if self.verified else ():
+            total += max(2, min(AUDITED, count))  # which tell the precision
+        for group in self.groups:
+            for size in self._chunk_sizes(group):
+                parts = () if self._is_proved(size) else part_sizes(size, piece_count(size, self.launch_bytes))
+                total += self._repeats(group) * (max(size, 2) + sum(parts))
+        return total / self._distinct_samples
+
+    @property
+    def backward_runs(self) -> float:
+        """The same for backward passes, of which there is one for each output direction."""
+        total, lost = self._verifications * (self.samples[0] + 2 * self.samples[1]), set(self.fallbacks)
+        for group in self.groups:
+            times = self.directions + self._direction_blocks(group) * self.confirmed
+            single = self.directions if lost & set(group.names) else 0  # and one over the chunk, which checks their sum
+            checks = self._direction_blocks(group) if single else 0
+            total += sum(max(size, 2) * (times + checks) + size * single for size in self._chunk_sizes(group))
+        return total / self._distinct_samples
+
+    @property
+    def verified_together(self) -> int:
+        """Samples whose rows are verified together: rounding grows with them, the effect of one wrong row does not."""
+        least = min((group.chunk for group in self.groups), default=1)
+        return min(VERIFIED, 1 << (least.bit_length() - 1))
+
+    @property
+    def _distinct_samples(self) -> int:
+        return self.samples[0] if self.symmetric else sum(self.samples)
+
+    @property
+    def _verifications(self) -> int:
+        """Output directions that are verified one by one; all at once where pairs of them count."""
+        return 0 if not self.verified else 1 if len(self.kernel_shape) == 4 else self.directions
+
     def _is_proved(self, samples: int) -> bool:
         return not self.checked or (bool(self.proved_by) and max(samples, 2) not in self.proved_by)
 
@@ -133,6 +180,7 @@ class Plan:
             f"{plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
             f"{plural(self.backward_passes, 'backward pass', 'es')}, {self._checks()}, then "
             f"{readable_count(self.operations)} multiply-adds of contractions",
+            f"each sample runs {self.forward_runs:.3g} times forward and {self.backward_runs:.3g} times backward",
             f"{plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
             + (f", {plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
         ]

@@ -91,8 +91,8 @@ def ntk(
             precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
             ops take while they run (tens of MiB on a CPU) comes on top.
-        verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
-            they differ.
+        verify: compare v^T K w with (J^T v) . (J^T w) from independent backward passes, parameter by parameter and for
+            every 64 samples, and raise if they differ. Two forward and three backward passes for each output.
         sketch: `fl.Sketch(k=4096, repeats=4)` estimates the kernel from k random sums of each gradient's entries, for
             networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
             int. Two standard errors hold an entry in about 95 of 100 draws.
