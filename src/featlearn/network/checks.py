@@ -16,7 +16,7 @@ def admitted(
     model: nn.Module, inside: Inventory, inputs: Sequence[Inputs], readout: Readout | None,
     parameters: str | Sequence[str] | None,
 ) -> tuple[dict[str, Tensor], list[int]]:  # fmt: skip
-    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs.
+    """The parameters that count and the sizes of the batches, after all that can be refused before anything runs.
 
     `inside`: what the model holds inside its wrappers.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import columns_at_once
@@ -56,11 +56,11 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
     found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
     size = sweeps.chunk(3.0 + 2.0 * len(directions))
-    scratch = byte_budget(sweeps.prepared.memory, sweeps.measurement.device) // 8
+    scratch = byte_budget(sweeps.audited.memory, sweeps.measurement.device) // 8
     progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
-        for probe, places in sweeps.probes(size):
-            chunk = sweeps.measurement.chunk(probe, 0, probe.samples)
+        for batch, places in sweeps.batches(size):
+            chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
             total: Tensor | float = 0.0
             for name, gradients in sweeps.measurement.each_gradient(chunk, sweeps.measurement.parameters, directions):
                 total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
@@ -80,13 +80,13 @@ def row_blocks(
     """
     own = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
-    step = columns_at_once(sweeps.measurement, sweeps.prepared.memory, len(drawn), classes, sweeps.stream.sample_bytes)
+    step = columns_at_once(sweeps.measurement, sweeps.audited.memory, len(drawn), classes, sweeps.stream.sample_bytes)
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
-        for probe, places in sweeps.probes(step, wanted):
-            pair = sweeps.measurement.of_pair(own, probe)
-            kernel = measured_kernels(pair, sweeps.prepared, outputs, "network", rates=sweeps.rates)[""]
+        for batch, places in sweeps.batches(step, wanted):
+            pair = sweeps.measurement.of_pair(own, batch)
+            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
             if outputs == "full":
                 kernel = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
             yield kernel.double(), places
@@ -95,7 +95,7 @@ def row_blocks(
         progress.close()
 
 
-def gathered(sweeps: Sweeps, drawn: Tensor) -> Probe:
+def gathered(sweeps: Sweeps, drawn: Tensor) -> ModelWithInputs:
     """The network on the drawn samples, in the order in which they were drawn."""
     order = drawn.argsort()
     chunks = list(sweeps.stream.chunks(len(drawn), drawn[order]))
@@ -105,4 +105,4 @@ def gathered(sweeps: Sweeps, drawn: Tensor) -> Probe:
             "the samples of the loader differ in shape from batch to batch, expected one shape, for samples of several "
             "batches to stand side by side; pad all of them to one length"
         )
-    return sweeps.probe(taken(x, len(drawn), order.argsort()), len(drawn))
+    return sweeps.batch(taken(x, len(drawn), order.argsort()), len(drawn))

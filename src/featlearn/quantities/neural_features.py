@@ -7,17 +7,17 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, Probes, output_directions
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
-from featlearn.layers.projections import Projection, Projections, projections
+from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
 
 # Independent parts of sums over random directions, which show their error.
@@ -54,26 +54,26 @@ def neural_features(
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    prepared = Preparation(model, readout=readout, dtype=dtype, memory=memory)
-    return prepared_features(prepared, x, initial=initial, layers=layers, outputs=outputs)
+    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory)
+    return neural_features_of(audited, x, initial=initial, layers=layers, outputs=outputs)
 
 
-def prepared_features(
-    prepared: Preparation, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
+def neural_features_of(
+    audited: AuditedModel, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
 ) -> NeuralFeatures:  # fmt: skip
-    """The neural features of a prepared model: see `fl.neural_features`."""
+    """The neural features of an audited model: see `fl.neural_features`."""
     if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
         raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
     with ExitStack() as stack:
-        now = stack.enter_context(prepared.measuring([x], keep_weights=True))
+        now = stack.enter_context(audited.measuring([x], keep_weights=True))
         refuse_no_layers(now)
         start = None
         if initial is not None:
-            before = prepared.of_copy(network_at(prepared.model, initial))
+            before = audited.of_copy(network_at(audited.model, initial))
             start = stack.enter_context(before.measuring([x], keep_weights=True))
-            refuse_shared(start, prepared.model)
-        return measured_features(now, start, layers, outputs, prepared.memory)
+            refuse_shared(start, audited.model)
+        return measured_features(now, start, layers, outputs, audited.memory)
 
 
 def measured_features(
@@ -81,11 +81,11 @@ def measured_features(
     outputs: int | Probes | None = None, memory: str | int | None = None,
 ) -> NeuralFeatures:  # fmt: skip
     """The features of a measurement that is under way, compared with one of the network at initialisation."""
-    found = projections(now.example())
+    found = weight_matrices(now.example())
     budget = byte_budget(memory, now.device)
     chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
     directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
-    parts = _parts(chosen, budget, start is not None, directions, now.probes[0].samples)
+    parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
     totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
     _stream(now, start, directions, totals, found, 0.2 * budget)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
@@ -109,7 +109,7 @@ def refuse_shared(start: Measurement, model: nn.Module) -> None:
 
 
 def _parts(
-    chosen: Mapping[str, Projection], budget: int, compared: bool, directions: "_Directions", samples: int
+    chosen: Mapping[str, WeightMatrix], budget: int, compared: bool, directions: "_Directions", samples: int
 ) -> tuple[int, int]:
     """Into how many groups of samples, and of directions, the sums are divided for their error to be seen.
 
@@ -174,7 +174,7 @@ class _Directions:
 class _Totals:
     """Sums over all rows that arrive at one layer, for groups of samples and of directions."""
 
-    def __init__(self, one: Projection, device: torch.device, compared: bool, parts: tuple[int, int]) -> None:
+    def __init__(self, one: WeightMatrix, device: torch.device, compared: bool, parts: tuple[int, int]) -> None:
         self.one, self.rows = one, 0
         shape = (*parts, len(one.weight), len(one.weight))
         self.covariance = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -281,26 +281,26 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 def _stream(
     now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals],
-    like: Projections, room: float,
+    like: WeightMatrices, room: float,
 ) -> None:  # fmt: skip
     """Add up what arrives, chunk by chunk."""
-    (probe,) = now.probes
+    (batch,) = now.batches
     chunk = samples_within(now, room if start is None else room / 2)
-    progress = ProgressLine("neural features", -(-probe.samples // chunk))
+    progress = ProgressLine("neural features", -(-batch.samples // chunk))
     names = list(totals)
     try:
-        for begin in range(0, probe.samples, chunk):
-            end = min(begin + chunk, probe.samples)
-            here = PreactivationGradients(now, probe, begin, end, like)
-            there = None if start is None else PreactivationGradients(start, start.probes[0], begin, end, like)
+        for begin in range(0, batch.samples, chunk):
+            end = min(begin + chunk, batch.samples)
+            here = PreactivationGradients(now, batch, begin, end, like)
+            there = None if start is None else PreactivationGradients(start, start.batches[0], begin, end, like)
             for number, direction in enumerate(directions.of(end - begin)):
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)
                 for name, total in totals.items():
                     total.add(found[name], None if before is None else before[name], begin, number)
             for name, total in totals.items():
-                total.rows += (end - begin) * here.projection(name).positions
-                total.initial_weight = None if there is None else there.projection(name).weight
+                total.rows += (end - begin) * here.weight_matrix(name).positions
+                total.initial_weight = None if there is None else there.weight_matrix(name).weight
             progress.advance()
     finally:
         progress.close()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
@@ -19,16 +20,15 @@ from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
-from featlearn.network.inputs import Inputs, Probe, Readout
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import Plan, PlannedKernel
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.verification import Checks
+from featlearn.quantities.verification import KernelVerification
 
 
 @overload
@@ -83,8 +83,8 @@ def ntk(
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
     _checked_by(by)
-    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return tangent_kernel(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def plan(
@@ -98,53 +98,53 @@ def plan(
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
     _checked_by(by)
-    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return kernel_plan(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return kernel_plan(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def tangent_kernel(
-    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Tensor | Kernels:  # fmt: skip
-    """The tangent kernel of a prepared model: see `fl.ntk`."""
-    rates = _checked(prepared, outputs, by, optimizer)
+    """The tangent kernel of an audited model: see `fl.ntk`."""
+    rates = _checked(audited, outputs, by, optimizer)
 
     def measured() -> Kernels:
         # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
-            return measured_kernels(measurement, prepared, outputs, by, rates=rates, verify=verify)
+        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
 
     try:
         kernels = measured()
     except ChangedOutputsError:  # a flag of the model, say, since an earlier call
-        prepared.forget()
+        audited.forget()
         kernels = measured()
     return kernels[""] if by == "network" else kernels
 
 
 def kernel_plan(
-    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Plan:  # fmt: skip
     """What `tangent_kernel` will do and cost."""
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = _checked(prepared, outputs, by, optimizer)
-    with prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
+    rates = _checked(audited, outputs, by, optimizer)
+    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
         directions = output_directions(outputs, measurement.classes)
-        found = plan_kernel(measurement, directions, _elementwise(rates), by, prepared.memory, verify)
+        found = plan_kernel(measurement, directions, _elementwise(rates), by, audited.memory, verify)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
         return found
 
 
-def _checked(prepared: Preparation, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+def _checked(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
     _checked_by(by)
-    unwrapped(prepared.model)
+    unwrapped(audited.model)
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
-    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(prepared.model, prepared.globs))
+    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
 
 
 def _checked_by(by: str) -> None:
@@ -153,17 +153,17 @@ def _checked_by(by: str) -> None:
 
 
 def measured_kernels(
-    measurement: Measurement, prepared: Preparation, outputs: Outputs, by: str, *,
+    measurement: Measurement, audited: AuditedModel, outputs: Outputs, by: str, *,
     rates: Mapping[str, Rate] | None = None, verify: bool = False,
 ) -> Kernels:  # fmt: skip
     """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
-    rates, memory = {} if rates is None else rates, prepared.memory
+    rates, memory = {} if rates is None else rates, audited.memory
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
     elementwise = _elementwise(rates)
     key = plan_key(measurement, directions, elementwise, by, memory, verify)
-    known = prepared.plans.get(key)
+    known = audited.plans.get(key)
     if known is None or not still_fits(known.plan, memory, measurement.device):
         known = PlannedKernel(plan_kernel(measurement, directions, elementwise, by, memory, verify), None)
     elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
@@ -172,13 +172,13 @@ def measured_kernels(
         if kernels is not None:
             return kernels
     execution = _Execution(measurement, known.plan, directions, rates, by, None)
-    checks = Checks(measurement, directions, rates, known.plan) if verify else None
+    checks = KernelVerification(measurement, directions, rates, known.plan) if verify else None
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
     if checks is not None:
         checks.conclude()
     _refuse_not_finite(measurement, kernels, by)
-    prepared.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
+    audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
 
 
@@ -224,7 +224,7 @@ class _Execution:
         self.found_proportional: frozenset[str] | None = None
         """Parameters for which one output direction was found to stand for all."""
 
-    def run(self, checks: Checks | None = None) -> Kernels:
+    def run(self, checks: KernelVerification | None = None) -> Kernels:
         """The kernels of all groups of parameters."""
         measurement, plan = self._measurement, self._plan
         total = KernelSum(
@@ -252,9 +252,9 @@ class _Execution:
 
     def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
         """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
-        measurement, (probe,), mode = self._measurement, self._measurement.probes, self._directions.mode
-        chunk, blocks = measurement.chunk(probe, 0, probe.samples), self._direction_blocks(group)
-        every = slice(0, probe.samples)
+        measurement, (batch,), mode = self._measurement, self._measurement.batches, self._directions.mode
+        chunk, blocks = measurement.chunk(batch, 0, batch.samples), self._direction_blocks(group)
+        every = slice(0, batch.samples)
         kept: dict[str, RowGrams] | None = {} if len(blocks) > 1 and mode == "each" else None
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
@@ -277,36 +277,36 @@ class _Execution:
 
     def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
         """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
-        probes = self._measurement.probes
-        rows, columns = (_blocks(probe, group.block) for probe in (probes[0], probes[-1]))
+        batches = self._measurement.batches
+        rows, columns = (_blocks(batch, group.block) for batch in (batches[0], batches[-1]))
         for chosen in self._direction_blocks(group):
             for i in rows:
                 if total.symmetric and len(rows) == 1:
-                    total.add_diagonal(self._gathered(probes[0], i, chosen, group, progress), i, chosen)
+                    total.add_diagonal(self._gathered(batches[0], i, chosen, group, progress), i, chosen)
                     continue
-                left = dict(self._gathered(probes[0], i, chosen, group, progress))
+                left = dict(self._gathered(batches[0], i, chosen, group, progress))
                 for j in columns:
                     if total.symmetric and j.start > i.start:
                         break
                     same = total.symmetric and i == j
-                    right = left if same else dict(self._gathered(probes[-1], j, chosen, group, progress))
+                    right = left if same else dict(self._gathered(batches[-1], j, chosen, group, progress))
                     for name in (name for name in left if name in right):
                         total.add(name, left[name], right[name], i, j, chosen)
 
     def _gathered(
-        self, probe: Probe, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine
+        self, batch: ModelWithInputs, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine
     ) -> Iterator[tuple[str, Gradients]]:
         """Gradients of a block of samples, in the form that takes less memory."""
         measurement, directions = self._measurement, self._directions.rows(chosen)
         early = {p.name for p in self._plan.parameters if p.form_early}
-        whole = self._plan.symmetric and block == slice(0, probe.samples)
+        whole = self._plan.symmetric and block == slice(0, batch.samples)
         # Chunks of one block agree on it; between blocks nothing could be taken back.
         proportional = ProportionalOutputs() if whole and self._directions.mode == "sum" else None
         gathered: dict[str, Gathered] = {}
         begin = block.start
         while begin < block.stop:
             end = min(begin + group.chunk, block.stop)
-            chunk = measurement.chunk(probe, begin, end)
+            chunk = measurement.chunk(batch, begin, end)
             seen = set()
             try:
                 for name, gradients in self._with_rates(
@@ -364,5 +364,5 @@ def _elementwise(rates: Mapping[str, Rate]) -> set[str]:
     return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
 
 
-def _blocks(probe: Probe, size: int) -> list[slice]:
-    return [slice(begin, min(begin + size, probe.samples)) for begin in range(0, probe.samples, size)]
+def _blocks(batch: ModelWithInputs, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, batch.samples)) for begin in range(0, batch.samples, size)]

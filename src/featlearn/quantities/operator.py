@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
@@ -17,11 +18,10 @@ from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
-from featlearn.preparation import Preparation
 from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.quantities.jacobian_products import jvp_method
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.stream import Stream
+from featlearn.quantities.stream import SampleStream
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import checked_finite
 
@@ -57,11 +57,11 @@ class NTKOperator:
         parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
         memory: str | int | None = None,
     ) -> None:  # fmt: skip
-        self._prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+        self._audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
         self._optimizer = optimizer
         devices = {p.device for p in unwrapped(model).parameters()}
         with undisturbed(Inventory(unwrapped(model))):  # a loader draws random numbers
-            self._stream = Stream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
+            self._stream = SampleStream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""
@@ -199,10 +199,10 @@ class NTKOperator:
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
         if self._optimizer is not None:
-            rates = step_rates(self._optimizer, trainable_parameters(self._prepared.model, self._prepared.globs))
+            rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
         # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
-        with self._prepared.measuring([self._stream.first], builtin=False) as measurement:
-            yield Sweeps(measurement, self._stream, rates, self._prepared)
+        with self._audited.measuring([self._stream.first], builtin=False) as measurement:
+            yield Sweeps(measurement, self._stream, rates, self._audited)
 
     def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
         drawing = source(generator)
@@ -214,8 +214,8 @@ class NTKOperator:
 
     def _survey(self, sweeps: Sweeps) -> None:
         """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""
-        for probe, _ in sweeps.probes(sweeps.chunk(3.0)):
-            sweeps.measurement.chunk(probe, 0, probe.samples)
+        for batch, _ in sweeps.batches(sweeps.chunk(3.0)):
+            sweeps.measurement.chunk(batch, 0, batch.samples)
         sweeps.measurement.refuse_no_gradient()
 
     def _rows(self, v: Any) -> Tensor:

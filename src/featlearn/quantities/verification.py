@@ -14,7 +14,7 @@ from featlearn.planning.plan import Plan
 from featlearn.quantities.optimizer_kernel import Rate
 
 
-class Checks:
+class KernelVerification:
     """Quadratic forms of every parameter's kernel, collected while it is built, and what they must be."""
 
     def __init__(self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan) -> None:
@@ -25,9 +25,9 @@ class Checks:
         count, shared = directions.count, directions.mode == "sum"
         self._vectors = [
             torch.randn(
-                1 if shared else count, probe.samples, generator=generator, dtype=torch.float64, device="cpu"
+                1 if shared else count, batch.samples, generator=generator, dtype=torch.float64, device="cpu"
             ).expand(count, -1)
-            for probe in measurement.probes
+            for batch in measurement.batches
         ]
         self._given: dict[str, Tensor] = defaultdict(lambda: torch.zeros(count, dtype=torch.float64, device="cpu"))
         self._sizes: dict[str, float] = defaultdict(float)
@@ -67,8 +67,8 @@ class Checks:
         every = [slice(0, count)] if mode == "full" else [slice(k, k + 1) for k in range(count)]
         for chosen in every:
             sides = [
-                self._measurement.pulled_back(probe, vectors[chosen].T @ self._directions.rows(chosen), self._chunk)
-                for probe, vectors in zip(self._measurement.probes, self._vectors, strict=True)
+                self._measurement.pulled_back(batch, vectors[chosen].T @ self._directions.rows(chosen), self._chunk)
+                for batch, vectors in zip(self._measurement.batches, self._vectors, strict=True)
             ]
             for name, a in sides[0].items():
                 rate = self._rates.get(name, 1.0)
