@@ -1,9 +1,8 @@
 """The empirical tangent kernel of any network, exactly."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,10 @@ from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
@@ -27,8 +28,11 @@ from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import Plan, PlannedKernel
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates, with_rates
+from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 from featlearn.quantities.verification import KernelVerification
+
+Found = TypeVar("Found")
 
 
 @overload
@@ -36,21 +40,35 @@ def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["network"] = "network",
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["layer", "parameter"],
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
 ) -> Kernels: ...  # fmt: skip
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> Estimate: ...  # fmt: skip
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> dict[str, Estimate]: ...  # fmt: skip
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False,
-) -> Tensor | Kernels:  # fmt: skip
+    verify: bool = False, sketch: Sketch | None = None,
+) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
     A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
@@ -73,33 +91,24 @@ def ntk(
             precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
             ops take while they run (tens of MiB on a CPU) comes on top.
-        verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
-            they differ.
+        verify: compare v^T K w with (J^T v) . (J^T w) from independent backward passes, parameter by parameter and for
+            every 64 samples, and raise if they differ. Two forward and three backward passes for each output.
+        sketch: `fl.Sketch(k=4096, repeats=4)` estimates the kernel from k random sums of each gradient's entries, for
+            networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
+            int. Two standard errors hold an entry in about 95 of 100 draws.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
+        With `sketch` an `fl.Estimate` whose value and stderr are (P, P2), or a dict of them.
 
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    _checked_by(by)
+    checked_by(by)
     audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    if sketch is not None:
+        return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
     return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
-
-
-def plan(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False,
-) -> Plan:  # fmt: skip
-    """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
-
-    Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
-    """
-    _checked_by(by)
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return kernel_plan(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def tangent_kernel(
@@ -107,47 +116,58 @@ def tangent_kernel(
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Tensor | Kernels:  # fmt: skip
     """The tangent kernel of an audited model: see `fl.ntk`."""
-    rates = _checked(audited, outputs, by, optimizer)
+    rates = checked_rates(audited, outputs, by, optimizer)
 
-    def measured() -> Kernels:
-        # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
-            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
+    def measured(measurement: Measurement) -> Kernels:
+        return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
 
-    try:
-        kernels = measured()
-    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
-        audited.forget()
-        kernels = measured()
+    kernels = _measured_once_more(audited, x, x2, measured)
     return kernels[""] if by == "network" else kernels
 
 
-def kernel_plan(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
-    optimizer: Optimizer | None = None, verify: bool = False,
-) -> Plan:  # fmt: skip
-    """What `tangent_kernel` will do and cost."""
-    if isinstance(outputs, Probes):
-        outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = _checked(audited, outputs, by, optimizer)
-    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
-        directions = output_directions(outputs, measurement.classes)
-        found = plan_kernel(measurement, directions, _elementwise(rates), by, audited.memory, verify)
-        measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
-        measurement.refuse_no_gradient()
-        return found
+def sketched_kernel(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, sketch: Sketch, *, outputs: Outputs = "mean",
+    by: str = "network", optimizer: Optimizer | None = None, verify: bool = False,
+) -> Estimate | dict[str, Estimate]:  # fmt: skip
+    """The sketched kernel of an audited model: see `fl.ntk`."""
+    checked_sketch(sketch, outputs, verify)
+    rates = checked_rates(audited, outputs, by, optimizer)
+
+    def measured(measurement: Measurement) -> dict[str, Estimate]:
+        return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
+
+    found = _measured_once_more(audited, x, x2, measured)
+    return found[""] if by == "network" else found
 
 
-def _checked(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+def _measured_once_more(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, measured: Callable[[Measurement], Found]
+) -> Found:
+    """What is measured, once more where the model gives other outputs than in an earlier call."""
+
+    def attempt() -> Found:
+        # Until all that was measured with is gone: the collector would take it for lasting.
+        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+            return measured(measurement)
+
+    try:
+        return attempt()
+    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
+        audited.forget()
+        return attempt()
+
+
+def checked_rates(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
-    _checked_by(by)
+    checked_by(by)
     unwrapped(audited.model)
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
     return {} if optimizer is None else step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
 
 
-def _checked_by(by: str) -> None:
+def checked_by(by: str) -> None:
+    """Refuse other ways to divide a kernel."""
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
 
@@ -161,11 +181,11 @@ def measured_kernels(
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
-    elementwise = _elementwise(rates)
-    key = plan_key(measurement, directions, elementwise, by, memory, verify)
+    formed = elementwise(rates)
+    key = plan_key(measurement, directions, formed, by, memory, verify)
     known = audited.plans.get(key)
     if known is None or not still_fits(known.plan, memory, measurement.device):
-        known = PlannedKernel(plan_kernel(measurement, directions, elementwise, by, memory, verify), None)
+        known = PlannedKernel(plan_kernel(measurement, directions, formed, by, memory, verify), None)
     elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
         # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
         kernels = _deferring(measurement, known, directions, rates, by)
@@ -259,10 +279,10 @@ class _Execution:
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
             captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=_elementwise(self._rates),
+                chunk, group.names, self._directions.rows(chosen), dense=elementwise(self._rates),
                 proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
             )  # fmt: skip
-            total.add_diagonal(self._with_rates(captured) if self._rates else captured, every, chosen, kept)
+            total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
             if proportional is not None:
                 self.found_proportional = frozenset(proportional.found)
 
@@ -309,12 +329,11 @@ class _Execution:
             chunk = measurement.chunk(batch, begin, end)
             seen = set()
             try:
-                for name, gradients in self._with_rates(
-                    measurement.each_gradient(
-                        chunk, group.names, directions, dense=early, proportional=proportional,
-                        apart=self._directions.mode == "each", last=True,
-                    )
-                ):  # fmt: skip
+                captured = measurement.each_gradient(
+                    chunk, group.names, directions, dense=early, proportional=proportional,
+                    apart=self._directions.mode == "each", last=True,
+                )  # fmt: skip
+                for name, gradients in with_rates(captured, self._rates):
                     if name not in gathered:
                         gathered[name] = Gathered(block.stop - block.start, gradients.directions)
                         if begin > block.start:
@@ -341,27 +360,6 @@ class _Execution:
         parameter = self._measurement.parameters[name]
         size = parameter.numel() * (2 if parameter.is_complex() else 1)
         return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
-
-    def _with_rates(self, captured: Iterator[tuple[str, Gradients]]) -> Iterator[tuple[str, Gradients]]:
-        """The square root of the optimizer's rate on either side of the kernel."""
-        for name, gradients in captured:
-            rate = self._rates.get(name, 1.0)
-            if isinstance(gradients, Dense) and isinstance(rate, Tensor):
-                yield name, Dense(gradients.gradient * rate.flatten().to(gradients.gradient).sqrt())
-            elif rate == 1.0:
-                yield name, gradients
-            elif isinstance(gradients, Dense):
-                yield name, Dense(gradients.gradient * rate**0.5)
-            else:
-                assert isinstance(rate, float)
-                parts = tuple(replace(part, grads=part.grads * rate**0.5) for part in gradients.parts)
-                yield name, replace(gradients, parts=parts)
-            del gradients
-
-
-def _elementwise(rates: Mapping[str, Rate]) -> set[str]:
-    """Parameters with a rate for every entry."""
-    return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
 
 
 def _blocks(batch: ModelWithInputs, size: int) -> list[slice]:
