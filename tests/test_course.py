@@ -56,7 +56,8 @@ def test_there_are_eight_lessons_and_the_index_lists_them_in_order():
 def test_a_lesson_has_its_parts(page: Path):
     text = page.read_text()
     headings = re.findall(r"^## (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
-    assert re.match(rf"# {page.stem[0]}\. [^\n]+\n\n\*[^\n]+\?[^\n]*\*\n", text), "no title with its number and a question"
+    begins = rf"# {page.stem[0]}\. [^\n]+\n\n\*[^\n]+\?[^\n]*\*\n"  # a title with its number, and a question
+    assert re.match(begins, text)
     assert headings[0] == "Theory"
     assert "Against the expectation" in headings
     assert headings[-1] == "Questions"
