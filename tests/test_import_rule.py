@@ -16,7 +16,7 @@ FOUNDATION = {"errors", "shapes", "linalg"}
 CONTRACTION = {"errors", "shapes", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "measurement"}
-PREPARATION = MEASUREMENT | {"planning", "preparation"}
+PREPARATION = MEASUREMENT | {"planning", "distributed", "preparation"}
 MEASURING = FOUNDATION | PREPARATION | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
@@ -38,8 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "audit": GRADIENTS,
     "measurement": GRADIENTS | {"audit"},
     "planning": MEASUREMENT,
+    "distributed": {"errors", "shapes", "contraction", "network"},
     "layers": MEASUREMENT - {"audit"},
-    "preparation": MEASUREMENT | {"planning"},
+    "preparation": MEASUREMENT | {"planning", "distributed"},
     "quantities": FOUNDATION | PREPARATION | {"layers", "readouts", "dynamics"},
     "session": FOUNDATION | PREPARATION | {"layers", "quantities"},
     "metrics": FOUNDATION,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
+from featlearn.distributed.agreement import expect_same_tensors
+from featlearn.distributed.group import RankGroup
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
@@ -42,8 +44,10 @@ class Preparation:
 
     def __init__(
         self, model: nn.Module, *, readout: Readout | None = None, parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None, memory: str | int | None = None,
+        dtype: torch.dtype | None = None, memory: str | int | None = None, group: object = None,
     ) -> None:  # fmt: skip
+        self.group = RankGroup(group)
+        """The ranks among which samples are divided."""
         self.model, self.readout, self.globs = model, readout, parameters
         self.dtype, self.memory = checked_dtype(dtype), memory
         self.audits: dict[tuple[str, ...], Audit] = {}
@@ -64,6 +68,20 @@ class Preparation:
         torch's own layers are not isolated, because a forward pass only reads them.
         """
         return (self._keeping_weights if keep_weights else self._measuring)(inputs, reuse, builtin)
+
+    @contextmanager
+    def measuring_together(
+        self, inputs: Sequence[Inputs], *, keep_weights: bool = False, builtin: bool = True
+    ) -> Iterator[Measurement]:
+        """The same on every rank of the group, each with its inputs, after a check that all have the same network."""
+        entering = self.measuring(inputs, keep_weights=keep_weights, builtin=builtin)
+        with self.group.entered(entering) as measurement:
+            model = measurement.model
+            expect_same_tensors(
+                self.group, "the weight or buffer", {**dict(model.named_parameters()), **dict(model.named_buffers())},
+                "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
+            )  # fmt: skip
+            yield measurement
 
     @contextmanager
     def _keeping_weights(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
