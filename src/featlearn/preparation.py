@@ -144,9 +144,13 @@ class Preparation:
         measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
 
+    def forget_outputs(self) -> None:
+        """Drop what is known of the number, precision and device of outputs."""
+        self._facts.clear()
+
     def forget(self) -> None:
         """Drop what is known of outputs, and the plans made from it; audits stay."""
-        self._facts.clear()
+        self.forget_outputs()
         self._passes.clear()
         self._readings.clear()
         self.plans.clear()

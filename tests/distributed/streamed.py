@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from featlearn.gradients.directions import Probes
@@ -10,21 +9,9 @@ from featlearn.quantities.alignment_estimate import estimate_alignment
 from featlearn.quantities.neural_features import neural_features
 from featlearn.quantities.operator import NTKOperator
 
+from .comparison import assert_close, assert_same_everywhere
 from .networks import CASES, inputs, perceptron
 from .ranks import on_ranks
-
-
-def assert_same_everywhere(tensor: Tensor) -> None:
-    """The same bits on every rank."""
-    bits = tensor.detach().contiguous().cpu()
-    found = [torch.empty_like(bits) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, bits)
-    assert all(torch.equal(one, found[0]) for one in found)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) <= 1e-14 * float(expected.abs().max())
 
 
 @on_ranks(2, 4)

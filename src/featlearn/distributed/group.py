@@ -12,7 +12,6 @@ from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError, RankError
 
-
 T = TypeVar("T")
 
 

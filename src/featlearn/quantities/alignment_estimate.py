@@ -64,9 +64,7 @@ def estimate_alignment(
     """
     if y is None and not isinstance(data, torch.utils.data.DataLoader):
         raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
-    operator = NTKOperator(
-        model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
-    )
+    operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     with operator.ranks.together():
         targets = _targets(y, operator)
     expect_same_tensors(operator.ranks, "the targets", {"y": targets}, "give all ranks what one of them has")
