@@ -68,7 +68,7 @@ def other_weights_are_refused(rank: int, size: int) -> None:
     works()
 
 
-@on_ranks(2, 4)
+@on_ranks(2)
 def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
     model, odd = perceptron(), rank == 1
     x = inputs(6, 5)
@@ -92,7 +92,7 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
     works()
 
 
-@on_ranks(2, 4)
+@on_ranks(2)
 def other_memory_is_agreed_on(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(400, 5)
     expected, v = ntk(model, x), inputs(400, 3, 5)

@@ -64,9 +64,9 @@ def assert_divided(found: Any, expected: Any, size: int, axis: int = 0) -> None:
 
 @on_ranks(2, 4)
 def all_modes_of_all_networks_by_either_exchange(rank: int, size: int) -> None:
-    for name, (make, data) in CASES.items():
-        model, x = make(), data(13)
-        for outputs in MODES if name == "attention" else ("mean", "each", "full"):
+    for name, (make, data) in [*CASES.items()][size - 2 :]:
+        model, x = make(), data(9)
+        for outputs in MODES if name == "attention" and size == 2 else ("mean", "each", "full"):
             expected = ntk(model, x, outputs=outputs)
             if outputs == "full" and size == 2:
                 assert_close(expected, dense_ntk(model, x, outputs=outputs), 1e-12)
@@ -79,7 +79,7 @@ def all_modes_of_all_networks_by_either_exchange(rank: int, size: int) -> None:
 
 @on_ranks(2, 4)
 def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> None:
-    for name in ("convolution", "attention"):
+    for name in ("convolution", "attention")[: 4 // size]:
         make, data = CASES[name]
         model, x = make(), data(11)
         x2 = data(18)[11:]
@@ -101,7 +101,7 @@ def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> Non
 @on_ranks(2, 4)
 def any_number_of_samples(rank: int, size: int) -> None:
     model = perceptron()
-    for samples in (1, 2, 3, 5, 9):
+    for samples in (1, 3, 5):
         x, x2 = inputs(samples, 5), inputs(4, 5, seed=3)
         for kind in ("ring", "slices"):
             with exchanged_by(kind):
@@ -129,20 +129,20 @@ def little_memory_makes_blocks_and_passes(rank: int, size: int) -> None:
 @on_ranks(4)
 def the_exchange_follows_from_shapes(rank: int, size: int) -> None:
     torch.manual_seed(0)
-    many_positions = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv1d(3, 1, 60)).double()
+    many_positions = nn.Sequential(nn.Conv1d(5, 20, 3, padding=1), nn.ReLU(), nn.Conv1d(20, 1, 60)).double()
     wide = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 1)).double()
     with exchanged_by(None) as chosen:
         assert_divided(
-            ntk(many_positions, inputs(12, 2, 60), readout=lambda f: f[:, 0], group="world"),
-            ntk(many_positions, inputs(12, 2, 60), readout=lambda f: f[:, 0]), size,
+            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0], group="world"),
+            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0]), size,
         )  # fmt: skip
     assert any(chosen)
     with exchanged_by(None) as chosen:
-        ntk(wide, inputs(12, 40), group="world")
+        ntk(wide, inputs(20, 40), group="world")
     assert not any(chosen)
 
 
-@on_ranks(2, 4)
+@on_ranks(2)
 def one_direction_stands_for_all_outputs_everywhere(rank: int, size: int) -> None:
     torch.manual_seed(2)
     wide = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 9)).double()
@@ -178,7 +178,7 @@ def samples_of_some_ranks_use_other_parameters(rank: int, size: int) -> None:
             assert_divided(ntk(model, x, by="parameter", group="world"), ntk(model, x, by="parameter"), size)
 
 
-@on_ranks(2, 4)
+@on_ranks(2)
 def a_session_measures_again(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(10, 5)
     divided, one = Session(model, x, group="world"), Session(model, x)
@@ -194,7 +194,7 @@ def a_session_measures_again(rank: int, size: int) -> None:
     assert list(divided.neural_features()) == list(one.neural_features())
 
 
-@on_ranks(2, 4)
+@on_ranks(2)
 def single_precision_is_as_good_as_in_one_process(rank: int, size: int) -> None:
     for make, data in CASES.values():
         model, x = make(), data(13)
