@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from featlearn.audit.audit import Audit
 from featlearn.distributed.agreement import expect_same_tensors
 from featlearn.distributed.group import RankGroup
+from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
@@ -96,9 +97,10 @@ class Preparation:
     @contextmanager
     def _measuring(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
         model = unwrapped(self.model)
-        inside = Inventory(model)
-        originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
         with ExitStack() as stack:
+            stack.enter_context(whole_weights(model))
+            inside = Inventory(model)
+            originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
             copying = needs_copy(inside, self.dtype)
             trusted = builtin and len(inputs) == 1 and not copying
             isolation = stack.enter_context(

@@ -8,6 +8,7 @@ from torch import Tensor
 from featlearn.contraction.kernel_sum import Kernels, kernel_keys
 from featlearn.distributed.agreement import expect_same_call, expect_same_tensors, smallest_budget
 from featlearn.distributed.group import RankGroup
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, batch_size, describe
@@ -35,6 +36,7 @@ def divided_kernels(
     with ranks.together():
         rates = rates_of()
         sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
+    rates = whole_tensors(rates)
     _expect_same(prepared, x, x2, outputs, by, verify, rates)
     division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
@@ -111,7 +112,7 @@ def tangent_kernel(
             prepared, x, x2, outputs, by, verify, lambda: _checked(prepared, outputs, by, optimizer)
         )
         return divided[""] if by == "network" else divided
-    rates = _checked(prepared, outputs, by, optimizer)
+    rates = whole_tensors(_checked(prepared, outputs, by, optimizer))
 
     def measured() -> Kernels:
         # Until all that was measured with is gone: the collector would take it for lasting.
@@ -133,7 +134,7 @@ def kernel_plan(
     """What `tangent_kernel` will do and cost."""
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = _checked(prepared, outputs, by, optimizer)
+    rates = whole_tensors(_checked(prepared, outputs, by, optimizer))
     with prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
         directions = output_directions(outputs, measurement.classes)
         found = plan_kernel(measurement, directions, elementwise_rates(rates), by, prepared.memory, verify)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.distributed.agreement import SAME_DATA, expect_same_arguments, expect_same_tensors, smallest_budget
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
@@ -16,8 +17,7 @@ from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.sketch import Sketch, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
-from featlearn.network.inventory import Inventory
-from featlearn.network.isolation import undisturbed
+from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.preparation import Preparation
 from featlearn.quantities.columns import KernelColumns, squared_gradients
@@ -70,7 +70,7 @@ class NTKOperator:
         with self.ranks.together():
             devices = {p.device for p in unwrapped(model).parameters()}
             device = next(iter(devices)) if len(devices) == 1 else None
-            with undisturbed(Inventory(unwrapped(model))):  # a loader draws random numbers
+            with random_state_kept():  # a loader draws random numbers
                 self._stream = Stream(data, device, dtype)
         if self.ranks.size > 1:
             self._agree(device or torch.device("cpu"))
@@ -215,6 +215,7 @@ class NTKOperator:
         with self.ranks.together():
             if self._optimizer is not None:
                 rates = step_rates(self._optimizer, trainable_parameters(self._prepared.model, self._prepared.globs))
+        rates = whole_tensors(rates)
         same = {**rates, **({} if given is None else {"v": given})}
         expect_same_tensors(self.ranks, "the vector, or rate of", same, "give all ranks what one of them has")
         # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
