@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn import preparation
+from featlearn import audited_model
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.network import isolation
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning import chunks
 from tests.references.jacobian import dense_ntk
 
@@ -63,14 +63,14 @@ def assert_exact(session: fl.Session, **arguments: Any) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples each forward pass has."""
     seen: list[int] = []
-    plain = Probe.outputs
+    plain = ModelWithInputs.outputs
 
-    def outputs(self: Probe, *args: Any) -> Tensor:
+    def outputs(self: ModelWithInputs, *args: Any) -> Tensor:
         found = plain(self, *args)
         seen.append(len(found))
         return found
 
-    monkeypatch.setattr(Probe, "outputs", outputs)
+    monkeypatch.setattr(ModelWithInputs, "outputs", outputs)
     return seen
 
 
@@ -169,13 +169,13 @@ def test_it_is_asked_when_no_other_thread_measures(monkeypatch: pytest.MonkeyPat
     session = fl.Session(*made("perceptron"))
     session.ntk()
     owned: list[bool] = []
-    real = preparation.is_builtin_sequential
+    real = audited_model.is_builtin_sequential
 
     def asked(*arguments: Any) -> bool:
         owned.append(isolation._measuring._is_owned())  # type: ignore[attr-defined]
         return real(*arguments)
 
-    monkeypatch.setattr(preparation, "is_builtin_sequential", asked)
+    monkeypatch.setattr(audited_model, "is_builtin_sequential", asked)
     session.ntk()
     assert owned == [True]
 
@@ -275,7 +275,7 @@ def test_a_graph_of_the_same_structure_and_other_shapes_is_read_anew():
     model, x = image_network()
     session = fl.Session(model, x)
     session.ntk()
-    (known,) = session._prepared._readings.values()
+    (known,) = session._audited._readings.values()
     model[0].padding = (0, 2)
     outputs = model(x)
     parameters = dict(model.named_parameters())

@@ -31,7 +31,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
-from featlearn.network.inputs import Probe, input_kind
+from featlearn.network.inputs import ModelWithInputs, input_kind
 from featlearn.ops import is_built_in
 
 
@@ -52,13 +52,13 @@ class KnownReading(NamedTuple):
 
 @dataclass
 class Measurement:
-    """A network and its probes, ready to be captured."""
+    """A network and its batches, ready to be captured."""
 
     model: nn.Module
     parameters: Mapping[str, Tensor]
     originals: Mapping[str, Tensor]
     """The user's own parameters under the same names: `parameters` may be copies in another precision."""
-    probes: tuple[Probe, ...]
+    batches: tuple[ModelWithInputs, ...]
     audits: dict[tuple[str, ...], Audit]
     """Audits of earlier graphs by the names of their nodes; new ones are added."""
     classes: int
@@ -91,19 +91,19 @@ class Measurement:
     _generator: torch.Generator = field(default_factory=fixed_generator)
 
     def example(self, number: int = 0) -> Chunk:
-        """A few samples of a probe, captured and read: what they show of uses and sizes holds for all."""
+        """A few samples of a batch, captured and read: what they show of uses and sizes holds for all."""
         if number not in self._examples:
-            self._examples[number] = self._example(self.probes[number])
+            self._examples[number] = self._example(self.batches[number])
         return self._examples[number]
 
     @property
     def examples(self) -> list[Chunk]:
-        """One for every probe."""
-        return [self.example(number) for number in range(len(self.probes))]
+        """One for every batch."""
+        return [self.example(number) for number in range(len(self.batches))]
 
-    def _example(self, probe: Probe, *, anew: bool = False) -> Chunk:
+    def _example(self, batch: ModelWithInputs, *, anew: bool = False) -> Chunk:
         """A few samples, audited if their graph is not known yet, or `anew`."""
-        chunk = self._few(probe, proving=self.kind(probe) not in self.passes)
+        chunk = self._few(batch, proving=self.kind(batch) not in self.passes)
         if chunk.graph is None:
             return chunk
         known = self.audits.get(chunk.graph.structure.names)
@@ -116,16 +116,16 @@ class Measurement:
         chunk.unproved = _unproved(chunk)
         return chunk
 
-    def _few(self, probe: Probe, *, proving: bool) -> Chunk:
+    def _few(self, batch: ModelWithInputs, *, proving: bool) -> Chunk:
         """A few samples; `proving`: other batches will be compared with their pass."""
-        indices = torch.arange(probe.samples, device="cpu")[spread(probe.samples)]
+        indices = torch.arange(batch.samples, device="cpu")[spread(batch.samples)]
         if not proving or self.builtin:
-            return Chunk(probe, indices, self.parameters)
+            return Chunk(batch, indices, self.parameters)
         try:
-            chunk = Chunk(probe, indices, self.parameters, proving=True)
+            chunk = Chunk(batch, indices, self.parameters, proving=True)
         except UnsupportedModelError:  # some code does not bear that its ops are noted
-            chunk = Chunk(probe, indices, self.parameters)
-        kind = self.kind(probe)
+            chunk = Chunk(batch, indices, self.parameters)
+        kind = self.kind(batch)
         self.passes[kind] = chunk.proved
         self._recorded.add(kind)
         return chunk
@@ -133,19 +133,19 @@ class Measurement:
     def defer(self, checks: DeferredChecks | None) -> None:
         """Collect checks instead of waiting for their answers; None: evaluate them at once again."""
         self.deferred = checks
-        self.probes = tuple(replace(probe, waiting=checks is None) for probe in self.probes)
+        self.batches = tuple(replace(batch, waiting=checks is None) for batch in self.batches)
         self._last.clear()
 
     def audit_again(self) -> None:
-        """Audit a few samples of every probe anew; raises what only an audit can tell."""
-        for probe in self.probes:
-            chunk = self._example(probe, anew=True)
+        """Audit a few samples of every batch anew; raises what only an audit can tell."""
+        for batch in self.batches:
+            chunk = self._example(batch, anew=True)
             if chunk.graph is not None:
                 refuse_underflow(self.audits[chunk.graph.structure.names].largest, chunk.accumulate)
 
-    def kind(self, probe: Probe) -> object:
+    def kind(self, batch: ModelWithInputs) -> object:
         """What batches share of which the same is expected."""
-        return (input_kind(probe.x), self.weight_kind)
+        return (input_kind(batch.x), self.weight_kind)
 
     def like(self, kind: object, samples: int) -> ProvedPass | None:
         """The pass that so many samples are compared with, None where they are run in parts."""
@@ -153,22 +153,22 @@ class Measurement:
         # As many samples as those of the proof would not show whether their number matters.
         return None if found is None or max(samples, 2) == found.samples else found
 
-    def of_pair(self, first: Probe, second: Probe) -> "Measurement":
+    def of_pair(self, first: ModelWithInputs, second: ModelWithInputs) -> "Measurement":
         """The same network on two other batches of the same kind."""
         example = self.example()
-        return replace(self, probes=(first, second), _examples={0: example, 1: example}, _last={})
+        return replace(self, batches=(first, second), _examples={0: example, 1: example}, _last={})
 
-    def chunk(self, probe: Probe, begin: int, end: int) -> Chunk:
-        """Samples [begin, end) of a probe: captured, checked for influence on each other, and read."""
-        key = (id(probe), begin, end)
+    def chunk(self, batch: ModelWithInputs, begin: int, end: int) -> Chunk:
+        """Samples [begin, end) of a batch: captured, checked for influence on each other, and read."""
+        key = (id(batch), begin, end)
         if key in self._last:
             return self._last[key]
         self._last.clear()
         if self.has_gradient and not gc.isenabled():
             gc.collect(1)  # what earlier chunks have left
-        whole = end - begin == probe.samples
+        whole = end - begin == batch.samples
         indices = slice(begin, end) if whole else torch.arange(begin, end, device="cpu")
-        chunk, parts = self._run(probe, indices, begin, end)
+        chunk, parts = self._run(batch, indices, begin, end)
         found, expected = chunk.outputs, (self.classes, self.dtype, self.device)
         if (found.shape[1], chunk.accumulate, found.device) != expected:
             raise ChangedOutputsError(
@@ -187,38 +187,38 @@ class Measurement:
             self._last[key] = chunk
         return chunk
 
-    def _run(self, probe: Probe, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
+    def _run(self, batch: ModelWithInputs, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""
-        kind = self.kind(probe)
+        kind = self.kind(batch)
         known = self.readings.get((kind, end - begin))
         structure = None if known is None else known.reading.structure
         if self.builtin:
-            return Chunk(probe, indices, self.parameters, structure=structure), []
+            return Chunk(batch, indices, self.parameters, structure=structure), []
         while (proof := self.like(kind, end - begin)) is not None:
-            chunk = Chunk(probe, indices, self.parameters, like=proof, structure=structure)
+            chunk = Chunk(batch, indices, self.parameters, like=proof, structure=structure)
             if chunk.proved is not None:
                 return chunk, []
             del chunk  # before the next one is made
             if kind in self._recorded:  # the number of samples makes a difference, it seems
                 self.passes[kind] = None
             else:  # a flag of the model has changed, say
-                self._few(probe, proving=True)
+                self._few(batch, proving=True)
         # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
-        parts = run_parts(probe, begin, end, piece_count(end - begin, self.launch_bytes), self._generator)
-        return Chunk(probe, indices, self.parameters), parts
+        parts = run_parts(batch, begin, end, piece_count(end - begin, self.launch_bytes), self._generator)
+        return Chunk(batch, indices, self.parameters), parts
 
     def _read(self, chunk: Chunk) -> None:
         """Read the uses of all parameters, with the sample axes of an audit, or of one made now."""
         graph = chunk.graph
         assert graph is not None
-        key = (self.kind(chunk.probe), chunk.count)
+        key = (self.kind(chunk.batch), chunk.count)
         known = self.readings.get(key) if chunk.structured else None
         if self.builtin:
             if known is not None and known.audit is None:
                 chunk.read_like(known.reading)
             else:
                 chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
-            if all(is_built_in(node) for access in chunk.access.values() for node in access.nodes):
+            if all(is_built_in(node) for uses in chunk.uses.values() for node in uses.nodes):
                 self._keep_reading(key, chunk, None)
                 return
         audit = self.audits.get(graph.structure.names)
@@ -291,7 +291,7 @@ class Measurement:
 
     def confirm(self, chunk: Chunk) -> None:
         """Confirm all sample axes of a chunk that are in doubt, by two backward passes; refuse what cannot be read."""
-        readable, _ = chunk.readable(chunk.access)
+        readable, _ = chunk.readable(chunk.uses)
         doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
         if doubtful:
             direction = torch.randn(1, self.classes, generator=self._generator, dtype=torch.float64, device="cpu")
@@ -301,15 +301,15 @@ class Measurement:
             _correct(chunk, corrected_axes(chunk, found))
             chunk.unproved = frozenset()
 
-    def outputs(self, probe: Probe, chunk: int = 256) -> Tensor:
+    def outputs(self, batch: ModelWithInputs, chunk: int = 256) -> Tensor:
         """(P, C) outputs of all samples, without a graph."""
-        return torch.cat([probe.outputs(indices).detach() for indices in _pieces(probe, chunk)])
+        return torch.cat([batch.outputs(indices).detach() for indices in _pieces(batch, chunk)])
 
-    def pulled_back(self, probe: Probe, cotangent: Tensor, chunk: int = 256) -> dict[str, Tensor]:
+    def pulled_back(self, batch: ModelWithInputs, cotangent: Tensor, chunk: int = 256) -> dict[str, Tensor]:
         """J^T v for v of shape (P, C): the gradient of sum_i v_i . f_i, by plain backward passes over chunks."""
         totals = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
-        for indices in _pieces(probe, chunk):
-            outputs = probe.outputs(indices)
+        for indices in _pieces(batch, chunk):
+            outputs = batch.outputs(indices)
             if outputs.requires_grad:
                 chosen = cotangent[indices.to(cotangent.device)].to(outputs)
                 _, found = backward_to(outputs, [], self.parameters, chosen)
@@ -339,8 +339,8 @@ def spread(samples: int) -> slice:
     return slice(0, step * (count - 1) + 1, step)
 
 
-def _pieces(probe: Probe, size: int) -> tuple[Tensor, ...]:
-    pieces: tuple[Tensor, ...] = torch.arange(probe.samples, device="cpu").split(size)
+def _pieces(batch: ModelWithInputs, size: int) -> tuple[Tensor, ...]:
+    pieces: tuple[Tensor, ...] = torch.arange(batch.samples, device="cpu").split(size)
     return pieces
 
 
@@ -360,14 +360,14 @@ def _read_by(chunk: Chunk, audit: Audit, axes: Axes, several_outputs: frozenset[
     proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes)
     blank = {graph.order[number] for number in audit.blank}
     chunk.read({**axes, **{node: layout for node, layout in proved.items() if node in blank}}, several_outputs)
-    used = chunk.use_layouts(chunk.readable(chunk.access)[0])
+    used = chunk.use_layouts(chunk.readable(chunk.uses)[0])
     chunk.unproved = frozenset(node for node, layout in used.items() if proved.get(node) != layout)
 
 
 def _unproved(chunk: Chunk) -> frozenset[Node]:
     """Ops whose sample axis does not follow from what is known of the ops above them."""
     assert chunk.graph is not None
-    used = chunk.use_layouts(chunk.readable(chunk.access)[0])
+    used = chunk.use_layouts(chunk.readable(chunk.uses)[0])
     proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
     return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
 
@@ -379,7 +379,7 @@ def _unchecked(chunk: Chunk, audit: Audit) -> list[str]:
     """
     return [
         name
-        for name, access in chunk.access.items()
-        if access.fallback_reason is None
-        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, access.nodes)))
+        for name, uses in chunk.uses.items()
+        if uses.fallback_reason is None
+        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, uses.nodes)))
     ]

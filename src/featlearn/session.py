@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, Probes
@@ -14,14 +15,13 @@ from featlearn.network.inputs import Inputs, Readout, batch_size
 from featlearn.network.inventory import Inventory
 from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
-from featlearn.preparation import Preparation
-from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, prepared_alignment
-from featlearn.quantities.layer_balance import LayerBalance, prepared_balance
+from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
+from featlearn.quantities.layer_balance import LayerBalance, layer_balance_of
 from featlearn.quantities.layer_features import NeuralFeatures
-from featlearn.quantities.linearization_gap import prepared_gap
-from featlearn.quantities.neural_features import prepared_features
+from featlearn.quantities.linearization_gap import linearization_gap_of
+from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import kernel_plan, tangent_kernel
-from featlearn.quantities.ntk_diagonal import prepared_diagonal
+from featlearn.quantities.ntk_diagonal import ntk_diagonal_of
 from featlearn.quantities.representation import representation_kernels
 from featlearn.quantities.velocity import Loss, feature_speed, ntk_velocity
 
@@ -56,17 +56,17 @@ class Session:
     ) -> None:  # fmt: skip
         batch_size(x)
         self.x = x
-        self._prepared = Preparation(
+        self._audited = AuditedModel(
             model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
         )
 
     @property
     def model(self) -> nn.Module:
         """The model that is measured."""
-        return self._prepared.model
+        return self._audited.model
 
     def __repr__(self) -> str:
-        samples, audits = batch_size(self.x), len(self._prepared.audits)
+        samples, audits = batch_size(self.x), len(self._audited.audits)
         counted = f"{samples} sample{'s' * (samples != 1)}, {audits} audited graph{'s' * (audits != 1)}"
         return f"Session({type(self.model).__name__}, {counted})"
 
@@ -86,7 +86,7 @@ class Session:
     ) -> Tensor | Kernels:  # fmt: skip
         """The tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
         return tangent_kernel(
-            self._prepared, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
     def plan(
@@ -95,7 +95,7 @@ class Session:
     ) -> Plan:  # fmt: skip
         """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
         return kernel_plan(
-            self._prepared, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
     @overload
@@ -110,14 +110,14 @@ class Session:
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
     ) -> Tensor | dict[str, Tensor]:
         """The kernel's diagonal: see `fl.ntk_diagonal`."""
-        return prepared_diagonal(self._prepared, self._given(x), outputs=outputs, by=by)
+        return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
 
     def neural_features(
         self, *, x: Inputs | None = None, initial: Mapping[str, Tensor] | None = None,
         layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
     ) -> NeuralFeatures:  # fmt: skip
         """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
-        return prepared_features(self._prepared, self._given(x), initial=initial, layers=layers, outputs=outputs)
+        return neural_features_of(self._audited, self._given(x), initial=initial, layers=layers, outputs=outputs)
 
     @overload
     def linearization_gap(
@@ -131,17 +131,17 @@ class Session:
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
     ) -> float | dict[str, float]:
         """What the linearisation at an earlier state misses: see `fl.linearization_gap`."""
-        return prepared_gap(self._prepared, self._given(x), initial, by=by)
+        return linearization_gap_of(self._audited, self._given(x), initial, by=by)
 
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
         """Alignment of weights that follow each other: see `fl.layer_alignment`."""
-        return prepared_alignment(self._prepared, self._given(x), norm=norm)
+        return layer_alignment_of(self._audited, self._given(x), norm=norm)
 
     def layer_balance(
         self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
     ) -> LayerPairs[LayerBalance]:
         """What gradient flow conserves between consecutive layers: see `fl.layer_balance`."""
-        return prepared_balance(self._prepared, self._given(x), rates)
+        return layer_balance_of(self._audited, self._given(x), rates)
 
     def ntk_velocity(
         self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
@@ -158,21 +158,21 @@ class Session:
         layers: str | Sequence[str] | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Gram matrices of what each layer takes in or gives out: see `fl.representation_kernels`."""
-        prepared = self._prepared
+        audited = self._audited
         return representation_kernels(
-            self.model, self._given(x), x2, of=of, layers=layers, dtype=prepared.dtype, memory=prepared.memory
+            self.model, self._given(x), x2, of=of, layers=layers, dtype=audited.dtype, memory=audited.memory
         )
 
     @property
     def _arguments(self) -> dict[str, Any]:
         """Of quantities that are measured in the network's own precision."""
-        prepared = self._prepared
-        if prepared.dtype is not None and needs_copy(Inventory(self.model), prepared.dtype):
+        audited = self._audited
+        if audited.dtype is not None and needs_copy(Inventory(self.model), audited.dtype):
             raise InputValueError(
-                f"the Session has dtype={prepared.dtype}, expected the network's own precision for ntk_velocity and "
+                f"the Session has dtype={audited.dtype}, expected the network's own precision for ntk_velocity and "
                 "feature_speed; convert the model itself, model.double(), and make a Session of that"
             )
-        return {"readout": prepared.readout, "parameters": prepared.globs, "memory": prepared.memory}
+        return {"readout": audited.readout, "parameters": audited.globs, "memory": audited.memory}
 
     def _given(self, x: Inputs | None) -> Inputs:
         return self.x if x is None else x

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn import measurement
 from featlearn.audit.audit import AUDITED, Audit
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.chunk import Chunk
 from featlearn.ops import registry
-from featlearn.preparation import Preparation
 from tests.references.jacobian import dense_ntk
 
 
@@ -112,7 +112,7 @@ def test_both_probes_of_a_cross_kernel_are_audited_once(audits: list[int]):
     session = fl.Session(model, x)
     for _ in range(2):
         torch.testing.assert_close(session.ntk(x2), dense_ntk(model, x, x2))
-    assert audits == [AUDITED]  # the second probe has the same graph
+    assert audits == [AUDITED]  # the second batch has the same graph
 
 
 class Coupled(nn.Module):
@@ -227,8 +227,8 @@ def test_no_graph_waits_for_the_collector(reuse: bool):
     gc.collect()
     gc.disable()
     try:
-        with Preparation(model).measuring([x], reuse=reuse) as measured:
-            chunk = weakref.ref(measured.chunk(measured.probes[0], 0, 7))
+        with AuditedModel(model).measuring([x], reuse=reuse) as measured:
+            chunk = weakref.ref(measured.chunk(measured.batches[0], 0, 7))
             example = weakref.ref(measured.example())
             assert (chunk() is not None) is reuse
         del measured

@@ -7,18 +7,18 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.audit.independence import MANY, SMALL, last_digit_changed, part_sizes, run_parts
 from featlearn.errors import CoupledSamplesError
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 
 
-def probe(x: Tensor) -> Probe:
-    return Probe(nn.Identity(), x, len(x), None, lambda: None)
+def batch(x: Tensor) -> ModelWithInputs:
+    return ModelWithInputs(nn.Identity(), x, len(x), None, lambda: None)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 7, 12, 40, MANY - 1, MANY, 333])
 @pytest.mark.parametrize("pieces", [2, 3, 8])
 def test_parts_cover_the_batch_and_are_never_as_large(samples: int, pieces: int):
     x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(0))
-    parts = run_parts(probe(x), 0, samples, pieces, torch.Generator().manual_seed(0))
+    parts = run_parts(batch(x), 0, samples, pieces, torch.Generator().manual_seed(0))
     assert set(torch.cat([part.places for part in parts]).tolist()) == set(range(samples))
     for part in parts:
         assert torch.equal(part.outputs, x[part.places])
@@ -30,7 +30,7 @@ def test_parts_cover_the_batch_and_are_never_as_large(samples: int, pieces: int)
 
 def test_parts_of_a_chunk_are_its_own_samples():
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    parts = run_parts(probe(x), 20, 50, 4, torch.Generator().manual_seed(0))
+    parts = run_parts(batch(x), 20, 50, 4, torch.Generator().manual_seed(0))
     assert set(torch.cat([part.places for part in parts]).tolist()) == set(range(30))
     for part in parts:
         assert torch.equal(part.outputs, x[20 + part.places])
@@ -38,7 +38,7 @@ def test_parts_of_a_chunk_are_its_own_samples():
 
 def test_equal_samples_are_run_apart():
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
-    parts = run_parts(probe(x), 0, 40, 8, torch.Generator().manual_seed(0))
+    parts = run_parts(batch(x), 0, 40, 8, torch.Generator().manual_seed(0))
     for part in parts:
         own = part.places.unique() % 20
         assert len(own.unique()) == len(own)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn import metrics
-from featlearn.preparation import Preparation
+from featlearn.audited_model import AuditedModel
 from featlearn.quantities.linearization_gap import TwoStates
 from featlearn.record import Run, RunWriter, open_run
 
@@ -168,7 +168,7 @@ class _Recorder:
         }  # fmt: skip
 
     def _gap(self) -> dict[str, float]:
-        states = TwoStates(Preparation(self.model), self.initial)
+        states = TwoStates(AuditedModel(self.model), self.initial)
         self.method = self.method or states.method(self.x)
         probe = states.gap(self.x, method=self.method)
         values = {"gap/probe": probe.value, "gap/probe_error": probe.stderr,

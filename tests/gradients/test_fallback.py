@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.audit.gradient_check import refuse_unequal_sums
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.fallback import real_entries, sample_gradients
-from featlearn.preparation import Preparation
 from tests.references.jacobian import dense_ntk
 
 
@@ -38,8 +38,8 @@ def test_gradients_of_single_samples(kind: type[nn.Module], samples: int):
     torch.manual_seed(0)
     model, x = kind().double(), torch.randn(samples, 4, dtype=torch.float64)
     assert fl.plan(model, x).fallbacks == {"power": "no rule for PowBackward1"}
-    with Preparation(model).measuring([x]) as measurement:
-        chunk = measurement.chunk(measurement.probes[0], 0, samples)
+    with AuditedModel(model).measuring([x]) as measurement:
+        chunk = measurement.chunk(measurement.batches[0], 0, samples)
         directions = torch.eye(2, dtype=torch.float64)
         found = sample_gradients(chunk, ["power"], directions)
         gradient = found["power"].gradient

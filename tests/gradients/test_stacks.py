@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from featlearn.gradients.stacks import Stack, side_by_side, stacked, used_positions
+from featlearn.gradients.stacks import StackedGradients, side_by_side, stacked, used_positions
 
 
 def test_gradients_that_lie_side_by_side_are_not_copied():
@@ -33,7 +33,7 @@ def test_stacked_gradients_are_the_same_in_any_order_of_memory(order: tuple[int,
 
 def test_views_of_a_stack_are_no_copies():
     whole = torch.randn(3, 5, 6)
-    stack = Stack(whole)
+    stack = StackedGradients(whole)
     found = stack.viewed(lambda grad: grad.reshape(5, 2, 3).transpose(0, 1))
     assert found is not None
     assert torch.equal(found, whole.reshape(3, 5, 2, 3).transpose(1, 2))

@@ -515,7 +515,7 @@ def proved_case(case: Case) -> bool:
         pytest.importorskip("transformers")
     model, x, _, readout = case.build()
     try:
-        prepared = fl.Session(model, x, readout=readout)._prepared
+        prepared = fl.Session(model, x, readout=readout)._audited
         with prepared.measuring([x], builtin=False) as measurement:
             return measurement.example().proved is not None
     except fl.FeatlearnError:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.graph import graph as graph_module
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from tests.zoo.case import Net
 
 
@@ -17,9 +17,9 @@ from tests.zoo.case import Net
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Forward passes by their number of samples, and backward passes from the outputs."""
     found: Counter[str] = Counter()
-    outputs, grad = Probe.outputs, torch.autograd.grad
+    outputs, grad = ModelWithInputs.outputs, torch.autograd.grad
 
-    def counting_outputs(self: Probe, *args: Any) -> Tensor:
+    def counting_outputs(self: ModelWithInputs, *args: Any) -> Tensor:
         result = outputs(self, *args)
         found["forward of one" if len(result) == 1 else "forward"] += 1
         return result
@@ -29,7 +29,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["backward of one" if from_outputs and starts[0].dim() == 0 else "backward"] += from_outputs
         return grad(starts, *args, **kwargs)
 
-    monkeypatch.setattr(Probe, "outputs", counting_outputs)
+    monkeypatch.setattr(ModelWithInputs, "outputs", counting_outputs)
     monkeypatch.setattr(graph_module.torch.autograd, "grad", counting_grad)
     return found
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
-from featlearn.preparation import Preparation
 from featlearn.quantities.linearization_gap import TwoStates
 
 P, D, C = 11, 5, 3
@@ -169,17 +169,17 @@ def test_layers_that_only_shrank_are_followed():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5).add_(1e-4 * torch.randn_like(parameter))
-    states = TwoStates(Preparation(model), before, unshrunk=True)
+    states = TwoStates(AuditedModel(model), before, unshrunk=True)
     assert states.shrinking == pytest.approx({"0": 0.5, "2": 0.5}, abs=1e-3)
     assert states.gap(inputs()).value < 0.01
-    assert TwoStates(Preparation(model), before).gap(inputs()).value > 0.2
+    assert TwoStates(AuditedModel(model), before).gap(inputs()).value > 0.2
 
 
 def test_the_standard_error_is_that_of_other_samples():
     torch.manual_seed(0)
     model, before = moved(nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, C)))
     generator = torch.Generator().manual_seed(5)
-    states = TwoStates(Preparation(model), before)
+    states = TwoStates(AuditedModel(model), before)
     found = [states.gap(torch.randn(96, D, generator=generator, dtype=torch.float64)) for _ in range(60)]
     values = torch.tensor([one.value for one in found])
     errors = torch.tensor([one.stderr for one in found])

@@ -42,8 +42,8 @@ def parameters_at(chunk: Chunk, nodes: Collection[Node]) -> dict[str, str]:
     reason = "the samples lie in no regular order at {}"
     return {
         name: reason.format(reading.use.node.name())
-        for name, access in chunk.access.items()
-        for reading in access.readings
+        for name, uses in chunk.uses.items()
+        for reading in uses.readings
         if reading.use.node in nodes
     }
 

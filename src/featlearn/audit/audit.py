@@ -107,8 +107,8 @@ def _is_separate(chunk: Chunk) -> bool:
         return False
     other = 3 if chunk.proved.samples != 3 else 4
     places = torch.arange(other, device="cpu") % chunk.count
-    repeated = RepeatedPass(chunk.proved, chunk.probe.held, other)
-    return repeated.holds(chunk.probe.outputs(chunk.indices[places], repeated.noting))
+    repeated = RepeatedPass(chunk.proved, chunk.batch.held, other)
+    return repeated.holds(chunk.batch.outputs(chunk.indices[places], repeated.noting))
 
 
 _OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")
@@ -132,7 +132,7 @@ def _differing_gradient(chunk: Chunk, probed: ProbedGraph, generator: torch.Gene
     grads = {value: [gradient] for value, gradient in probed.plain.items()}
     for half in (half for half in order.tensor_split(2) if len(half)):
         places = torch.cat([half, half[:1].expand(max(0, 3 - len(half)))])
-        part = Chunk(chunk.probe, chunk.indices[places], chunk.parameters)
+        part = Chunk(chunk.batch, chunk.indices[places], chunk.parameters)
         refuse_coupled(chunk, [Part(places, part.outputs.detach())])
         if part.graph is None:
             continue
@@ -154,8 +154,8 @@ def _agrees_nearby(chunk: Chunk, generator: torch.Generator) -> bool:
     batch and off in another, is so for one state of the weights.
     """
     for seed in range(NEARBY):
-        with last_digit_changed(chunk.probe.model, units=8, seed=seed):
-            moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
+        with last_digit_changed(chunk.batch.model, units=8, seed=seed):
+            moved = Chunk(chunk.batch, chunk.indices, chunk.parameters)
             if moved.graph is None:
                 return False
             probed = probed_graph(moved.outputs, moved.graph, moved.parameters, generator)
@@ -167,7 +167,7 @@ def _agrees_nearby(chunk: Chunk, generator: torch.Generator) -> bool:
 
 def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tensor) -> WeightedGradient:
     """Autograd's gradient of some samples alone."""
-    named = {name: part.parameters[name] for name in chunk.access}
+    named = {name: part.parameters[name] for name in chunk.uses}
     cotangent = weights[:, None] * direction.to(part.outputs)
     return WeightedGradient(direction, weights, backward_to(part.outputs, [], named, cotangent)[1])
 
@@ -175,8 +175,8 @@ def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tenso
 def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
     """Whether weights that differ in their last digit change the gradient as much: units that are zero but for rounding
     are on in one batch and off in the next."""
-    with last_digit_changed(chunk.probe.model):
-        moved = Chunk(chunk.probe, chunk.indices, chunk.parameters)
+    with last_digit_changed(chunk.batch.model):
+        moved = Chunk(chunk.batch, chunk.indices, chunk.parameters)
         found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]
     before = probed.parameters[name]
     if found is None or before is None:

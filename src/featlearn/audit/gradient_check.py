@@ -143,7 +143,7 @@ def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -
 
 
 def _nodes(chunk: Chunk, name: str) -> str:
-    return ", ".join(sorted(set(chunk.access[name].nodes)))
+    return ", ".join(sorted(set(chunk.uses[name].nodes)))
 
 
 def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +186,7 @@ def refuse_unequal_sums(
     drawn = torch.randn(chunk.count, len(directions), generator=generator, dtype=torch.float64, device="cpu")
     cotangent = (drawn @ directions.double().cpu()).to(outputs)
     rows = cotangent if len(outputs) == chunk.count else torch.cat([cotangent, torch.zeros_like(cotangent)])
-    _, expected = backward_to(outputs, [], {name: chunk.parameters[name] for name in chunk.access}, rows)
+    _, expected = backward_to(outputs, [], {name: chunk.parameters[name] for name in chunk.uses}, rows)
     # A gradient may be nothing but rounding: that of all parameters says how large rounding is.
     whole = math.hypot(*numbers([g.detach().abs().double().norm() for g in expected.values() if g is not None]), 0.0)
     for name, gradients in found.items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.chunk import Chunk
-from featlearn.network.inputs import Probe, map_tensors, tensors_in
+from featlearn.network.inputs import ModelWithInputs, map_tensors, tensors_in
 
 SMALL = 4
 """Samples in a small part: a decision taken for a whole batch shows there."""
@@ -67,16 +67,16 @@ def _distinct(size: int, samples: int) -> int:
     return size
 
 
-def run_parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Part]:
+def run_parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Part]:
     """Outputs of samples [begin, end), each in a smaller batch.
 
     Gradients are on: without them some layers take another path.
     """
-    parts = _parts(probe, begin, end, pieces, generator)
-    return [Part(places, probe.outputs(places + begin).detach()) for places in parts]
+    parts = _parts(batch, begin, end, pieces, generator)
+    return [Part(places, batch.outputs(places + begin).detach()) for places in parts]
 
 
-def _parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
+def _parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
     """Places of samples in the batch: small parts at random, the others by similarity, in reversed order.
 
     Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay together.
@@ -87,7 +87,7 @@ def _parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Gen
     order = torch.randperm(samples, generator=generator, device="cpu")
     small, cuts = _division(samples, pieces)
     parts = list(order[: small * SMALL].split(SMALL)) if small else []
-    projected = _projections(probe, begin, end, generator)
+    projected = _projections(batch, begin, end, generator)
     rest = order[small * SMALL :].to(projected.device, non_blocking=True)
     similar = rest[projected[rest].argsort()]
     for half in (similar[::2], similar[1::2]):
@@ -95,11 +95,11 @@ def _parts(probe: Probe, begin: int, end: int, pieces: int, generator: torch.Gen
     return [torch.cat([part, part[:1].expand(_distinct(len(part), samples) - len(part))]) for part in parts]
 
 
-def _projections(probe: Probe, begin: int, end: int, generator: torch.Generator) -> Tensor:
+def _projections(batch: ModelWithInputs, begin: int, end: int, generator: torch.Generator) -> Tensor:
     """(samples,) a random projection of each sample's inputs, where the inputs are: nothing is waited for."""
     total: Tensor | None = None
-    for tensor in tensors_in(probe.x):
-        if tensor.dim() and tensor.shape[0] == probe.samples and tensor.numel() and not tensor.is_complex():
+    for tensor in tensors_in(batch.x):
+        if tensor.dim() and tensor.shape[0] == batch.samples and tensor.numel() and not tensor.is_complex():
             # Equal samples have equal beginnings.
             rows = tensor.detach()[begin:end].reshape(end - begin, -1)[:, :4096].float()
             weights = torch.randn(rows.shape[1], generator=generator, dtype=torch.float32, device="cpu")
@@ -163,8 +163,8 @@ def _largest(outputs: Tensor) -> Tensor:
 
 def _rounding(chunk: Chunk) -> Tensor:
     """(C,) by how much outputs change when every weight moves by its last digit."""
-    with last_digit_changed(chunk.probe.model):
-        moved = chunk.probe.outputs(chunk.indices).detach()
+    with last_digit_changed(chunk.batch.model):
+        moved = chunk.batch.outputs(chunk.indices).detach()
     change = (moved - chunk.outputs.detach()) if moved.shape == chunk.outputs.shape else torch.zeros_like(moved)
     return _largest(change)
 
@@ -190,19 +190,19 @@ def last_digit_changed(model: nn.Module, units: int = 1, seed: int = 3) -> Itera
 def _refuse(chunk: Chunk, part: Part, difference: str) -> None:
     raise CoupledSamplesError(
         f"the outputs of a sample depend on the other samples of its batch ({difference})"
-        f"{_first_difference(chunk.probe, chunk.indices[: chunk.count], part.places)}, or the model draws random "
+        f"{_first_difference(chunk.batch, chunk.indices[: chunk.count], part.places)}, or the model draws random "
         "numbers in eval mode; expected f(x)[i] = f(x[i]). Use running statistics, check batch_first, and let a "
         "readout take what belongs to samples from x rather than from outside"
     )
 
 
-def _first_difference(probe: Probe, indices: Tensor, places: Tensor) -> str:
+def _first_difference(batch: ModelWithInputs, indices: Tensor, places: Tensor) -> str:
     """Where it happens: the first module to finish whose output for a sample changes with the batch."""
     places = places.cpu()
-    with _recorded(probe.model) as whole:
-        probe.outputs(indices)
-    with _recorded(probe.model) as part:
-        probe.outputs(indices[places])
+    with _recorded(batch.model) as whole:
+        batch.outputs(indices)
+    with _recorded(batch.model) as part:
+        batch.outputs(indices[places])
     for (name, kind, a), (_, _, b) in zip(whole, part, strict=False):
         if len(a) == len(b) and not all(_same(s, t, len(indices), places) for s, t in zip(a, b, strict=True)):
             return f", first seen in {name or 'the model itself'} ({kind})"

@@ -18,15 +18,15 @@ from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.contraction.windows import Windows
 from featlearn.errors import UnsupportedModelError
 from featlearn.gradients.graph_reading import GraphReading
-from featlearn.gradients.pullback import Access, Coordinates, coordinates, pulled_back
-from featlearn.gradients.stacks import Stack, in_type, stacked, used_positions
+from featlearn.gradients.pullback import MatrixView, ParameterUses, common_matrix_view, pulled_back
+from featlearn.gradients.stacks import StackedGradients, in_type, stacked, used_positions
 from featlearn.graph.graph import Graph, GraphStructure, Node, Value, backward, backward_to, build_graph
 from featlearn.graph.layout import Layout
 from featlearn.graph.repeated_pass import ProvedPass, RepeatedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.separation import SeparationProof
 from featlearn.graph.uses import FoundUses, find_uses
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import Direct, Outer, is_built_in
 from featlearn.ops.reading import Reading, read_use
 
@@ -54,27 +54,27 @@ class Chunk:
     """
 
     def __init__(
-        self, probe: Probe, indices: Tensor | slice, parameters: Mapping[str, Tensor], *, proving: bool = False,
-        like: ProvedPass | None = None, structure: GraphStructure | None = None,
+        self, batch: ModelWithInputs, indices: Tensor | slice, parameters: Mapping[str, Tensor], *,
+        proving: bool = False, like: ProvedPass | None = None, structure: GraphStructure | None = None,
     ) -> None:  # fmt: skip
-        self.probe, self.parameters = probe, parameters
-        self.count = len(range(probe.samples)[indices]) if isinstance(indices, slice) else len(indices)
+        self.batch, self.parameters = batch, parameters
+        self.count = len(range(batch.samples)[indices]) if isinstance(indices, slice) else len(indices)
         self._asked_for = indices
         if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
-            self._asked_for = torch.arange(probe.samples, device="cpu")[indices].repeat(2)
+            self._asked_for = torch.arange(batch.samples, device="cpu")[indices].repeat(2)
         before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
         self.proved: ProvedPass | None = None
         """Set where it is proved that no sample has had an influence on another."""
         if proving:
-            proof = SeparationProof(probe.held, max(self.count, 2))
-            outputs = probe.outputs(self._asked_for, proof.noting)
+            proof = SeparationProof(batch.held, max(self.count, 2))
+            outputs = batch.outputs(self._asked_for, proof.noting)
             self.proved = proof.proved(outputs)
         elif like is not None:
-            repeated = RepeatedPass(like, probe.held, max(self.count, 2))
-            outputs = probe.outputs(self._asked_for, repeated.noting)
+            repeated = RepeatedPass(like, batch.held, max(self.count, 2))
+            outputs = batch.outputs(self._asked_for, repeated.noting)
             self.proved = like if repeated.holds(outputs) else None
         else:
-            outputs = probe.outputs(self._asked_for)
+            outputs = batch.outputs(self._asked_for)
         self.hooked = RemovableHandle.next_id != before
         """Whether the forward pass has put hooks on anything. They may change gradients, and no graph shows them."""
         # A parameter returned as it is has no node of its own.
@@ -94,7 +94,7 @@ class Chunk:
         )
         self.axes: Axes = {}
         self.several_outputs: frozenset[Node] = frozenset()
-        self.access: dict[str, Access] = {}
+        self.uses: dict[str, ParameterUses] = {}
         self._found: FoundUses | None = None
         self._to_fallback: dict[str, str] = {}
         self.unproved: frozenset[Node] = frozenset()
@@ -102,9 +102,9 @@ class Chunk:
 
     @property
     def indices(self) -> Tensor:
-        """The samples of the probe that were run."""
+        """The samples of the batch that were run."""
         chosen = self._asked_for
-        return torch.arange(self.probe.samples, device="cpu")[chosen] if isinstance(chosen, slice) else chosen
+        return torch.arange(self.batch.samples, device="cpu")[chosen] if isinstance(chosen, slice) else chosen
 
     def read(self, axes: Axes, several_outputs: frozenset[Node] = frozenset()) -> None:
         """Find every use of every parameter, and read it by the rule of its op."""
@@ -125,7 +125,7 @@ class Chunk:
         graph, found = self.graph, self._found
         assert graph is not None
         assert found is not None
-        return GraphReading.of(graph, self.axes, self.several_outputs, self.unproved, found, self.access)
+        return GraphReading.of(graph, self.axes, self.several_outputs, self.unproved, found, self.uses)
 
     def _read(
         self, axes: Axes, several_outputs: frozenset[Node], found: FoundUses, known: GraphReading | None = None
@@ -147,21 +147,21 @@ class Chunk:
                     reasons.setdefault(name, reading)
                 else:
                     readings[name].append(reading)
-        self.access = {}
+        self.uses = {}
         for name in (name for name in graph.leaves if self.parameters[name].numel()):
             own, where = tuple(readings[name]), None
             if own and name not in reasons:
                 kept = known is not None and known.knows(name, own)
-                where = known.coordinates_of(name, own) if kept and known else coordinates(graph, name, own)
-            self.access[name] = Access(own, reasons.get(name), tuple(nodes[name]), where)
+                where = known.matrix_view_of(name, own) if kept and known else common_matrix_view(graph, name, own)
+            self.uses[name] = ParameterUses(own, reasons.get(name), tuple(nodes[name]), where)
         self.send_to_fallback(self._to_fallback)
 
     def send_to_fallback(self, reasons: Mapping[str, str]) -> None:
         """Send parameters to the fallback."""
         self._to_fallback = {**self._to_fallback, **reasons}
         for name, reason in reasons.items():
-            if name in self.access:
-                self.access[name] = Access((), reason, self.access[name].nodes, None)
+            if name in self.uses:
+                self.uses[name] = ParameterUses((), reason, self.uses[name].nodes, None)
 
     def precision_of(self, name: str) -> float:
         """Machine epsilon of the coarsest type between a parameter and the outputs."""
@@ -169,15 +169,15 @@ class Chunk:
 
     def readable(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Those that can be read, and those that go to the fallback."""
-        here = [name for name in names if name in self.access]
+        here = [name for name in names if name in self.uses]
         return (
-            [name for name in here if self.access[name].fallback_reason is None],
-            [name for name in here if self.access[name].fallback_reason is not None],
+            [name for name in here if self.uses[name].fallback_reason is None],
+            [name for name in here if self.uses[name].fallback_reason is not None],
         )
 
     def use_layouts(self, names: Collection[str]) -> dict[Node, Layout]:
         """The ops that use some parameters, with their sample axes."""
-        read = (reading for name in names for reading in self.access[name].readings)
+        read = (reading for name in names for reading in self.uses[name].readings)
         return {reading.use.node: reading.use.layout for reading in read}
 
     def is_fetched(self, names: Collection[str]) -> bool:
@@ -186,7 +186,7 @@ class Chunk:
         The ops that a parameter passes before its use are on no path from the outputs to a use, and keep what they
         have.
         """
-        return all(is_built_in(node) for name in names for node in self.access[name].nodes)
+        return all(is_built_in(node) for name in names for node in self.uses[name].nodes)
 
     def backpropagate(
         self, nodes: Collection[Node], directions: Tensor, *, apart: bool = False, last: bool = False,
@@ -222,21 +222,21 @@ class Chunk:
         """
         operands: dict[int, Tensor] = {}
         # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
-        ordered = sorted(names, key=lambda name: self.access[name].coordinates is not None)
-        last = {reading.use.node: name for name in ordered for reading in self.access[name].readings}
+        ordered = sorted(names, key=lambda name: self.uses[name].matrix_view is not None)
+        last = {reading.use.node: name for name in ordered for reading in self.uses[name].readings}
         for name in ordered:
-            access = self.access[name]
-            values = dict.fromkeys([(reading.use.node, 0) for reading in access.readings])
+            uses = self.uses[name]
+            values = dict.fromkeys([(reading.use.node, 0) for reading in uses.readings])
             arrived = {value: grads.pop(value) if last[value[0]] == name else grads[value] for value in values}
             found: Gradients
-            if access.coordinates is not None:
-                factors = self._factors(access.readings, access.coordinates, arrived)
+            if uses.matrix_view is not None:
+                factors = self._factors(uses.readings, uses.matrix_view, arrived)
                 if proportional is not None:
                     factors = proportional.apply(name, factors)
                 found = as_dense(factors) if name in dense else factors
                 del factors
             else:
-                found = self._pulled_back(name, access.readings, arrived, operands)
+                found = self._pulled_back(name, uses.readings, arrived, operands)
             del arrived
             yield name, found if found.samples == self.count else found.take(slice(0, self.count))
             del found
@@ -290,9 +290,11 @@ class Chunk:
         except (UnsupportedModelError, torch.OutOfMemoryError):
             return None
         nothing: list[Tensor | None] = [None] * len(directions)
-        return {v: nothing if whole is None else Stack(whole) for v, whole in zip(values, found, strict=True)}
+        return {
+            v: nothing if whole is None else StackedGradients(whole) for v, whole in zip(values, found, strict=True)
+        }
 
-    def _factors(self, readings: Sequence[Reading], where: Coordinates, grads: UseGradients) -> Factors:
+    def _factors(self, readings: Sequence[Reading], where: MatrixView, grads: UseGradients) -> Factors:
         parts = []
         for reading in readings:
             assert isinstance(reading.form, Outer)
@@ -309,7 +311,7 @@ class Chunk:
             held = replace(rows, image=in_type(rows.image, self.accumulate))
         elif rows.is_floating_point():
             held = in_type(rows, self.accumulate)
-        if isinstance(arrived, Stack) and (whole := arrived.viewed(form.grads)) is not None:
+        if isinstance(arrived, StackedGradients) and (whole := arrived.viewed(form.grads)) is not None:
             return Factor(held, in_type(whole, self.accumulate), rows_first, form.row_size)
         found = [in_type(form.grads(self._arrived(reading, grad))) for grad in arrived]
         if not isinstance(held, Windows) and (used := used_positions(found)) is not None:

@@ -44,7 +44,7 @@ def _alone(chunk: Chunk, sample: int) -> Tensor:
     """The outputs of one sample, with the smallest graph that gives them."""
     together = chunk.outputs[sample]
     try:
-        outputs = chunk.probe.outputs(chunk.indices[sample : sample + 1])[0]
+        outputs = chunk.batch.outputs(chunk.indices[sample : sample + 1])[0]
     except FeatlearnError:
         return together
     if not outputs.requires_grad or outputs.shape != together.shape:

@@ -6,7 +6,7 @@ Nothing in it follows from the values of tensors: saved tensors are fetched anew
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from featlearn.gradients.pullback import Access, Coordinates
+from featlearn.gradients.pullback import MatrixView, ParameterUses
 from featlearn.graph.graph import Edge, Graph, GraphStructure, Node
 from featlearn.graph.layout import Layout
 from featlearn.graph.uses import FoundUses
@@ -19,7 +19,7 @@ _BY_VALUE = frozenset(["IndexBackward0"])
 
 @dataclass(frozen=True)
 class GraphReading:
-    """Sample axes, uses and coordinates of a graph."""
+    """Sample axes, uses and matrix views of a graph."""
 
     structure: GraphStructure
     axes: Mapping[int, Layout | None]
@@ -28,13 +28,13 @@ class GraphReading:
     uses: tuple[tuple[tuple[int, int], int, int, frozenset[str]], ...]
     """(number of the operand's node, output), number of the node that takes it, as which input, parameters."""
     mixed: Mapping[str, str]
-    coordinates: Mapping[str, tuple[tuple[object, ...], Coordinates | None]]
-    """Parameter -> forms of its uses, and its coordinates."""
+    matrix_views: Mapping[str, tuple[tuple[object, ...], MatrixView | None]]
+    """Parameter -> forms of its uses, and its matrix view."""
 
     @classmethod
     def of(
         cls, graph: Graph, axes: Mapping[Node, Layout | None], several_outputs: frozenset[Node],
-        unproved: frozenset[Node], found: FoundUses, access: Mapping[str, Access],
+        unproved: frozenset[Node], found: FoundUses, parameters: Mapping[str, ParameterUses],
     ) -> "GraphReading | None":  # fmt: skip
         """What is known of a graph; None where part of it follows from values."""
         if not _BY_VALUE.isdisjoint(graph.structure.names):
@@ -50,9 +50,9 @@ class GraphReading:
                 for edge, names in found.edges
             ),
             mixed=found.mixed,
-            coordinates={
-                name: (_forms(one.readings), one.coordinates) for name, one in access.items()
-                if one.coordinates is None or one.coordinates.fixed
+            matrix_views={
+                name: (_forms(one.readings), one.matrix_view) for name, one in parameters.items()
+                if one.matrix_view is None or one.matrix_view.fixed
             },
         )  # fmt: skip
 
@@ -70,12 +70,12 @@ class GraphReading:
         return FoundUses(tuple(edges), self.mixed)
 
     def knows(self, name: str, readings: Sequence[Reading]) -> bool:
-        """Whether the coordinates of a parameter are those that are kept."""
-        return name in self.coordinates and self.coordinates[name][0] == _forms(readings)
+        """Whether the matrix view of a parameter is that which is kept."""
+        return name in self.matrix_views and self.matrix_views[name][0] == _forms(readings)
 
-    def coordinates_of(self, name: str, readings: Sequence[Reading]) -> Coordinates | None:
-        """The coordinates of a parameter."""
-        found = self.coordinates[name][1]
+    def matrix_view_of(self, name: str, readings: Sequence[Reading]) -> MatrixView | None:
+        """The matrix view of a parameter."""
+        found = self.matrix_views[name][1]
         if found is None:
             return None
         flipped = dict(zip((reading.value for reading in readings), found.flipped.values(), strict=False))

@@ -18,7 +18,7 @@ from featlearn.ops.reading import Reading
 
 
 @dataclass(frozen=True)
-class Coordinates:
+class MatrixView:
     """A common view (blocks, first, second) of one parameter, in which all of its uses are outer products."""
 
     blocks: int
@@ -37,21 +37,21 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
-class Access:
-    """How the per-sample gradients of one parameter are had."""
+class ParameterUses:
+    """All uses of one parameter, each read by the rule of its op; or why they cannot be read."""
 
     readings: tuple[Reading, ...]
-    """All uses; empty where they cannot be read."""
+    """One for every use; empty where they cannot be read."""
     fallback_reason: str | None
     """Why the parameter goes to the fallback, None if it does not."""
     nodes: tuple[str, ...]
     """Names of the nodes that use the parameter, for the plan."""
-    coordinates: Coordinates | None
-    """Set where every use is an outer product in the same coordinates: nothing needs to be formed."""
+    matrix_view: MatrixView | None
+    """Set where every use is an outer product in the same matrix view: nothing needs to be formed."""
 
 
-def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coordinates | None:
-    """Coordinates in which every use is an outer product and a rearrangement of the parameter, times a number."""
+def common_matrix_view(graph: Graph, name: str, readings: tuple[Reading, ...]) -> MatrixView | None:
+    """The view in which every use is an outer product and a rearrangement of the parameter, times a number."""
     leaf = graph.leaves[name]
     views: set[tuple[Any, ...]] = set()
     flipped: dict[Value, bool] = {}
@@ -75,7 +75,7 @@ def coordinates(graph: Graph, name: str, readings: tuple[Reading, ...]) -> Coord
         return None
     (blocks, first, second, signature) = views.pop()
     order = _entry_order(graph, leaf, *_first(scales)) if signature else None
-    return Coordinates(blocks, first, second, flipped, scales, fixed, signature, order)
+    return MatrixView(blocks, first, second, flipped, scales, fixed, signature, order)
 
 
 def _entry_order(graph: Graph, leaf: Node, value: Value, scale: float) -> Tensor:

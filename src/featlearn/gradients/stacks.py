@@ -13,7 +13,7 @@ def in_type(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
-class Stack(Sequence[Tensor | None]):
+class StackedGradients(Sequence[Tensor | None]):
     """The gradients of all directions, one after the other in one tensor."""
 
     def __init__(self, whole: Tensor) -> None:

@@ -17,7 +17,7 @@ from featlearn.gradients.chunk import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions
 from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.uses import REARRANGEMENTS
-from featlearn.layers.projections import Projection, Projections, projections
+from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.ops import Outer
 from featlearn.ops.form import Form
 from featlearn.ops.reading import Reading
@@ -27,8 +27,8 @@ from featlearn.ops.reading import Reading
 class Pair:
     """Two weights, the output of the first being the input of the second."""
 
-    first: Projection
-    second: Projection
+    first: WeightMatrix
+    second: WeightMatrix
     before: Tensor
     """W, (k, n): rows are the shared channels."""
     after: Tensor | None
@@ -52,9 +52,9 @@ class Link:
     between: frozenset[Node]
 
 
-def consecutive(chunk: Chunk) -> tuple[dict[tuple[str, str], Pair], Projections]:
-    """Every pair of projections with nothing but other ops between them."""
-    graph, known = chunk.graph, projections(chunk)
+def consecutive(chunk: Chunk) -> tuple[dict[tuple[str, str], Pair], WeightMatrices]:
+    """Every pair of weights with nothing but other ops between them."""
+    graph, known = chunk.graph, weight_matrices(chunk)
     assert graph is not None
     at: dict[Node, list[str]] = {}
     for name, one in known.found.items():
@@ -78,9 +78,9 @@ def consecutive(chunk: Chunk) -> tuple[dict[tuple[str, str], Pair], Projections]
 
 
 def _links(
-    found: Mapping[str, Projection], at: Mapping[Node, list[str]], paths: FeaturePaths
+    found: Mapping[str, WeightMatrix], at: Mapping[Node, list[str]], paths: FeaturePaths
 ) -> tuple[dict[tuple[str, str], Link], dict[str, int]]:
-    """(first, second) -> one of their links, and how many uses each projection feeds."""
+    """(first, second) -> one of their links, and how many uses each weight feeds."""
     links: dict[tuple[str, str], Link] = {}
     fed = dict.fromkeys(found, 0)
     for name, other in found.items():
@@ -100,16 +100,16 @@ def _links(
     return links, fed
 
 
-def _other_uses(chunk: Chunk, found: Mapping[str, Projection]) -> Iterator[Node]:
-    """Ops that multiply by a weight which is no projection: nothing behind them follows directly."""
+def _other_uses(chunk: Chunk, found: Mapping[str, WeightMatrix]) -> Iterator[Node]:
+    """Ops that multiply by a weight which is no linear map: nothing behind them follows directly."""
     graph = chunk.graph
     assert graph is not None
     known = {name for one in found.values() for name in one.parameters}
-    for name, access in chunk.access.items():
+    for name, uses in chunk.uses.items():
         if name in known:
             continue
-        yield from (reading.use.node for reading in access.readings if isinstance(reading.form, Outer))
-        if access.fallback_reason is not None and chunk.parameters[name].dim() > 1:
+        yield from (reading.use.node for reading in uses.readings if isinstance(reading.form, Outer))
+        if uses.fallback_reason is not None and chunk.parameters[name].dim() > 1:
             stack = [edge.consumer for edge in graph.consumers.get(graph.leaves[name], ())]
             while stack:
                 node = stack.pop()
@@ -119,19 +119,19 @@ def _other_uses(chunk: Chunk, found: Mapping[str, Projection]) -> Iterator[Node]
                     yield node
 
 
-def _rows(one: Projection) -> Tensor:
+def _rows(one: WeightMatrix) -> Tensor:
     """W with one row for each channel."""
     return one.weight.reshape(len(one.weight) // one.grad_taps, -1)
 
 
-def _columns(one: Projection) -> Tensor:
+def _columns(one: WeightMatrix) -> Tensor:
     """U with one column for each channel: (outputs * taps, channels)."""
     parts = one.weight.reshape(len(one.weight), -1, one.row_taps)
     return parts.transpose(1, 2).reshape(-1, parts.shape[1])
 
 
 def _matched(
-    chunk: Chunk, one: Projection, other: Projection, link: Link, paths: FeaturePaths
+    chunk: Chunk, one: WeightMatrix, other: WeightMatrix, link: Link, paths: FeaturePaths
 ) -> tuple[Tensor | None, str]:
     channels, columns = len(_rows(one)), _columns(other)
     graph = chunk.graph
@@ -180,7 +180,7 @@ def _keeps_channels(graph: Graph, node: Node, channels: int) -> bool:
     return False
 
 
-def _origins(graph: Graph, one: Projection, inputs: int, link: Link, paths: FeaturePaths) -> Tensor | None:
+def _origins(graph: Graph, one: WeightMatrix, inputs: int, link: Link, paths: FeaturePaths) -> Tensor | None:
     """For every input channel of the second weight the output channel of the first it depends on; negative for none.
 
     None if one depends on several. The channels whose number has a certain binary digit are moved together.

@@ -6,23 +6,25 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.layers.projections import Projection, Projections, projections
+from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import matching
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 
 
 class PreactivationGradients:
-    """The samples [begin, end) of a probe, captured."""
+    """The samples [begin, end) of a batch, captured."""
 
-    def __init__(self, measurement: Measurement, probe: Probe, begin: int, end: int, like: Projections) -> None:
-        self._chunk = measurement.chunk(probe, begin, end)
+    def __init__(
+        self, measurement: Measurement, batch: ModelWithInputs, begin: int, end: int, like: WeightMatrices
+    ) -> None:
+        self._chunk = measurement.chunk(batch, begin, end)
         measurement.confirm(self._chunk)
-        self._projections = projections(self._chunk, like)
+        self._matrices = weight_matrices(self._chunk, like)
 
-    def projection(self, name: str) -> Projection:
+    def weight_matrix(self, name: str) -> WeightMatrix:
         """The weight of this name and where these samples met it."""
-        found = self._projections
+        found = self._matrices
         if name not in found.found:
             reason = found.left_out.get(name, "only some of the samples use it")
             raise UnsupportedModelError(
@@ -35,7 +37,7 @@ class PreactivationGradients:
 
         `direction` is (C,), or (samples, C).
         """
-        chosen = {name: self.projection(name) for name in names}
+        chosen = {name: self.weight_matrix(name) for name in names}
         readings = [reading for one in chosen.values() for reading in one.readings]
         arrived = iter(self._chunk.preactivation_gradients(readings, direction))
         found = {}
@@ -45,8 +47,8 @@ class PreactivationGradients:
         return found
 
 
-def chosen_layers(found: Projections, layers: str | Sequence[str] | None) -> list[str]:
-    """Names of the projections that the globs match, by their own names or by those of their layers."""
+def chosen_layers(found: WeightMatrices, layers: str | Sequence[str] | None) -> list[str]:
+    """Names of the weights that the globs match, by their own names or by those of their layers."""
     if layers is None:
         if not found.found:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())

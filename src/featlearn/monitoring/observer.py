@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, FeatlearnError
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
@@ -15,7 +16,6 @@ from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
 from featlearn.network.initial_network import network_at
-from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.record import Run
 
@@ -54,7 +54,7 @@ class Observer:
     def __init__(self, watched: WatchedNetwork, names: Names) -> None:
         self.watched, self.names = watched, names
         self.baseline: Baseline | None = None
-        self._prepared = Preparation(watched.model, readout=watched.readout)
+        self._audited = AuditedModel(watched.model, readout=watched.readout)
         self._jvp: dict[str, JvpMethod] = {}
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
@@ -111,14 +111,14 @@ class Observer:
     ) -> Observation:
         self.synchronise()
         begun = self.clock()
-        prepared = self._prepared
-        if watched.model is not prepared.model:
-            prepared = Preparation(watched.model, readout=watched.readout)
-        first = not prepared.audits
+        audited = self._audited
+        if watched.model is not audited.model:
+            audited = AuditedModel(watched.model, readout=watched.readout)
+        first = not audited.audits
         context = RecordContext(self.names, end, last, self._before(step), self.clock)
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         costs: dict[str, float] = {}
-        with step_view(watched, step, self.baseline, prepared, self._jvp, end=end) as now:
+        with step_view(watched, step, self.baseline, audited, self._jvp, end=end) as now:
             begun = self.clock() if first else begun
             record = probe(now, context)
             for one in chosen:

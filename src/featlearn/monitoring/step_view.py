@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.layers.consecutive import Pair, consecutive
@@ -17,7 +18,6 @@ from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
-from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.quantities.layer_balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
@@ -60,10 +60,10 @@ class StepView:
     """
 
     def __init__(
-        self, watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, now: Measurement,
+        self, watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, now: Measurement,
         stack: ExitStack, jvp: dict[str, JvpMethod], *, end: bool = False,
     ) -> None:  # fmt: skip
-        self.watched, self.step, self._prepared, self._end, self._jvp = watched, step, prepared, end, jvp
+        self.watched, self.step, self._audited, self._end, self._jvp = watched, step, audited, end, jvp
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
         self._now, self._stack = now, stack
@@ -85,7 +85,7 @@ class StepView:
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
-        outputs, features = outputs_with_features(self._now.probes[0])
+        outputs, features = outputs_with_features(self._now.batches[0])
         return outputs.cpu(), features
 
     @cached_property
@@ -111,12 +111,12 @@ class StepView:
         """The gap from the first weights, shrunk layer by layer to what is left of them; None where they have not."""
         if min(self._states.shrinking.values()) > SHRUNK:
             return None
-        states = TwoStates(self._prepared, self.watched.initial, unshrunk=True)
+        states = TwoStates(self._audited, self.watched.initial, unshrunk=True)
         return states.gap(self.x, method=self._method, outputs=self.outputs)
 
     @cached_property
     def _states(self) -> TwoStates:
-        return TwoStates(self._prepared, self.watched.initial)
+        return TwoStates(self._audited, self.watched.initial)
 
     @cached_property
     def _method(self) -> JvpMethod | None:
@@ -148,7 +148,7 @@ class StepView:
         if not self._end or classes > MANY_OUTPUTS or not self._wants_full(self._now) or layers * size > LARGEST_SUM:
             return None
         try:
-            found = measured_kernels(self._now, self._prepared, "full", "layer")
+            found = measured_kernels(self._now, self._audited, "full", "layer")
         except MemoryBudgetError:
             return None
         return {name: kernel.cpu() for name, kernel in found.items()}
@@ -186,7 +186,7 @@ class StepView:
         pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
         if pull is None:
             return None
-        probe = self._now.probes[0]
+        probe = self._now.batches[0]
         return self._now.pulled_back(probe, pull.to(self._now.device))
 
     @cached_property
@@ -232,7 +232,7 @@ class StepView:
     @cached_property
     def test_outputs(self) -> Tensor | None:
         """(P', C) outputs on the test probe."""
-        return None if self._test is None else self._test.outputs(self._test.probes[0]).cpu()
+        return None if self._test is None else self._test.outputs(self._test.batches[0]).cpu()
 
     @cached_property
     def test_targets(self) -> Tensor | None:
@@ -262,7 +262,7 @@ class StepView:
 
     @cached_property
     def _start(self) -> Measurement:
-        start = self._measured_layers(self._prepared.of_copy(network_at(self.watched.model, self.watched.initial)))
+        start = self._measured_layers(self._audited.of_copy(network_at(self.watched.model, self.watched.initial)))
         refuse_shared(start, self.watched.model)
         return start
 
@@ -270,7 +270,7 @@ class StepView:
     def _test(self) -> Measurement | None:
         if self.watched.test is None:
             return None
-        return self._stack.enter_context(self._prepared.measuring([self.watched.test.x], reuse=True))
+        return self._stack.enter_context(self._audited.measuring([self.watched.test.x], reuse=True))
 
     @cached_property
     def _followed(self) -> tuple[dict[tuple[str, str], Pair], Measurement]:
@@ -279,7 +279,7 @@ class StepView:
             return pairs, self._now
         # Fused attention has no second derivative, which tracing channels needs; the math backend has.
         with sdpa_kernel(SDPBackend.MATH):
-            again = self._measured_layers(self._prepared)
+            again = self._measured_layers(self._audited)
             return consecutive(again.example())[0], again
 
     @property
@@ -293,7 +293,7 @@ class StepView:
     def _cross(self, rates: Mapping[str, Rate]) -> tuple[Tensor, Tensor | None]:
         assert self.watched.test is not None
         inputs = [self.watched.test.x, self.watched.probe.x]
-        with self._prepared.measuring(inputs) as measurement:
+        with self._audited.measuring(inputs) as measurement:
             full = self._full(measurement, rates)
             mean = self._mean(measurement, rates) if full is None else full.diagonal(dim1=2, dim2=3).mean(2)
             return mean, full
@@ -303,7 +303,7 @@ class StepView:
         if not self._wants_full(measurement):
             return None
         try:
-            return measured_kernels(measurement, self._prepared, "full", "network", rates=rates)[""].cpu()
+            return measured_kernels(measurement, self._audited, "full", "network", rates=rates)[""].cpu()
         except MemoryBudgetError:
             return None
 
@@ -311,15 +311,15 @@ class StepView:
         samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
         return measurement.classes > 1 and samples * measurement.classes <= LARGEST_FULL
 
-    def _measured_layers(self, prepared: Preparation) -> Measurement:
-        measuring = prepared.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
+    def _measured_layers(self, audited: AuditedModel) -> Measurement:
+        measuring = audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
         return self._stack.enter_context(measuring)
 
     def _kernels(self, measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
         """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
         many = measurement.classes > MANY_OUTPUTS
         outputs: Outputs = Probes(DIRECTIONS) if many else "each" if by == "layer" else "mean"
-        kernels = measured_kernels(measurement, self._prepared, outputs, by, rates=rates)
+        kernels = measured_kernels(measurement, self._audited, outputs, by, rates=rates)
         divisor = measurement.classes if many else 1
         return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
 
@@ -330,7 +330,7 @@ class StepView:
 
 @contextmanager
 def step_view(
-    watched: WatchedNetwork, step: int, baseline: Baseline | None, prepared: Preparation, jvp: dict[str, JvpMethod], *,
+    watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, jvp: dict[str, JvpMethod], *,
     end: bool = False,
 ) -> Iterator[StepView]:  # fmt: skip
     """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
@@ -338,7 +338,7 @@ def step_view(
     `jvp` keeps how the Jacobian-vector products of this network are made, between steps.
     """
     with ExitStack() as stack:
-        now = stack.enter_context(prepared.measuring([watched.probe.x], reuse=True, keep_weights=True))
+        now = stack.enter_context(audited.measuring([watched.probe.x], reuse=True, keep_weights=True))
         if baseline is None:
             refuse_no_layers(now)
-        yield StepView(watched, step, baseline, prepared, now, stack, jvp, end=end)
+        yield StepView(watched, step, baseline, audited, now, stack, jvp, end=end)

@@ -16,7 +16,7 @@ def admitted(
     model: nn.Module, inside: Inventory, inputs: Sequence[Inputs], readout: Readout | None,
     parameters: str | Sequence[str] | None,
 ) -> tuple[dict[str, Tensor], list[int]]:  # fmt: skip
-    """The parameters that count and the sizes of the probes, after all that can be refused before anything runs.
+    """The parameters that count and the sizes of the batches, after all that can be refused before anything runs.
 
     `inside`: what the model holds inside its wrappers.
     """
@@ -73,8 +73,8 @@ def refuse_unmeasurable(inside: Inventory) -> None:
             )
         if any(hasattr(t, "placements") for t in tensors) or type(part).__name__ == "FullyShardedDataParallel":
             raise UnsupportedModelError(
-                f"{_place(inside, part)} is spread over ranks otherwise than by fully_shard (tensor parallel, or FSDP1), "
-                "expected whole weights: what a rank computes with a part of them does not show which sample it "
+                f"{_place(inside, part)} is spread over ranks otherwise than by fully_shard (tensor parallel, or "
+                "FSDP1), expected whole weights: what a rank computes with a part of them does not show which sample it "
                 "belongs to; gather them into a plain model first"
             )
         if any(tensor is not None and tensor.is_meta for tensor in tensors):

@@ -113,7 +113,7 @@ def _takes_inputs(readout: Readout) -> bool:
     return sum(p.default is p.empty for p in positional) >= 2
 
 
-Noting = Callable[[Sequence[Tensor]], AbstractContextManager[None]]
+PassContext = Callable[[Sequence[Tensor]], AbstractContextManager[None]]
 """Makes a context in which a model runs, from the inputs that it is given."""
 
 
@@ -123,7 +123,7 @@ def _unnoted(inputs: Sequence[Tensor]) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ModelWithInputs:
     """A network with the inputs on which it is measured."""
 
     model: nn.Module
@@ -166,7 +166,7 @@ class Probe:
         with _explained(self, x):
             return self._called(x), x
 
-    def outputs(self, indices: Tensor | slice, noting: Noting = _unnoted) -> Tensor:
+    def outputs(self, indices: Tensor | slice, noting: PassContext = _unnoted) -> Tensor:
         """(samples, C) outputs with their graph. All code that makes them runs inside of `noting`."""
         x = self.take(indices)
         self.rewind()
@@ -186,7 +186,7 @@ class Probe:
 
 
 @contextmanager
-def _explained(probe: Probe, x: Inputs) -> Iterator[None]:
+def _explained(batch: ModelWithInputs, x: Inputs) -> Iterator[None]:
     """Errors of the user's code say what it was called with."""
     try:
         yield
@@ -194,8 +194,8 @@ def _explained(probe: Probe, x: Inputs) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"the model or its readout failed on {probe.name}, {describe(x)} (a few of the {probe.samples} samples are "
-            f"run at a time): {type(error).__name__}: {error}{_dtype_advice(probe, x)}{_argument_advice(error)}"
+            f"the model or its readout failed on {batch.name}, {describe(x)} (a few of the {batch.samples} samples are "
+            f"run at a time): {type(error).__name__}: {error}{_dtype_advice(batch, x)}{_argument_advice(error)}"
         ) from error
 
 
@@ -210,13 +210,13 @@ def _argument_advice(error: Exception) -> str:
     return ""
 
 
-def _dtype_advice(probe: Probe, x: Inputs) -> str:
+def _dtype_advice(batch: ModelWithInputs, x: Inputs) -> str:
     """What to do about inputs of another precision than all of the weights, where a model has failed on them."""
-    kinds = {p.dtype for p in probe.model.parameters() if p.is_floating_point()}
+    kinds = {p.dtype for p in batch.model.parameters() if p.is_floating_point()}
     given = {tensor.dtype for tensor in tensors_in(x) if tensor.is_floating_point() or tensor.is_complex()}
     if len(kinds) == 1 and given and not given & kinds:
         return (
-            f"; {probe.name} is {' and '.join(map(str, given))}, expected {kinds.pop()} as the weights are; "
+            f"; {batch.name} is {' and '.join(map(str, given))}, expected {kinds.pop()} as the weights are; "
             "cast it, or pass dtype= to measure both in that precision"
         )
     return ""
@@ -258,7 +258,7 @@ def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tenso
     if look and not bool(torch.isfinite(outputs).all()):
         broken = (~torch.isfinite(outputs.detach())).reshape(samples, -1).any(1).nonzero().flatten().tolist()
         raise InputValueError(
-            f"{source} gives values that are not finite for samples {_few(broken)} of the probe; "
+            f"{source} gives values that are not finite for samples {_few(broken)} of the batch; "
             "a kernel cannot be measured there"
         )
     return outputs

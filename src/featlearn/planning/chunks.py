@@ -105,11 +105,11 @@ def _formed_numbers(example: Chunk, dense: bool) -> int:
     """Numbers per sample and direction of gradients that are formed: of the largest parameter, twice while that
     happens, and of all that go to the fallback together."""
     largest = together = 0
-    for name, access in example.access.items():
+    for name, uses in example.uses.items():
         size = example.parameters[name].numel() * (2 if example.parameters[name].is_complex() else 1)
-        if access.fallback_reason is not None:
+        if uses.fallback_reason is not None:
             together += 2 * size
-        elif dense or access.coordinates is None:
+        elif dense or uses.matrix_view is None:
             largest = max(largest, 2 * size)
     return largest + together
 
@@ -120,8 +120,8 @@ def shares_rows(measurement: Measurement, samples: int, directions: int) -> bool
     Worth it where the gradients of all directions are many numbers, and more than the inner products of rows. A GPU
     captures all directions at once; with several positions other routes may be better.
     """
-    accesses = [access for access in measurement.example().access.values() if access.coordinates is not None]
-    forms = [reading.form for access in accesses for reading in access.readings]
+    every = [uses for uses in measurement.example().uses.values() if uses.matrix_view is not None]
+    forms = [reading.form for uses in every for reading in uses.readings]
     single = [form for form in forms if isinstance(form, Outer) and form.positions == 1]
     if measurement.device.type != "cpu" or directions == 1 or not forms or len(single) < len(forms):
         return False
@@ -168,7 +168,7 @@ def _formed_bytes(plan: ParameterPlan, samples: int, directions: int, item: int)
 def _graph_bytes(example: Chunk, item: int) -> tuple[int, int]:
     """Bytes per sample of all activations, and of the gradients of one direction at all ops that use parameters."""
     assert example.graph is not None
-    outputs = {r.use.node: r.use.output.numel() for access in example.access.values() for r in access.readings}
+    outputs = {r.use.node: r.use.output.numel() for uses in example.uses.values() for r in uses.readings}
     return example.graph.structure.output_bytes // len(example.indices), sum(outputs.values()) * item // len(
         example.indices
     )

@@ -35,24 +35,24 @@ class ParameterPlan:
 def parameter_plans(
     measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
 ) -> tuple[ParameterPlan, ...]:
-    """A plan for every parameter, from a few samples of every probe."""
+    """A plan for every parameter, from a few samples of every batch."""
     item, weight = measurement.dtype.itemsize, elementwise_cost(measurement.device)
     plans, captured = [], measurement.examples
     for name, parameter in measurement.parameters.items():
         shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
-        examples = [example for example in captured if name in example.access]
+        examples = [example for example in captured if name in example.uses]
         if not examples:
             # Others than these samples may use it, so it is captured all the same.
             kept, reason = directions * size * item, "no gradient reaches it from the few samples that were run"
             plans.append(ParameterPlan(name, shape, (), "unused", reason, 0, kept, 3 * kept, True))
             continue
-        uses = examples[0].access[name].nodes
+        nodes = examples[0].uses[name].nodes
         route, reason = _route(name, examples, name in elementwise)
         dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
         if route != "factors":
             kept = directions * size * item
             operands = max(_operand_numbers(example, name) for example in examples) * directions * item
-            plans.append(ParameterPlan(name, shape, uses, route, reason, dense, kept, 3 * (kept + operands), True))
+            plans.append(ParameterPlan(name, shape, nodes, route, reason, dense, kept, 3 * (kept + operands), True))
             continue
         extents = [
             _extent(example, name, count, directions, weight) for example, count in zip(examples, samples, strict=False)
@@ -66,26 +66,26 @@ def parameter_plans(
         kept = directions * size * item if early else factors
         # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
         passing = (4 * factors + kept) if early else 3 * factors
-        plans.append(ParameterPlan(name, shape, uses, best.value, reason, cost[best], kept, passing, early))
+        plans.append(ParameterPlan(name, shape, nodes, best.value, reason, cost[best], kept, passing, early))
     return tuple(plans)
 
 
 def _route(name: str, examples: Sequence[Chunk], elementwise: bool) -> tuple[str, str]:
     for example in examples:
-        access = example.access[name]
-        if access.fallback_reason is not None:
-            return "fallback", access.fallback_reason
+        uses = example.uses[name]
+        if uses.fallback_reason is not None:
+            return "fallback", uses.fallback_reason
     for example in examples:
-        access = example.access[name]
-        if access.coordinates is None:
-            whole = all(reading.value[0] is example.graph.leaves[name] for reading in access.readings)  # type: ignore[union-attr]
+        uses = example.uses[name]
+        if uses.matrix_view is None:
+            whole = all(reading.value[0] is example.graph.leaves[name] for reading in uses.readings)  # type: ignore[union-attr]
             return ("direct", "small operand") if whole else ("pulled back", "made by other ops")
     return ("direct", "a rate for every entry") if elementwise else ("factors", "")
 
 
 def _operand_numbers(example: Chunk, name: str) -> int:
     """Numbers per sample while the gradients of a parameter's operands are formed, to be pulled back to it."""
-    readings = example.access[name].readings
+    readings = example.uses[name].readings
     factors = [r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
                for r in readings if isinstance(r.form, Outer) and not r.form.indexed]  # fmt: skip
     # Every direction's gradient at every use is held until the operands' gradients are formed.
@@ -94,11 +94,11 @@ def _operand_numbers(example: Chunk, name: str) -> int:
 
 
 def _extent(example: Chunk, name: str, samples: int, directions: int, elementwise: float) -> Extent:
-    access = example.access[name]
-    where = access.coordinates
+    uses = example.uses[name]
+    where = uses.matrix_view
     assert where is not None
     sides: dict[tuple[bool, bool], tuple[int, int, int]] = {}
-    for reading in access.readings:
+    for reading in uses.readings:
         form = reading.form
         assert isinstance(form, Outer)
         key = (form.rows_first != where.flipped[reading.value], form.indexed)
@@ -117,7 +117,7 @@ def _row_cost(form: Outer, elementwise: float) -> int:
 def _factor_numbers(example: Chunk, name: str, directions: int) -> int:
     """Numbers kept per sample as factors: images, where the rows are their windows."""
     kept = written = 0
-    for reading in example.access[name].readings:
+    for reading in example.uses[name].readings:
         form = reading.form
         assert isinstance(form, Outer)
         rows = form.positions if form.indexed else form.blocks * form.positions * form.row_size
@@ -125,5 +125,5 @@ def _factor_numbers(example: Chunk, name: str, directions: int) -> int:
         grads = form.blocks * form.positions * directions * form.grad_size
         kept, written = kept + (image or rows) + grads, written + rows + grads
     # Several uses on one side are written out and joined.
-    single = len(example.access[name].readings) == 1
+    single = len(example.uses[name].readings) == 1
     return kept if single else written

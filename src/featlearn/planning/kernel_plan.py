@@ -21,7 +21,7 @@ def plan_key(
     verify: bool,
 ) -> object:  # fmt: skip
     """What two kernels share that are measured in the same way."""
-    kinds = tuple([(input_kind(probe.x), probe.samples) for probe in measurement.probes])
+    kinds = tuple([(input_kind(batch.x), batch.samples) for batch in measurement.batches])
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
     return (kinds, measurement.weight_kind, frozenset(elementwise), asked)
 
@@ -44,7 +44,7 @@ def plan_kernel(
     `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed. `columns`:
     how many the kernel has, where other ranks have the samples of most of them.
     """
-    sizes = [probe.samples for probe in measurement.probes]
+    sizes = [batch.samples for batch in measurement.batches]
     samples = (sizes[0], sizes[-1])
     count = directions.count
     budget = byte_budget(memory, measurement.device)
@@ -75,7 +75,7 @@ def plan_kernel(
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
-    proofs = [measurement.passes.get(measurement.kind(probe)) for probe in measurement.probes]
+    proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,

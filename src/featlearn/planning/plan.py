@@ -18,7 +18,7 @@ class Plan:
     groups: tuple[ParameterGroup, ...]
     samples: tuple[int, int]
     symmetric: bool
-    """Whether it is the kernel of one probe with itself."""
+    """Whether it is the kernel of one batch with itself."""
     directions: int
     """Output directions, each a backward pass per chunk."""
     kernel_shape: tuple[int, ...]

@@ -11,7 +11,7 @@ from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.distributed.agreement import expect_same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.network.inputs import Inputs, Probe
+from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import columns_at_once
@@ -57,12 +57,12 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
     found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
     size = sweeps.chunk(3.0 + 2.0 * len(directions))
-    scratch = byte_budget(sweeps.prepared.memory, sweeps.measurement.device) // 8
+    scratch = byte_budget(sweeps.audited.memory, sweeps.measurement.device) // 8
     progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
         with sweeps.ranks.together():
-            for probe, places in sweeps.probes(size):
-                chunk = sweeps.measurement.chunk(probe, 0, probe.samples)
+            for batch, places in sweeps.batches(size):
+                chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
                 total: Tensor | float = 0.0
                 for name, gradients in sweeps.measurement.each_gradient(
                     chunk, sweeps.measurement.parameters, directions
@@ -89,7 +89,7 @@ def row_blocks(
     with sweeps.ranks.together():
         own = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
-    step = columns_at_once(sweeps.measurement, sweeps.prepared.memory, len(drawn), classes, sweeps.stream.sample_bytes)
+    step = columns_at_once(sweeps.measurement, sweeps.audited.memory, len(drawn), classes, sweeps.stream.sample_bytes)
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
@@ -111,13 +111,13 @@ def _chunks_together(sweeps: Sweeps, size: int, wanted: Tensor | None) -> Iterat
         yield found
 
 
-def _divided_rows(sweeps: Sweeps, drawn: Probe, x: Inputs, samples: int, outputs: Outputs) -> Tensor:
+def _divided_rows(sweeps: Sweeps, drawn: ModelWithInputs, x: Inputs, samples: int, outputs: Outputs) -> Tensor:
     """Rows of the drawn samples with those of a chunk; every rank computes the columns of its share."""
     share, rows = sweeps.ranks.share(samples), None
     with sweeps.ranks.together():
         if share.start < share.stop:
             pair = sweeps.measurement.of_pair(drawn, sweeps.part(x, samples, share))
-            kernel = measured_kernels(pair, sweeps.prepared, outputs, "network", rates=sweeps.rates)[""]
+            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
             rows = (kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel).double()
     if sweeps.ranks.size == 1:
         assert rows is not None
@@ -132,7 +132,7 @@ def _divided_rows(sweeps: Sweeps, drawn: Probe, x: Inputs, samples: int, outputs
     return whole
 
 
-def gathered(sweeps: Sweeps, drawn: Tensor) -> Probe:
+def gathered(sweeps: Sweeps, drawn: Tensor) -> ModelWithInputs:
     """The network on the drawn samples, in the order in which they were drawn."""
     order = drawn.argsort()
     chunks = list(sweeps.stream.chunks(len(drawn), drawn[order]))
@@ -142,4 +142,4 @@ def gathered(sweeps: Sweeps, drawn: Tensor) -> Probe:
             "the samples of the loader differ in shape from batch to batch, expected one shape, for samples of several "
             "batches to stand side by side; pad all of them to one length"
         )
-    return sweeps.probe(taken(x, len(drawn), order.argsort()), len(drawn))
+    return sweeps.batch(taken(x, len(drawn), order.argsort()), len(drawn))

@@ -23,7 +23,7 @@ from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.divided_samples import DividedGradients, Division, alike
 from featlearn.quantities.kernel_execution import KernelExecution
-from featlearn.quantities.verification import Checks
+from featlearn.quantities.verification import KernelVerification
 
 Places = Sequence[slice]
 """The samples of every rank."""
@@ -34,7 +34,7 @@ class DividedExecution:
 
     def __init__(
         self, execution: KernelExecution, measurement: Measurement, plan: Plan, directions: Directions,
-        division: Division, keys: Mapping[str, str], checks: Checks | None,
+        division: Division, keys: Mapping[str, str], checks: KernelVerification | None,
     ) -> None:  # fmt: skip
         self._execution, self._measurement, self._plan, self._directions = execution, measurement, plan, directions
         self._division, self._ranks, self._keys, self._checks = division, division.ranks, keys, checks
@@ -88,14 +88,14 @@ class DividedExecution:
 
         `single`: one output direction may stand for all, where all ranks find the same.
         """
-        probe, first = self._measurement.probes[side], self._division.places(side).start
+        batch, first = self._measurement.batches[side], self._division.places(side).start
         own = places[self._ranks.rank]
         block = slice(own.start - first, own.stop - first)
 
         with self._ranks.together():
             found: dict[str, Gradients] = {}
             if block.start < block.stop:
-                found = dict(self._execution.gathered(probe, block, chosen, group, progress))
+                found = dict(self._execution.gathered(batch, block, chosen, group, progress))
         return same_directions(self._ranks, found) if single else found
 
     def _multiply(

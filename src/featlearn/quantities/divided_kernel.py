@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels, kernel_keys
 from featlearn.distributed.agreement import expect_same_call, expect_same_tensors, smallest_budget
 from featlearn.distributed.group import RankGroup
@@ -15,52 +16,51 @@ from featlearn.network.inputs import Inputs, batch_size, describe
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
-from featlearn.preparation import Preparation
 from featlearn.quantities.divided_execution import DividedExecution
 from featlearn.quantities.divided_samples import Division
 from featlearn.quantities.kernel_execution import KernelExecution, elementwise_rates, refuse_not_finite
 from featlearn.quantities.optimizer_kernel import Rate
 from featlearn.quantities.stream import taken
-from featlearn.quantities.verification import Checks
+from featlearn.quantities.verification import KernelVerification
 
 
 def divided_kernels(
-    prepared: Preparation, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
     rates_of: Callable[[], dict[str, Rate]],
 ) -> Kernels:  # fmt: skip
-    """The kernels of a prepared model, each a DTensor of which every rank has the rows of its samples.
+    """The kernels of an audited model, each a DTensor of which every rank has the rows of its samples.
 
     `rates_of` complains about arguments, and reads the optimizer's rates.
     """
-    ranks, given = prepared.group, [x] if x2 is None else [x, x2]
+    ranks, given = audited.group, [x] if x2 is None else [x, x2]
     with ranks.together():
         rates = rates_of()
         sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
     rates = whole_tensors(rates)
-    _expect_same(prepared, x, x2, outputs, by, verify, rates)
+    _expect_same(audited, x, x2, outputs, by, verify, rates)
     division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
 
-    prepared.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
-    with collector_paused(), prepared.measuring_together(own) as measurement:
-        kernels, directions = _measured(measurement, prepared, division, outputs, by, rates, verify)
+    audited.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
+    with collector_paused(), audited.measuring_together(own) as measurement:
+        kernels, directions = _measured(measurement, audited, division, outputs, by, rates, verify)
     shape = directions.kernel_shape(*division.samples)
     axis = 1 if directions.mode == "each" else 0
     return {key: _sharded(kernel, shape, axis, ranks) for key, kernel in kernels.items()}
 
 
 def _expect_same(
-    prepared: Preparation, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
     rates: Mapping[str, Rate],
 ) -> None:  # fmt: skip
     """Refuse calls that differ from rank to rank."""
     drawn = f"Probes(k={outputs.k})" if isinstance(outputs, Probes) else outputs
     arguments = {
         "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": drawn, "by": by, "verify": verify,
-        "parameters": prepared.globs, "dtype": prepared.dtype, "the number of rates": len(rates),
+        "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
     }  # fmt: skip
-    expect_same_call(prepared.group, arguments, {"x": x, "x2": x2, "outputs": outputs})
-    expect_same_tensors(prepared.group, "the optimizer's rate of", rates, "load one state into all optimizers")
+    expect_same_call(audited.group, arguments, {"x": x, "x2": x2, "outputs": outputs})
+    expect_same_tensors(audited.group, "the optimizer's rate of", rates, "load one state into all optimizers")
 
 
 def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:
@@ -72,22 +72,22 @@ def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:
 
 
 def _measured(
-    measurement: Measurement, prepared: Preparation, division: Division, outputs: Outputs, by: str,
+    measurement: Measurement, audited: AuditedModel, division: Division, outputs: Outputs, by: str,
     rates: Mapping[str, Rate], verify: bool,
 ) -> tuple[Kernels, Directions]:  # fmt: skip
     """The rows of this rank, by the plan of rank 0, which has as many samples as any."""
-    ranks, probes = division.ranks, measurement.probes
-    pair = measurement.of_pair(probes[0], probes[0]) if division.symmetric else measurement
+    ranks, batches = division.ranks, measurement.batches
+    pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement
     with ranks.together():
         directions = output_directions(outputs, pair.classes)
-        budget = byte_budget(prepared.memory, pair.device)
-    budget = smallest_budget(ranks, budget, pair.device, measured=prepared.memory is None)
+        budget = byte_budget(audited.memory, pair.device)
+    budget = smallest_budget(ranks, budget, pair.device, measured=audited.memory is None)
     with ranks.together():
         mine = plan_kernel(pair, directions, elementwise_rates(rates), by, budget, verify, division.samples[1])
     plan = ranks.from_first(mine)
     sizes = division.samples[:1] if division.symmetric else division.samples
     execution = KernelExecution(pair, plan, directions, rates, by, None)
-    checks = Checks(pair, directions, rates, plan, ranks, sizes) if verify else None
+    checks = KernelVerification(pair, directions, rates, plan, ranks, sizes) if verify else None
     keys = kernel_keys(pair.parameters, by)
     kernels = DividedExecution(execution, pair, plan, directions, division, keys, checks).run()
     pair.has_gradient = ranks.any(pair.has_gradient)

@@ -19,16 +19,16 @@ from featlearn.contraction.factors import as_dense
 from featlearn.graph.graph import backward
 from featlearn.measurement import Measurement
 from featlearn.network.elementary_ops import ElementaryOps
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 
 Tangents = Mapping[str, Tensor]
 """Parameter name -> (m, *its shape): m vectors in parameter space."""
-JvpMethod = Callable[[Measurement, Probe, Tangents], Tensor]
+JvpMethod = Callable[[Measurement, ModelWithInputs, Tangents], Tensor]
 
 
-def add_pulled_back(totals: Tangents, measurement: Measurement, probe: Probe, cotangents: Tensor) -> None:
-    """totals[k] += J^T v_k for v of shape (m, n, C), over all n samples of the probe."""
-    outputs = probe.outputs(_all(probe))
+def add_pulled_back(totals: Tangents, measurement: Measurement, batch: ModelWithInputs, cotangents: Tensor) -> None:
+    """totals[k] += J^T v_k for v of shape (m, n, C), over all n samples of the batch."""
+    outputs = batch.outputs(_all(batch))
     if not outputs.requires_grad:
         return
     parameters = [measurement.parameters[name] for name in totals]
@@ -51,25 +51,25 @@ def _accumulating(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _all(probe: Probe) -> Tensor:
-    return torch.arange(probe.samples, device="cpu")
+def _all(batch: ModelWithInputs) -> Tensor:
+    return torch.arange(batch.samples, device="cpu")
 
 
 def jvp_method(measurement: Measurement) -> JvpMethod:
     """The first method that the network allows and that gives what backward passes give."""
     example = measurement.example()
     indices = example.indices[: example.count]
-    x = example.probe.take(indices)
-    probe = replace(example.probe, x=x, samples=len(indices))
+    x = example.batch.take(indices)
+    batch = replace(example.batch, x=x, samples=len(indices))
     generator = torch.Generator("cpu").manual_seed(2)
     cotangent = _gaussian(example.outputs[: example.count], generator)
     gradients = no_tangents(measurement, 1)
-    add_pulled_back(gradients, measurement, probe, cotangent[None])
+    add_pulled_back(gradients, measurement, batch, cotangent[None])
     tangents = _tangents(gradients, example.precision, generator)
     wanted = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
     for method in (_forward_mode, _twice_backward, _twice_backward_elementary):
         try:
-            pushed = method(measurement, probe, tangents)[0].double()
+            pushed = method(measurement, batch, tangents)[0].double()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever the network does, another method is exact
@@ -120,42 +120,44 @@ class _Reparametrised(nn.Module):
 
 
 def outputs_and_product(
-    method: JvpMethod, measurement: Measurement, probe: Probe, tangents: Tangents
+    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents
 ) -> tuple[Tensor, Tensor]:
     """(n, C) outputs and J u for one u; forward mode has both from one pass."""
     if method is _forward_mode:
-        return _dual_outputs(measurement, probe, tangents, 0)
-    return probe.outputs(_all(probe)).detach(), method(measurement, probe, tangents)[0].detach()
+        return _dual_outputs(measurement, batch, tangents, 0)
+    return batch.outputs(_all(batch)).detach(), method(measurement, batch, tangents)[0].detach()
 
 
-def _forward_mode(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
+def _forward_mode(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u, one forward pass for each u; nothing of the graph is kept."""
-    return torch.stack([_dual_outputs(measurement, probe, tangents, k)[1] for k in range(_count(tangents))])
+    return torch.stack([_dual_outputs(measurement, batch, tangents, k)[1] for k in range(_count(tangents))])
 
 
-def _dual_outputs(measurement: Measurement, probe: Probe, tangents: Tangents, k: int) -> tuple[Tensor, Tensor]:
+def _dual_outputs(
+    measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, k: int
+) -> tuple[Tensor, Tensor]:
     with forward_ad.dual_level():
         duals = {
             name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
             for name, parameter in measurement.parameters.items()
         }
-        outputs = replace(probe, model=_Reparametrised(probe.model, duals)).outputs(_all(probe))
+        outputs = replace(batch, model=_Reparametrised(batch.model, duals)).outputs(_all(batch))
         primal, tangent = forward_ad.unpack_dual(outputs)
         primal = primal.detach().clone()
         return primal, torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
 
 
-def _twice_backward(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
+def _twice_backward(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
     with sdpa_kernel(SDPBackend.MATH):  # the only attention with a second derivative
-        outputs = probe.outputs(_all(probe))
+        outputs = batch.outputs(_all(batch))
         return _derivatives_by_cotangent(measurement, outputs, tangents)
 
 
-def _twice_backward_elementary(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
+def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """The same with fused ops taken apart."""
     with ElementaryOps():
-        outputs = probe.outputs(_all(probe))
+        outputs = batch.outputs(_all(batch))
     return _derivatives_by_cotangent(measurement, outputs, tangents)
 
 
@@ -177,16 +179,16 @@ def _derivatives_by_cotangent(measurement: Measurement, outputs: Tensor, tangent
     return pushed
 
 
-def _per_sample(measurement: Measurement, probe: Probe, tangents: Tangents) -> Tensor:
+def _per_sample(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u from per-sample gradients, one backward pass for each output: always exact."""
     pushed: Tensor | None = None
     every = torch.eye(measurement.classes, dtype=torch.float64, device="cpu")
-    chunk = measurement.chunk(probe, 0, probe.samples)
+    chunk = measurement.chunk(batch, 0, batch.samples)
     for name, gradients in measurement.each_gradient(chunk, list(tangents), every, dense=list(tangents)):
         entries = _entries(tangents[name]).to(measurement.dtype)
         term = torch.einsum("ncj,mj->mnc", as_dense(gradients).gradient, entries)
         pushed = term if pushed is None else pushed + term
-    shape = (_count(tangents), probe.samples, measurement.classes)
+    shape = (_count(tangents), batch.samples, measurement.classes)
     return torch.zeros(shape, dtype=measurement.dtype, device=measurement.device) if pushed is None else pushed
 
 

@@ -15,12 +15,12 @@ from featlearn.contraction.proportional_outputs import ProportionalOutputs, Uneq
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Probe
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.verification import Checks
+from featlearn.quantities.verification import KernelVerification
 
 
 class KernelExecution:
@@ -36,7 +36,7 @@ class KernelExecution:
         self.found_proportional: frozenset[str] | None = None
         """Parameters for which one output direction was found to stand for all."""
 
-    def run(self, checks: Checks | None = None) -> Kernels:
+    def run(self, checks: KernelVerification | None = None) -> Kernels:
         """The kernels of all groups of parameters."""
         measurement, plan = self._measurement, self._plan
         total = KernelSum(
@@ -65,9 +65,9 @@ class KernelExecution:
 
     def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
         """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
-        measurement, (probe,), mode = self._measurement, self._measurement.probes, self._directions.mode
-        chunk, blocks = measurement.chunk(probe, 0, probe.samples), self.direction_blocks(group)
-        every = slice(0, probe.samples)
+        measurement, (batch,), mode = self._measurement, self._measurement.batches, self._directions.mode
+        chunk, blocks = measurement.chunk(batch, 0, batch.samples), self.direction_blocks(group)
+        every = slice(0, batch.samples)
         kept: dict[str, RowGrams] | None = {} if len(blocks) > 1 and mode == "each" else None
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
@@ -90,27 +90,27 @@ class KernelExecution:
 
     def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
         """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
-        probes = self._measurement.probes
-        rows, columns = (sample_blocks(probe.samples, group.block) for probe in (probes[0], probes[-1]))
+        batches = self._measurement.batches
+        rows, columns = (sample_blocks(batch.samples, group.block) for batch in (batches[0], batches[-1]))
         for chosen in self.direction_blocks(group):
             for i in rows:
                 if total.symmetric and len(rows) == 1:
                     # Between blocks nothing could be taken back.
                     proportional = ProportionalOutputs() if self._directions.mode == "sum" else None
-                    captured = self.gathered(probes[0], i, chosen, group, progress, proportional)
+                    captured = self.gathered(batches[0], i, chosen, group, progress, proportional)
                     total.add_diagonal(captured, i, chosen)
                     continue
-                left = dict(self.gathered(probes[0], i, chosen, group, progress))
+                left = dict(self.gathered(batches[0], i, chosen, group, progress))
                 for j in columns:
                     if total.symmetric and j.start > i.start:
                         break
                     same = total.symmetric and i == j
-                    right = left if same else dict(self.gathered(probes[-1], j, chosen, group, progress))
+                    right = left if same else dict(self.gathered(batches[-1], j, chosen, group, progress))
                     for name in (name for name in left if name in right):
                         total.add(name, left[name], right[name], i, j, chosen)
 
     def gathered(
-        self, probe: Probe, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine,
+        self, batch: ModelWithInputs, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine,
         proportional: ProportionalOutputs | None = None,
     ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
         """Gradients of a block of samples, in the form that takes less memory.
@@ -123,7 +123,7 @@ class KernelExecution:
         begin = block.start
         while begin < block.stop:
             end = min(begin + group.chunk, block.stop)
-            chunk = measurement.chunk(probe, begin, end)
+            chunk = measurement.chunk(batch, begin, end)
             seen = set()
             try:
                 for name, gradients in self._with_rates(

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.network.inputs import Inputs, Readout
-from featlearn.preparation import Preparation
 from featlearn.quantities.neural_features import refuse_no_layers
 
 Norm = Literal["fro", "spectral"]
@@ -74,14 +74,14 @@ def layer_alignment(
         (layer, next layer) -> `LayerPair`, with `.left_out`. For convolutions W is (channels, inputs * kernel area)
         and U (outputs * kernel area, channels), the channels being those between the two.
     """
-    return prepared_alignment(Preparation(model, readout=readout, dtype=dtype), x, norm=norm)
+    return layer_alignment_of(AuditedModel(model, readout=readout, dtype=dtype), x, norm=norm)
 
 
-def prepared_alignment(prepared: Preparation, x: Inputs, *, norm: Norm = "fro") -> LayerPairs[LayerPair]:
-    """The layer alignment of a prepared model: see `fl.layer_alignment`."""
+def layer_alignment_of(audited: AuditedModel, x: Inputs, *, norm: Norm = "fro") -> LayerPairs[LayerPair]:
+    """The layer alignment of an audited model: see `fl.layer_alignment`."""
     if norm not in ("fro", "spectral"):
         raise InputValueError(f"norm={norm!r}, expected 'fro' or 'spectral'")
-    with sdpa_kernel(SDPBackend.MATH), prepared.measuring([x], keep_weights=True) as measurement:
+    with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
         pairs, known = consecutive(measurement.example())
         return LayerPairs({names: pair_alignment(pair, norm) for names, pair in pairs.items()}, known.left_out)

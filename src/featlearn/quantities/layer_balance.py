@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.graph.uses import REARRANGEMENTS
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.ops import Direct, Use
-from featlearn.preparation import Preparation
 from featlearn.quantities.layer_alignment import LayerPairs
 from featlearn.quantities.neural_features import refuse_no_layers
 
@@ -66,14 +66,14 @@ def layer_balance(
         rates: learning rates by layer (globs, the first that matches counts), or an optimiser whose groups have them;
             by default 1 for all.
     """
-    return prepared_balance(Preparation(model, readout=readout, dtype=dtype), x, rates)
+    return layer_balance_of(AuditedModel(model, readout=readout, dtype=dtype), x, rates)
 
 
-def prepared_balance(
-    prepared: Preparation, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None
+def layer_balance_of(
+    audited: AuditedModel, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None
 ) -> LayerPairs[LayerBalance]:
-    """The layer balance of a prepared model: see `fl.layer_balance`."""
-    with sdpa_kernel(SDPBackend.MATH), prepared.measuring([x], keep_weights=True) as measurement:
+    """The layer balance of an audited model: see `fl.layer_balance`."""
+    with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
         pairs, known = consecutive(measurement.example())
         eta = Rates(rates, measurement, list(known.found))
@@ -143,7 +143,7 @@ def pair_balance(pair: Pair, names: tuple[str, str], eta: Rates, measurement: Me
 
 def _broken(pair: Pair, kinds: set[str], bias: str | None, bias_rate: float, measurement: Measurement) -> str:
     """Why gradient flow does not conserve the balance of a pair; empty if it does."""
-    access = measurement.example().access
+    uses = measurement.example().uses
     names = [*pair.first.parameters, *pair.second.parameters, *([] if bias is None else [bias])]
     if kinds - _HOMOGENEOUS:
         return f"{', '.join(sorted(kinds - _HOMOGENEOUS))} between them"
@@ -151,7 +151,7 @@ def _broken(pair: Pair, kinds: set[str], bias: str | None, bias_rate: float, mea
         return "other layers feed the second, are fed by the first, or one is used twice"
     if not pair.first.plain or not pair.second.plain:
         return "a weight is computed from its parameters"
-    if any(len(access[name].readings) != 1 for name in names):
+    if any(len(uses[name].readings) != 1 for name in names):
         return "a weight or a bias is used elsewhere, too"
     if (bias is None and _adds_constant(pair.first.readings[0].use)) or bias_rate == 0.0:
         return "the first layer has a bias that is not trained"
@@ -179,8 +179,8 @@ def _constant_scale(node: Any) -> bool:
 def _bias(pair: Pair, measurement: Measurement) -> tuple[Tensor | None, str | None]:
     """What the first op adds to its product, and the parameter it is."""
     node = pair.first.readings[0].use.node
-    for name, access in measurement.example().access.items():
-        for reading in access.readings:
+    for name, uses in measurement.example().uses.items():
+        for reading in uses.readings:
             if reading.use.node is node and isinstance(reading.form, Direct):
                 bias = measurement.parameters[name].detach().double().flatten()
                 bias = bias if pair.first.units is None else bias[pair.first.units]

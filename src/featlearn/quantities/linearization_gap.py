@@ -8,11 +8,11 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.measurement import Measurement
 from featlearn.network.initial_network import network_at
-from featlearn.network.inputs import Inputs, Probe, Readout, batch_size
-from featlearn.preparation import Preparation
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size
 from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 
 FOLDS = 16
@@ -57,18 +57,18 @@ def linearization_gap(
     Returns:
         The gap; nan where the outputs have not changed by more than rounding.
     """
-    return prepared_gap(Preparation(model, readout=readout), x, initial, by=by)
+    return linearization_gap_of(AuditedModel(model, readout=readout), x, initial, by=by)
 
 
-def prepared_gap(
-    prepared: Preparation, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network"
+def linearization_gap_of(
+    audited: AuditedModel, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network"
 ) -> float | dict[str, float]:
-    """The gap of a prepared model: see `fl.linearization_gap`."""
+    """The gap of an audited model: see `fl.linearization_gap`."""
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: outputs are centred over the samples")
-    states = TwoStates(prepared, initial)
+    states = TwoStates(audited, initial)
     if by == "layer":
         return states.parts(x)
     return states.gap(x).value
@@ -109,24 +109,24 @@ class Gap:
 class TwoStates:
     """A model, and a copy with the parameters of an earlier state and the buffers of now."""
 
-    def __init__(self, prepared: Preparation, initial: Mapping[str, Any], *, unshrunk: bool = False) -> None:
+    def __init__(self, audited: AuditedModel, initial: Mapping[str, Any], *, unshrunk: bool = False) -> None:
         """`unshrunk`: the earlier parameters of each layer are multiplied by what is left of them, see `shrinking`."""
-        self._prepared = prepared
-        earlier = network_at(prepared.model, initial)
-        self._now = {name: p.detach() for name, p in prepared.model.named_parameters()}
+        self._audited = audited
+        earlier = network_at(audited.model, initial)
+        self._now = {name: p.detach() for name, p in audited.model.named_parameters()}
         parameters = dict(earlier.named_parameters())
         self.shrinking = _shrinking(parameters, self._now)
         """layer -> share of its earlier weights that is left, between 0 and 1"""
         with torch.no_grad():
             buffers = dict(earlier.named_buffers())
-            for name, buffer in prepared.model.named_buffers():
+            for name, buffer in audited.model.named_buffers():
                 buffers[name].copy_(buffer)
             for name, parameter in parameters.items():
                 if unshrunk:
                     parameter.mul_(self.shrinking[_layer(name)])
                 parameter.requires_grad_(not torch.equal(parameter, self._now[name]))
         self._moved = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._earlier = prepared.of_copy(earlier)
+        self._earlier = audited.of_copy(earlier)
 
     def gap(self, x: Inputs, *, method: JvpMethod | None = None, outputs: Tensor | None = None) -> Gap:
         """The gap on these samples; `method` and `outputs` of now where they are known."""
@@ -177,7 +177,7 @@ class TwoStates:
             for layer in order:
                 self._set({name: self._now[name] for name in self._moved if _layer(name) == layer})
                 with self._earlier.measuring([x], builtin=False) as measurement:
-                    after = last if layer == order[-1] else measurement.outputs(measurement.probes[0])
+                    after = last if layer == order[-1] else measurement.outputs(measurement.batches[0])
                 yield layer, before, after
                 before = after
         finally:
@@ -189,19 +189,19 @@ class TwoStates:
                 self._moved[name].copy_(value)
 
     def _outputs_now(self, x: Inputs) -> Tensor:
-        with self._prepared.measuring([x], builtin=False) as measurement:
-            return measurement.outputs(measurement.probes[0])
+        with self._audited.measuring([x], builtin=False) as measurement:
+            return measurement.outputs(measurement.batches[0])
 
     def _pushed(
         self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]
     ) -> tuple[Tensor, list[Tensor]]:
         """(P, C) outputs of the earlier state, and J0 (theta - theta0) for the parameters of each group."""
-        (probe,) = measurement.probes
+        (batch,) = measurement.batches
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
         found = []
         for group in groups:
             tangents: Tangents = {name: u if name in group else torch.zeros_like(u) for name, u in way.items()}
-            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(probe)]
+            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(batch)]
             found.append([torch.cat(column) for column in zip(*pieces, strict=True)])
         return found[0][0], [linear for _, linear in found]
 
@@ -218,9 +218,9 @@ def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
     return Gap(centred(change), centred(change - linear.double()), rounding)
 
 
-def _parts(probe: Probe) -> Iterator[Probe]:
-    for indices in torch.arange(probe.samples, device="cpu").split(TOGETHER):
-        yield replace(probe, x=probe.take(indices), samples=len(indices))
+def _parts(batch: ModelWithInputs) -> Iterator[ModelWithInputs]:
+    for indices in torch.arange(batch.samples, device="cpu").split(TOGETHER):
+        yield replace(batch, x=batch.take(indices), samples=len(indices))
 
 
 def _shrinking(earlier: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, float]:

@@ -7,19 +7,19 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.distributed.agreement import expect_same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, Probes, output_directions
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
-from featlearn.layers.projections import Projection, Projections, projections
+from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
 
 # Independent parts of sums over random directions, which show their error.
@@ -58,35 +58,35 @@ def neural_features(
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    prepared = Preparation(model, readout=readout, dtype=dtype, memory=memory, group=group)
-    return prepared_features(prepared, x, initial=initial, layers=layers, outputs=outputs)
+    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory, group=group)
+    return neural_features_of(audited, x, initial=initial, layers=layers, outputs=outputs)
 
 
-def prepared_features(
-    prepared: Preparation, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
+def neural_features_of(
+    audited: AuditedModel, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
 ) -> NeuralFeatures:  # fmt: skip
-    """The neural features of a prepared model: see `fl.neural_features`."""
+    """The neural features of an audited model: see `fl.neural_features`."""
     if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
         raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
-    ranks = prepared.group
+    ranks = audited.group
     if ranks.size > 1:
-        arguments = {"layers": layers, "outputs": outputs, "dtype": prepared.dtype, "initial": initial is not None}
+        arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
         expect_same_call(ranks, arguments, {"x": x, "initial": initial, "outputs": outputs})
     with ExitStack() as stack:
-        now = stack.enter_context(prepared.measuring_together([x], keep_weights=True))
+        now = stack.enter_context(audited.measuring_together([x], keep_weights=True))
         with ranks.together():
             refuse_no_layers(now)
         start = None
         if initial is not None:
             with ranks.together():
-                before = prepared.of_copy(network_at(prepared.model, initial))
+                before = audited.of_copy(network_at(audited.model, initial))
             start = stack.enter_context(ranks.entered(before.measuring([x], keep_weights=True)))
             with ranks.together():
-                refuse_shared(start, prepared.model)
+                refuse_shared(start, audited.model)
         with ranks.together():
-            budget = byte_budget(prepared.memory, now.device)
-        budget = smallest_budget(ranks, budget, now.device, measured=prepared.memory is None)
+            budget = byte_budget(audited.memory, now.device)
+        budget = smallest_budget(ranks, budget, now.device, measured=audited.memory is None)
         return measured_features(now, start, layers, outputs, budget, ranks)
 
 
@@ -97,16 +97,16 @@ def measured_features(
     """The features of a measurement that is under way, compared with one of the network at initialisation."""
     ranks = RankGroup() if ranks is None else ranks
     with ranks.together():
-        found = projections(now.example())
+        found = weight_matrices(now.example())
         budget = byte_budget(memory, now.device)
         chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
         directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
-        parts = _parts(chosen, budget, start is not None, directions, now.probes[0].samples)
+        parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
         totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
         _stream(now, start, directions, totals, found, 0.2 * budget, ranks)
         for name, total in totals.items() if start is not None else ():
             if total.initial_weight is None:  # a rank without samples of its own
-                total.initial_weight = projections(start.example(), found).found[name].weight
+                total.initial_weight = weight_matrices(start.example(), found).found[name].weight
     for total in totals.values():
         total.add_up(ranks)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
@@ -130,7 +130,7 @@ def refuse_shared(start: Measurement, model: nn.Module) -> None:
 
 
 def _parts(
-    chosen: Mapping[str, Projection], budget: int, compared: bool, directions: "_Directions", samples: int
+    chosen: Mapping[str, WeightMatrix], budget: int, compared: bool, directions: "_Directions", samples: int
 ) -> tuple[int, int]:
     """Into how many groups of samples, and of directions, the sums are divided for their error to be seen.
 
@@ -195,7 +195,7 @@ class _Directions:
 class _Totals:
     """Sums over all rows that arrive at one layer, for groups of samples and of directions."""
 
-    def __init__(self, one: Projection, device: torch.device, compared: bool, parts: tuple[int, int]) -> None:
+    def __init__(self, one: WeightMatrix, device: torch.device, compared: bool, parts: tuple[int, int]) -> None:
         self.one, self.rows = one, 0
         shape = (*parts, len(one.weight), len(one.weight))
         self.covariance = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -311,16 +311,16 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 def _stream(
     now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals],
-    like: Projections, room: float, ranks: RankGroup,
+    like: WeightMatrices, room: float, ranks: RankGroup,
 ) -> None:  # fmt: skip
     """Add up what arrives, chunk by chunk, for this rank's share of each."""
-    (probe,) = now.probes
+    (batch,) = now.batches
     chunk = ranks.size * samples_within(now, room if start is None else room / 2)
-    progress = ProgressLine("neural features", -(-probe.samples // chunk))
+    progress = ProgressLine("neural features", -(-batch.samples // chunk))
     names = list(totals)
     try:
-        for first in range(0, probe.samples, chunk):
-            samples = min(chunk, probe.samples - first)
+        for first in range(0, batch.samples, chunk):
+            samples = min(chunk, batch.samples - first)
             own = ranks.share(samples)
             every = directions.of(samples)  # directions are drawn for all samples, whoever has them
             if own.start == own.stop:
@@ -328,8 +328,8 @@ def _stream(
                     pass
                 continue
             begin, end = first + own.start, first + own.stop
-            here = PreactivationGradients(now, probe, begin, end, like)
-            there = None if start is None else PreactivationGradients(start, start.probes[0], begin, end, like)
+            here = PreactivationGradients(now, batch, begin, end, like)
+            there = None if start is None else PreactivationGradients(start, start.batches[0], begin, end, like)
             for number, direction in enumerate(every):
                 direction = direction[own] if direction.dim() == 2 else direction
                 found = here.at(names, direction)
@@ -337,8 +337,8 @@ def _stream(
                 for name, total in totals.items():
                     total.add(found[name], None if before is None else before[name], begin, number)
             for name, total in totals.items():
-                total.rows += (end - begin) * here.projection(name).positions
-                total.initial_weight = None if there is None else there.projection(name).weight
+                total.rows += (end - begin) * here.weight_matrix(name).positions
+                total.initial_weight = None if there is None else there.weight_matrix(name).weight
             progress.advance()
     finally:
         progress.close()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
@@ -21,11 +22,10 @@ from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import Plan, PlannedKernel
-from featlearn.preparation import Preparation
 from featlearn.quantities.divided_kernel import divided_kernels
 from featlearn.quantities.kernel_execution import KernelExecution, elementwise_rates, refuse_not_finite
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.verification import Checks
+from featlearn.quantities.verification import KernelVerification
 
 
 @overload
@@ -83,8 +83,8 @@ def ntk(
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
     _checked_by(by)
-    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
-    return tangent_kernel(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
+    return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def plan(
@@ -98,58 +98,58 @@ def plan(
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     """
     _checked_by(by)
-    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return kernel_plan(prepared, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return kernel_plan(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def tangent_kernel(
-    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Tensor | Kernels:  # fmt: skip
-    """The tangent kernel of a prepared model: see `fl.ntk`."""
-    if prepared.group.given:
+    """The tangent kernel of an audited model: see `fl.ntk`."""
+    if audited.group.given:
         divided = divided_kernels(
-            prepared, x, x2, outputs, by, verify, lambda: _checked(prepared, outputs, by, optimizer)
+            audited, x, x2, outputs, by, verify, lambda: _checked(audited, outputs, by, optimizer)
         )
         return divided[""] if by == "network" else divided
-    rates = whole_tensors(_checked(prepared, outputs, by, optimizer))
+    rates = whole_tensors(_checked(audited, outputs, by, optimizer))
 
     def measured() -> Kernels:
         # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
-            return measured_kernels(measurement, prepared, outputs, by, rates=rates, verify=verify)
+        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
 
     try:
         kernels = measured()
     except ChangedOutputsError:  # a flag of the model, say, since an earlier call
-        prepared.forget()
+        audited.forget()
         kernels = measured()
     return kernels[""] if by == "network" else kernels
 
 
 def kernel_plan(
-    prepared: Preparation, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Plan:  # fmt: skip
     """What `tangent_kernel` will do and cost."""
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = whole_tensors(_checked(prepared, outputs, by, optimizer))
-    with prepared.measuring([x] if x2 is None else [x, x2]) as measurement:
+    rates = whole_tensors(_checked(audited, outputs, by, optimizer))
+    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
         directions = output_directions(outputs, measurement.classes)
-        found = plan_kernel(measurement, directions, elementwise_rates(rates), by, prepared.memory, verify)
+        found = plan_kernel(measurement, directions, elementwise_rates(rates), by, audited.memory, verify)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
         return found
 
 
-def _checked(prepared: Preparation, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+def _checked(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
     _checked_by(by)
-    unwrapped(prepared.model)
+    unwrapped(audited.model)
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
-    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(prepared.model, prepared.globs))
+    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
 
 
 def _checked_by(by: str) -> None:
@@ -158,17 +158,17 @@ def _checked_by(by: str) -> None:
 
 
 def measured_kernels(
-    measurement: Measurement, prepared: Preparation, outputs: Outputs, by: str, *,
+    measurement: Measurement, audited: AuditedModel, outputs: Outputs, by: str, *,
     rates: Mapping[str, Rate] | None = None, verify: bool = False,
 ) -> Kernels:  # fmt: skip
     """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
-    rates, memory = {} if rates is None else rates, prepared.memory
+    rates, memory = {} if rates is None else rates, audited.memory
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
     elementwise = elementwise_rates(rates)
     key = plan_key(measurement, directions, elementwise, by, memory, verify)
-    known = prepared.plans.get(key)
+    known = audited.plans.get(key)
     if known is None or not still_fits(known.plan, memory, measurement.device):
         known = PlannedKernel(plan_kernel(measurement, directions, elementwise, by, memory, verify), None)
     elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
@@ -177,13 +177,13 @@ def measured_kernels(
         if kernels is not None:
             return kernels
     execution = KernelExecution(measurement, known.plan, directions, rates, by, None)
-    checks = Checks(measurement, directions, rates, known.plan) if verify else None
+    checks = KernelVerification(measurement, directions, rates, known.plan) if verify else None
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
     if checks is not None:
         checks.conclude()
     refuse_not_finite(measurement, kernels, by)
-    prepared.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
+    audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
 
 

@@ -6,6 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.squared_norms import squared_norms
 from featlearn.errors import InputValueError
@@ -14,7 +15,6 @@ from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.preparation import Preparation
 
 
 @overload
@@ -42,35 +42,35 @@ def ntk_diagonal(
     Returns:
         (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
     """
-    prepared = Preparation(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return prepared_diagonal(prepared, x, outputs=outputs, by=by)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return ntk_diagonal_of(audited, x, outputs=outputs, by=by)
 
 
-def prepared_diagonal(
-    prepared: Preparation, x: Inputs, *, outputs: Outputs = "mean", by: str = "network"
+def ntk_diagonal_of(
+    audited: AuditedModel, x: Inputs, *, outputs: Outputs = "mean", by: str = "network"
 ) -> Tensor | dict[str, Tensor]:
-    """The diagonal of a prepared model's kernel: see `fl.ntk_diagonal`."""
+    """The diagonal of an audited model's kernel: see `fl.ntk_diagonal`."""
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     if outputs == "full":
         raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Probes(k)")
-    with prepared.measuring([x]) as measurement:
-        (probe,) = measurement.probes
+    with audited.measuring([x]) as measurement:
+        (batch,) = measurement.batches
         directions = output_directions(outputs, measurement.classes)
         keys = kernel_keys(measurement.parameters, by)
         every = directions.rows(slice(0, directions.count))
-        shape = (probe.samples, directions.count)
+        shape = (batch.samples, directions.count)
         totals = {
             key: torch.zeros(shape, dtype=measurement.dtype, device=measurement.device)
             for key in dict.fromkeys(keys.values())
         }
-        budget = byte_budget(prepared.memory, measurement.device)
+        budget = byte_budget(audited.memory, measurement.device)
         size = samples_within(measurement, 0.5 * budget, directions.count)
-        progress = ProgressLine("kernel diagonal", -(-probe.samples // size))
+        progress = ProgressLine("kernel diagonal", -(-batch.samples // size))
         try:
-            for begin in range(0, probe.samples, size):
-                end = min(begin + size, probe.samples)
-                chunk = measurement.chunk(probe, begin, end)
+            for begin in range(0, batch.samples, size):
+                end = min(begin + size, batch.samples)
+                chunk = measurement.chunk(batch, begin, end)
                 for name, gradients in measurement.each_gradient(chunk, measurement.parameters, every, last=True):
                     totals[keys[name]][begin:end] += squared_norms(gradients, budget // 8)
                 progress.advance()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.distributed.agreement import SAME_DATA, expect_same_arguments, expect_same_tensors, smallest_budget
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
@@ -19,11 +20,10 @@ from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
-from featlearn.preparation import Preparation
 from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.quantities.jacobian_products import jvp_method
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.stream import Stream
+from featlearn.quantities.stream import SampleStream
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import checked_finite
 
@@ -62,16 +62,16 @@ class NTKOperator:
         parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
         memory: str | int | None = None, group: object = None,
     ) -> None:  # fmt: skip
-        self._prepared = Preparation(
+        self._audited = AuditedModel(
             model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
         )
-        self._optimizer, self.ranks = optimizer, self._prepared.group
+        self._optimizer, self.ranks = optimizer, self._audited.group
         """Who divide the samples."""
         with self.ranks.together():
             devices = {p.device for p in unwrapped(model).parameters()}
             device = next(iter(devices)) if len(devices) == 1 else None
             with random_state_kept():  # a loader draws random numbers
-                self._stream = Stream(data, device, dtype)
+                self._stream = SampleStream(data, device, dtype)
         if self.ranks.size > 1:
             self._agree(device or torch.device("cpu"))
         with self.sweeps() as sweeps:
@@ -214,13 +214,13 @@ class NTKOperator:
         rates: dict[str, Rate] = {}
         with self.ranks.together():
             if self._optimizer is not None:
-                rates = step_rates(self._optimizer, trainable_parameters(self._prepared.model, self._prepared.globs))
+                rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
         rates = whole_tensors(rates)
         same = {**rates, **({} if given is None else {"v": given})}
         expect_same_tensors(self.ranks, "the vector, or rate of", same, "give all ranks what one of them has")
         # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
-        with self._prepared.measuring_together([self._stream.first], builtin=False) as measurement:
-            yield Sweeps(measurement, self._stream, rates, self._prepared)
+        with self._audited.measuring_together([self._stream.first], builtin=False) as measurement:
+            yield Sweeps(measurement, self._stream, rates, self._audited)
 
     def drawing(self, generator: torch.Generator | None) -> torch.Generator:
         """The generator that was given, in the same state on every rank; without one, one that is always the same."""
@@ -230,15 +230,15 @@ class NTKOperator:
 
     def _agree(self, device: torch.device) -> None:
         """The samples and the memory of all ranks."""
-        prepared, memory = self._prepared, self._prepared.memory
+        audited, memory = self._audited, self._audited.memory
         with self.ranks.together():
             budget = byte_budget(memory, device)
         expect_same_arguments(self.ranks, {
-            "the number of samples": self._stream.samples, "parameters": prepared.globs, "dtype": prepared.dtype,
+            "the number of samples": self._stream.samples, "parameters": audited.globs, "dtype": audited.dtype,
             "the optimizer": type(self._optimizer).__name__,
         })  # fmt: skip
         expect_same_tensors(self.ranks, "data:", self._stream.fingerprints, SAME_DATA)
-        prepared.memory = smallest_budget(self.ranks, budget, device, measured=memory is None)
+        audited.memory = smallest_budget(self.ranks, budget, device, measured=memory is None)
 
     def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
         drawing = self.drawing(generator)
@@ -250,8 +250,8 @@ class NTKOperator:
 
     def _survey(self, sweeps: Sweeps) -> None:
         """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""
-        for probe, _ in sweeps.probes(sweeps.chunk(3.0)):
-            sweeps.measurement.chunk(probe, 0, probe.samples)
+        for batch, _ in sweeps.batches(sweeps.chunk(3.0)):
+            sweeps.measurement.chunk(batch, 0, batch.samples)
         sweeps.measurement.refuse_no_gradient()
 
     def _rows(self, v: Any) -> Tensor:

@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
-from featlearn.layers.projections import Projections, projections
+from featlearn.layers.weight_matrices import WeightMatrices, weight_matrices
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Inputs, Probe, Readout
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.preparation import Preparation
 from featlearn.quantities.neural_features import refuse_no_layers
 
 
@@ -39,14 +39,14 @@ def ptk(
     Returns:
         (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
     """
-    prepared = Preparation(model, readout=readout, dtype=dtype, memory=memory)
+    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory)
     if not isinstance(layer, str):
         raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
         raise InputValueError(f"outputs={outputs!r}, expected 'sum', 'full' or the number of an output")
-    with prepared.measuring([x] if x2 is None else [x, x2], keep_weights=True) as measurement:
+    with audited.measuring([x] if x2 is None else [x, x2], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
-        found = projections(measurement.example())
+        found = weight_matrices(measurement.example())
         names = chosen_layers(found, [layer])
         if len(names) != 1:
             raise InputValueError(f"layer={layer!r} is {', '.join(names)}; expected one of them")
@@ -54,7 +54,7 @@ def ptk(
         if isinstance(outputs, int) and not 0 <= outputs < measurement.classes:
             raise InputValueError(f"outputs={outputs}, expected an output between 0 and {measurement.classes - 1}")
         budget = byte_budget(memory, measurement.device)
-        rows = [_rows(measurement, probe, names[0], classes, budget, found) for probe in measurement.probes]
+        rows = [_rows(measurement, batch, names[0], classes, budget, found) for batch in measurement.batches]
         first, second = rows[0], rows[-1]
         _refuse_shapes(first, second, outputs, positions, budget)
         places = ("ptk", "qsk") if positions else ("ptk", "qtk")
@@ -80,16 +80,21 @@ def _refuse_shapes(first: Tensor, second: Tensor, outputs: int | str, positions:
 
 
 def _rows(
-    measurement: Measurement, probe: Probe, name: str, classes: Sequence[int], budget: int, like: Projections
+    measurement: Measurement,
+    batch: ModelWithInputs,
+    name: str,
+    classes: Sequence[int],
+    budget: int,
+    like: WeightMatrices,
 ) -> Tensor:
     """df/dh of every sample: (C, P, T, k)."""
     pieces = []
     chunk = samples_within(measurement, 0.2 * budget)
-    for begin in range(0, probe.samples, chunk):
-        end = min(begin + chunk, probe.samples)
-        here = PreactivationGradients(measurement, probe, begin, end, like)
-        one = here.projection(name)
-        needed = len(classes) * probe.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
+    for begin in range(0, batch.samples, chunk):
+        end = min(begin + chunk, batch.samples)
+        here = PreactivationGradients(measurement, batch, begin, end, like)
+        one = here.weight_matrix(name)
+        needed = len(classes) * batch.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
         if needed > 0.4 * budget:
             raise MemoryBudgetError(
                 f"the gradients at {name or 'the model'} take {readable_bytes(needed)}, expected at most "

@@ -18,7 +18,7 @@ from featlearn.network.checks import (
     refuse_unmeasurable,
     unwrapped,
 )
-from featlearn.network.inputs import Inputs, Probe, batch_size, tensors_in
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, tensors_in
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, needs_copy
@@ -67,27 +67,27 @@ def representation_kernels(
         stack.enter_context(torch.no_grad())
         twin = copied(model, dtype) if needs_copy(inside, dtype) else model
         with undisturbed(Inventory(twin)), torch.no_grad():
-            probes = tuple(
-                Probe(twin, cast_inputs(part, dtype), size, None, isolation.rewind)
+            batches = tuple(
+                ModelWithInputs(twin, cast_inputs(part, dtype), size, None, isolation.rewind)
                 for part, size in zip(inputs, sizes, strict=True)
             )
             modules = {name: twin.get_submodule(inner) for name, inner in named.items()}
-            return _kernels(probes, modules, of, layers is not None, memory)
+            return _kernels(batches, modules, of, layers is not None, memory)
 
 
-def outputs_with_features(probe: Probe, chunk: int = 256) -> tuple[Tensor, Tensor | None]:
+def outputs_with_features(batch: ModelWithInputs, chunk: int = 256) -> tuple[Tensor, Tensor | None]:
     """(P, C) outputs, and (P, N) what enters the last layer, flattened; None where its rows are no features of samples.
 
     The last layer is the module with a weight matrix that is called last. Call this with the model in isolation.
     """
     layers = {
-        name: part for name, part in probe.model.named_modules()
+        name: part for name, part in batch.model.named_modules()
         if any(p.dim() > 1 for p in part.parameters(recurse=False))
     }  # fmt: skip
     outputs, features = [], []
-    for indices in torch.arange(probe.samples, device="cpu").split(chunk):
+    for indices in torch.arange(batch.samples, device="cpu").split(chunk):
         with _recorded(layers, "input", last=True) as values:
-            outputs.append(probe.outputs(indices).detach())
+            outputs.append(batch.outputs(indices).detach())
         last = next((calls[-1] for calls in values.values() if calls), None)
         if last is not None and len(last) == len(indices):
             features.append(last.reshape(len(last), -1))
@@ -112,9 +112,13 @@ def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[st
 
 
 def _kernels(
-    probes: tuple[Probe, ...], layers: Mapping[str, nn.Module], of: str, explicit: bool, memory: str | int | None
+    batches: tuple[ModelWithInputs, ...],
+    layers: Mapping[str, nn.Module],
+    of: str,
+    explicit: bool,
+    memory: str | int | None,
 ) -> dict[str, Tensor]:
-    found = [_example(probe, layers, of, explicit) for probe in probes]
+    found = [_example(batch, layers, of, explicit) for batch in batches]
     seen = {name: values for name, values in found[0].items() if values and all(other[name] for other in found)}
     silent = [name for name in layers if name not in seen]
     if silent and (explicit or not seen):
@@ -125,9 +129,9 @@ def _kernels(
     example, _ = next(iter(seen.values()))[0]
     dtype = torch.promote_types(example.dtype, torch.float32)
     budget = byte_budget(memory, example.device)
-    samples = (probes[0].samples, probes[-1].samples)
+    samples = (batches[0].samples, batches[-1].samples)
     needed = samples[0] * samples[1] * dtype.itemsize * len(seen)
-    held = samples[0] if len(probes) == 1 else sum(samples)
+    held = samples[0] if len(batches) == 1 else sum(samples)
     widths = {name: sum(layout.before * layout.after for _, layout in values) for name, values in seen.items()}
     available = budget - needed
     smallest = max(needed / 0.9, needed + 7 * max(widths.values()) * dtype.itemsize)
@@ -137,18 +141,18 @@ def _kernels(
             f"expected at most {readable_bytes(budget)}; name fewer layers with layers=, or raise memory="
         )
     layouts: Layouts = {name: [layout for _, layout in values] for name, values in seen.items()}
-    keys, symmetric = {name: name for name in seen}, len(probes) == 1
+    keys, symmetric = {name: name for name in seen}, len(batches) == 1
     total = KernelSum(keys, samples, "sum", dtype, example.device, symmetric=symmetric, scratch=int(0.2 * available))
     every = slice(0, 1)
     for names, size, chunk in feature_groups(widths, available, dtype.itemsize, held, max(samples)):
         part = {name: layers[name] for name in names}
         for i in _blocks(samples[0], size):
-            left = dict(_features(probes[0], i, part, of, layouts, chunk, dtype))
+            left = dict(_features(batches[0], i, part, of, layouts, chunk, dtype))
             for j in _blocks(samples[1], size):
                 if symmetric and j.start > i.start:
                     break
                 same = symmetric and i == j
-                right = left if same else dict(_features(probes[-1], j, part, of, layouts, chunk, dtype))
+                right = left if same else dict(_features(batches[-1], j, part, of, layouts, chunk, dtype))
                 for name, features in left.items():
                     total.add(name, features, right[name], i, j, every)
     total.mirror(every)
@@ -160,15 +164,15 @@ def _blocks(samples: int, size: int) -> list[slice]:
 
 
 def _example(
-    probe: Probe, layers: Mapping[str, nn.Module], of: str, explicit: bool
+    batch: ModelWithInputs, layers: Mapping[str, nn.Module], of: str, explicit: bool
 ) -> dict[str, list[tuple[Tensor, Layout]]]:
     """Find the sample axis of every layer's values: the one along which another batch shows the same samples."""
-    count = min(5, probe.samples)
+    count = min(5, batch.samples)
     drawn = torch.randint(count, (count + 1,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     with _recorded(layers, of) as whole:
-        probe.call(torch.arange(count, device="cpu"))
+        batch.call(torch.arange(count, device="cpu"))
     with _recorded(layers, of) as part:
-        probe.call(drawn)
+        batch.call(drawn)
     found: dict[str, list[tuple[Tensor, Layout]]] = {}
     for name in layers:
         layouts = [_layout(a, b, count, drawn) for a, b in zip(whole[name], part[name], strict=False)]
@@ -197,14 +201,14 @@ def _layout(whole: Tensor, part: Tensor, count: int, drawn: Tensor) -> Layout | 
 
 
 def _features(
-    probe: Probe, block: slice, layers: Mapping[str, nn.Module], of: str, layouts: Layouts, chunk: int,
+    batch: ModelWithInputs, block: slice, layers: Mapping[str, nn.Module], of: str, layouts: Layouts, chunk: int,
     dtype: torch.dtype,
 ) -> Captured:  # fmt: skip
     pieces: dict[str, list[Tensor]] = {name: [] for name in layers}
     for begin in range(block.start, block.stop, chunk):
         indices = torch.arange(begin, min(begin + chunk, block.stop), device="cpu")
         with _recorded(layers, of) as values:
-            probe.call(indices)
+            batch.call(indices)
         for name, calls in values.items():
             if len(calls) != len(layouts[name]):
                 raise UnsupportedModelError(f"{name} is called a different number of times for different samples")

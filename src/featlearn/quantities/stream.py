@@ -15,7 +15,7 @@ from featlearn.network.precision import cast_inputs
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-class Stream:
+class SampleStream:
     """Inputs of P samples in a fixed order, given out in chunks; of a loader only what passes is in memory."""
 
     def __init__(self, data: Any, device: torch.device | None, dtype: torch.dtype | None) -> None:

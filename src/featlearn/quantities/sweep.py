@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from featlearn.audited_model import AuditedModel
 from featlearn.distributed.group import RankGroup
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Inputs, Probe
+from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
-from featlearn.preparation import Preparation
 from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.stream import Stream, taken
+from featlearn.quantities.stream import SampleStream, taken
 
 
 @dataclass(frozen=True)
@@ -22,47 +22,47 @@ class Sweeps:
     """A measurement under way over a stream of samples."""
 
     measurement: Measurement
-    stream: Stream
+    stream: SampleStream
     rates: dict[str, Rate]
-    prepared: Preparation
+    audited: AuditedModel
 
     @property
     def ranks(self) -> RankGroup:
         """Who has a share of every chunk of samples."""
-        return self.prepared.group
+        return self.audited.group
 
-    def probes(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[Probe, Tensor]]:
+    def batches(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[ModelWithInputs, Tensor]]:
         """The network on this rank's share of chunk after chunk, up to `size` samples, and the places of these."""
         for x, places in self.stream.chunks(size * self.ranks.size, wanted):
             own = self.ranks.share(len(places))
             if own.start < own.stop:
                 yield self.part(x, len(places), own), places[own]
 
-    def part(self, x: Inputs, samples: int, own: slice) -> Probe:
+    def part(self, x: Inputs, samples: int, own: slice) -> ModelWithInputs:
         """The network on some samples of a chunk."""
         if own != slice(0, samples):
             x = taken(x, samples, torch.arange(own.start, own.stop, device="cpu"))
-        return self.probe(x, own.stop - own.start)
+        return self.batch(x, own.stop - own.start)
 
-    def probe(self, x: Inputs, samples: int) -> Probe:
+    def batch(self, x: Inputs, samples: int) -> ModelWithInputs:
         """The network on these inputs."""
-        return replace(self.measurement.probes[0], x=x, samples=samples, name="data")
+        return replace(self.measurement.batches[0], x=x, samples=samples, name="data")
 
     def chunk(self, graphs: float, held: int = 0) -> int:
         """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
-        return samples_at_once(self.measurement, self.prepared.memory, graphs, held)
+        return samples_at_once(self.measurement, self.audited.memory, graphs, held)
 
     def block(self, count: int) -> int:
         """How many of `count` vectors of parameters are held at a time."""
-        return vectors_at_once(self.measurement, self.prepared.memory, count)
+        return vectors_at_once(self.measurement, self.audited.memory, count)
 
     def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""
         with self.ranks.together():
             totals = no_tangents(self.measurement, len(v))
             used = (v != 0).any(2).any(0).cpu().nonzero().flatten()
-            for probe, places in self.probes(self.chunk(3.0, 2 * len(v)), used):
-                add_pulled_back(totals, self.measurement, probe, v[:, places.to(v.device)])
+            for batch, places in self.batches(self.chunk(3.0, 2 * len(v)), used):
+                add_pulled_back(totals, self.measurement, batch, v[:, places.to(v.device)])
                 if progress is not None:
                     progress.advance()
         self.ranks.add_up(totals.values())
@@ -97,8 +97,8 @@ class Sweeps:
                 block = slice(begin, begin + step)
                 tangents = self.weighted(self.pulled_back(v[block]))
                 with self.ranks.together():
-                    for probe, places in self.probes(size):
-                        pushed = method(self.measurement, probe, tangents)
+                    for batch, places in self.batches(size):
+                        pushed = method(self.measurement, batch, tangents)
                         result[block, places.to(result.device)] = pushed.detach().to(dtype)
                         progress.advance()
         finally:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.dynamics.rate import NEEDS, rate
 from featlearn.errors import InputValueError
 from featlearn.network.elementary_ops import ElementaryOps
 from featlearn.network.inputs import Inputs, Readout, read_output
-from featlearn.preparation import Preparation
 from featlearn.quantities.ntk import ntk
 from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
 
@@ -95,9 +95,9 @@ def _weight_velocity(
     if loss not in losses:
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))}")
     targets, crossed = checked_finite(y, "y"), loss == "cross-entropy"
-    with Preparation(model, readout=readout, parameters=parameters).measuring([x]) as measurement:
-        (probe,) = measurement.probes
-        outputs = measurement.outputs(probe)
+    with AuditedModel(model, readout=readout, parameters=parameters).measuring([x]) as measurement:
+        (batch,) = measurement.batches
+        outputs = measurement.outputs(batch)
         wanted = targets[:, None] if targets.dim() == 1 else targets
         if wanted.shape != outputs.shape:
             raise InputValueError(
@@ -110,7 +110,7 @@ def _weight_velocity(
         wanted = wanted.to(outputs)
         residual = outputs.softmax(1) - wanted if crossed else outputs - wanted
         step = rate(1.0, "mean-half" if crossed else loss, *outputs.shape)  # type: ignore[arg-type]
-        return measurement.pulled_back(probe, -step * residual), residual
+        return measurement.pulled_back(batch, -step * residual), residual
 
 
 class _Moving(nn.Module):

@@ -15,7 +15,7 @@ from featlearn.planning.plan import Plan
 from featlearn.quantities.optimizer_kernel import Rate
 
 
-class Checks:
+class KernelVerification:
     """Quadratic forms of every parameter's kernel, collected while it is built, and what they must be.
 
     `ranks` divide the samples of both sides, `samples` of them altogether; by default all are those of the measurement.
@@ -26,7 +26,7 @@ class Checks:
         ranks: RankGroup | None = None, samples: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self._ranks = RankGroup() if ranks is None else ranks
-        samples = [probe.samples for probe in measurement.probes] if samples is None else samples
+        samples = [batch.samples for batch in measurement.batches] if samples is None else samples
         generator = torch.Generator("cpu").manual_seed(1)
         self._measurement, self._directions, self._rates = measurement, directions, rates
         self._chunk = min((group.chunk for group in plan.groups), default=1)
@@ -86,12 +86,12 @@ class Checks:
 
     def _pulled_back(self, side: int, chosen: slice) -> dict[str, Tensor]:
         """J^T v, over the samples of all ranks."""
-        probe, vectors = self._measurement.probes[side], self._vectors[side]
+        batch, vectors = self._measurement.batches[side], self._vectors[side]
         with self._ranks.together():
-            cotangent = torch.zeros(probe.samples, self._directions.classes, dtype=torch.float64, device="cpu")
+            cotangent = torch.zeros(batch.samples, self._directions.classes, dtype=torch.float64, device="cpu")
             own = vectors[chosen, self._ranks.share(vectors.shape[1])]  # a rank without samples has one of another
             cotangent[: own.shape[1]] = own.T @ self._directions.rows(chosen)
-            found = self._measurement.pulled_back(probe, cotangent, self._chunk)
+            found = self._measurement.pulled_back(batch, cotangent, self._chunk)
         self._ranks.add_up(found.values())
         return found
 

@@ -10,7 +10,7 @@ from featlearn.dynamics.rate import NEEDS, Loss, rate
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, Probe, Readout, batch_size, describe, read_output
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, describe, read_output
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.quantities.ntk import ntk
@@ -110,7 +110,7 @@ def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
     """Outputs on x in eval mode, in the shape that the model or its readout gives."""
     network, samples = unwrapped(model), batch_size(x)
     with undisturbed(Inventory(network)) as isolation:
-        raw, inputs = Probe(network, x, samples, readout, isolation.rewind).call(slice(None))
+        raw, inputs = ModelWithInputs(network, x, samples, readout, isolation.rewind).call(slice(None))
         found = read_output(raw, inputs, readout)
     if not isinstance(found, Tensor) or found.dim() not in (1, 2):
         raise InputValueError(f"the readout gives {describe(found)}, expected a tensor of shape (P,) or (P, C)")

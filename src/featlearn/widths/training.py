@@ -86,7 +86,7 @@ def _rates(optimizer: Optimizer, names: dict[str, nn.Parameter]) -> dict[str, fl
 
 
 @dataclass
-class _Probe:
+class _EvalPass:
     """A pass in eval mode."""
 
     output: Tensor
@@ -96,7 +96,7 @@ class _Probe:
     called: set[str]
 
 
-def _probed(model: nn.Module, x: Inputs) -> _Probe:
+def _probed(model: nn.Module, x: Inputs) -> _EvalPass:
     outputs: dict[str, Tensor] = {}
     entries: dict[str, Tensor | None] = {}
     handles = []
@@ -120,7 +120,7 @@ def _probed(model: nn.Module, x: Inputs) -> _Probe:
     finally:
         for handle in handles:
             handle.remove()
-    return _Probe(output, outputs, entries, logits, set(outputs))
+    return _EvalPass(output, outputs, entries, logits, set(outputs))
 
 
 def _owner(parameter: str, called: set[str]) -> str:
@@ -207,7 +207,7 @@ def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor
     }
 
 
-def _add_gains(model: nn.Module, first: _Probe, sizes: Sizes, start: dict[str, Tensor]) -> None:
+def _add_gains(model: nn.Module, first: _EvalPass, sizes: Sizes, start: dict[str, Tensor]) -> None:
     """How large the output of a layer is for random inputs of size one: the scale of its first weights."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in sizes.shapes.items():

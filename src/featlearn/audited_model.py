@@ -18,7 +18,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
-from featlearn.network.inputs import Inputs, Probe, Readout, map_tensors
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, map_tensors
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
@@ -36,7 +36,7 @@ class OutputFacts(NamedTuple):
     """Bytes of one sample's activations on a GPU, 0 on a CPU."""
 
 
-class Preparation:
+class AuditedModel:
     """The arguments that all measurements of a model share, and what they have found out.
 
     Audits and plans are kept by what they depend on. Everything that may change with the weights or the samples is
@@ -116,13 +116,13 @@ class Preparation:
                 inside = Inventory(twin)
                 isolation = stack.enter_context(undisturbed(inside))
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
-            probes = tuple(
-                Probe(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
+            batches = tuple(
+                ModelWithInputs(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
                       copying=not isolation.builtin, held=isolation.state.tensors)
                 for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
             )  # fmt: skip
             measurement = Measurement(
-                twin, parameters, originals, probes, self.audits, 0, torch.float32, torch.device("cpu"),
+                twin, parameters, originals, batches, self.audits, 0, torch.float32, torch.device("cpu"),
                 builtin=isolation.builtin, reuse=reuse, passes=self._passes, readings=self._readings,
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )  # fmt: skip
@@ -133,8 +133,8 @@ class Preparation:
     def _establish(self, measurement: Measurement, original: nn.Module, isolation: Isolation) -> None:
         """Number of outputs, precision and device; a few samples are run where they are not known."""
         facts = []
-        for number, probe in enumerate(measurement.probes):
-            kind = measurement.kind(probe)
+        for number, batch in enumerate(measurement.batches):
+            kind = measurement.kind(batch)
             if kind not in self._facts:
                 self._facts[kind] = _first_look(measurement, number, original, isolation)
             facts.append(self._facts[kind])
@@ -157,9 +157,9 @@ class Preparation:
         self._readings.clear()
         self.plans.clear()
 
-    def of_copy(self, model: nn.Module) -> "Preparation":
+    def of_copy(self, model: nn.Module) -> "AuditedModel":
         """The same for a copy of the model with other weights: what was found out holds for it, too."""
-        twin = Preparation(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
+        twin = AuditedModel(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
         twin.audits, twin._facts, twin._passes = self.audits, self._facts, self._passes
         twin._readings, twin._kinds = self._readings, self._kinds
         return twin
@@ -215,7 +215,7 @@ def _refuse_followers(original: nn.Module, originals: Mapping[str, Tensor], exam
     """A copy that does not follow its own weights: through results computed once and kept, or through a closure."""
     for kept in kept_results(original):
         reached = build_graph(kept, originals).leaves
-        lost = [name for name in reached if name not in example.access]
+        lost = [name for name in reached if name not in example.uses]
         if lost:
             raise UnsupportedModelError(
                 f"{', '.join(lost[:5])} act through a tensor that the model computed once and keeps, which a copy in "

@@ -1,7 +1,7 @@
 """Weights as the linear maps that the forward pass applied: h = W x for the rows x of every sample and position.
 
-A projection is found from the uses of parameters, not from modules: a fused attention weight that a layer cuts into
-pieces gives several, a layer called twice gives one with more rows, a normalised weight enters with its value.
+They are found from the uses of parameters, not from modules: a fused attention weight that a layer cuts into
+pieces gives several matrices, a layer called twice gives one with more rows, a normalised weight enters with its value.
 """
 
 import re
@@ -22,7 +22,7 @@ from featlearn.ops.reading import Reading
 
 
 @dataclass(frozen=True)
-class Projection:
+class WeightMatrix:
     """One weight matrix and all the places where the forward pass applied it."""
 
     layer: str
@@ -50,10 +50,10 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Projections:
-    """All projections of a network by name, and the weights that are none: parameter -> reason."""
+class WeightMatrices:
+    """All weight matrices of a network by name, and the weights that are none: parameter -> reason."""
 
-    found: Mapping[str, Projection]
+    found: Mapping[str, WeightMatrix]
     left_out: Mapping[str, str]
     roles: Mapping[tuple[str, ...], Sequence["Parts"]]
 
@@ -62,51 +62,51 @@ Parts = Mapping[str, Tensor]
 """Role in attention -> which of an op's units have it; empty where they have none."""
 
 
-def projections(chunk: Chunk, like: Projections | None = None) -> Projections:
+def weight_matrices(chunk: Chunk, like: WeightMatrices | None = None) -> WeightMatrices:
     """Every weight that multiplies rows in the forward pass of this chunk.
 
     `like`: what another chunk of the same network has, whose roles in attention are taken over.
     """
     whole, left_out = _whole(chunk)
     roles = _roles(chunk, whole) if like is None else like.roles
-    layers: dict[str, list[Projection]] = defaultdict(list)
+    layers: dict[str, list[WeightMatrix]] = defaultdict(list)
     for parameters in sorted(whole, key=lambda names: [*chunk.parameters].index(names[0])):
         known = roles.get(parameters, ())
         for number, one in enumerate(whole[parameters]):
             layers[one.layer] += _taken_apart(one, known[number] if number < len(known) else {})
-    named: dict[str, Projection] = {}
+    named: dict[str, WeightMatrix] = {}
     for layer, same in layers.items():
         named |= _named(layer, same, named)
-    return Projections(named, left_out, roles)
+    return WeightMatrices(named, left_out, roles)
 
 
-Whole = dict[tuple[str, ...], list[Projection]]
+Whole = dict[tuple[str, ...], list[WeightMatrix]]
 """Parameters -> the weights that are made from them."""
 
 
 def _whole(chunk: Chunk) -> tuple[Whole, dict[str, str]]:
-    """Projections before fused ones are taken apart, and parameters that are left out."""
+    """Weights before fused ones are taken apart, and parameters that are left out."""
     owners: dict[int, list[str]] = defaultdict(list)
     readings: dict[int, Reading] = {}
     left_out: dict[str, str] = {}
-    for name, access in chunk.access.items():
-        if access.fallback_reason is not None and _is_matrix(chunk.parameters[name]):
-            left_out[name] = access.fallback_reason
-        for reading in access.readings if access.fallback_reason is None else ():
+    for name, uses in chunk.uses.items():
+        if uses.fallback_reason is not None and _is_matrix(chunk.parameters[name]):
+            left_out[name] = uses.fallback_reason
+        for reading in uses.readings if uses.fallback_reason is None else ():
             owners[id(reading)].append(name)
             readings[id(reading)] = reading
     whole: Whole = defaultdict(list)
     keys: dict[tuple[str, ...], list[object]] = defaultdict(list)
     for number, reading in readings.items():
         names = tuple(sorted(owners[number], key=[*chunk.parameters].index))
-        single = _projection(chunk, names, reading)
+        single = _weight_matrix(chunk, names, reading)
         if isinstance(single, str):
             left_out |= {name: single for name in names if _is_matrix(chunk.parameters[name])}
         elif single is not None:
             _place(whole[names], keys[names], single, _key(chunk, names, reading))
-    for name, access in chunk.access.items():
+    for name, uses in chunk.uses.items():
         used = any(name in names for names in whole)
-        if access.fallback_reason is None and not used and name not in left_out and _is_matrix(chunk.parameters[name]):
+        if uses.fallback_reason is None and not used and name not in left_out and _is_matrix(chunk.parameters[name]):
             left_out[name] = "its rules give gradients directly: it is added or multiplied entry by entry, or a table"
     kept = {names: same for names, same in whole.items() if not left_out.keys() & set(names)}
     return kept, left_out
@@ -125,7 +125,7 @@ def _key(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> object:
     """Equal for two uses of one weight: their orientation, and for a weight that is made from parameters how it is."""
     form = reading.form
     assert isinstance(form, Outer)
-    where = chunk.access[names[0]].coordinates
+    where = chunk.uses[names[0]].matrix_view
     if where is not None:
         return form.rows_first != where.flipped[reading.value], where.scales[reading.value]
     # The gradient of one fixed combination of its entries: other entries, or other functions of them, have another.
@@ -140,8 +140,8 @@ def _key(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> object:
     return (form.rows_first, *bits)
 
 
-def _place(same: list[Projection], keys: list[object], new: Projection, key: object) -> None:
-    """A weight applied several times is one projection."""
+def _place(same: list[WeightMatrix], keys: list[object], new: WeightMatrix, key: object) -> None:
+    """A weight applied several times is one matrix."""
     if key in keys:
         number = keys.index(key)
         same[number] = replace(same[number], readings=(*same[number].readings, *new.readings))
@@ -150,7 +150,7 @@ def _place(same: list[Projection], keys: list[object], new: Projection, key: obj
         keys.append(key)
 
 
-def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Projection | str | None:
+def _weight_matrix(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> WeightMatrix | str | None:
     """One use as a linear map; a reason if it cannot be one, None for what is no matrix product at all."""
     form = reading.form
     if not isinstance(form, Outer):
@@ -162,7 +162,7 @@ def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Proje
     layers = sorted({_layer(name) for name in names})
     if len(layers) > 1:
         return f"the weight is made from parameters of several layers: {', '.join(layers)}"
-    operand, where = form.linear_map.weight, chunk.access[names[0]].coordinates
+    operand, where = form.linear_map.weight, chunk.uses[names[0]].matrix_view
     plain = where is not None and where.scales[reading.value] == 1.0
     if operand is None:
         operand = _rearranged(chunk, names, reading)
@@ -175,12 +175,12 @@ def _projection(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Proje
     blocks = operand.detach().double().reshape(form.blocks, *sizes)
     matrix = torch.block_diag(*(blocks.mT if form.rows_first else blocks))
     taps = form.linear_map.row_taps, form.linear_map.grad_taps
-    return Projection(layers[0], names, matrix, (reading,), form.blocks, *taps, plain)
+    return WeightMatrix(layers[0], names, matrix, (reading,), form.blocks, *taps, plain)
 
 
 def _rearranged(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Tensor | None:
     """The operand where it is the parameter itself, perhaps with its entries in another order."""
-    where = chunk.access[names[0]].coordinates
+    where = chunk.uses[names[0]].matrix_view
     if len(names) > 1 or where is None:
         return None
     view = matrix_view(
@@ -214,8 +214,8 @@ def _roles(chunk: Chunk, whole: Whole) -> dict[tuple[str, ...], list[Parts]]:
     return {names: [_parts(one, masks) for one in same] for names, same in whole.items()}
 
 
-def _parts(one: Projection, masks: Mapping[Node, Parts]) -> Parts:
-    """The roles of a projection's units, if it has the same ones wherever it is applied and every unit has just one."""
+def _parts(one: WeightMatrix, masks: Mapping[Node, Parts]) -> Parts:
+    """The roles of a weight's units, if it has the same ones wherever it is applied and every unit has just one."""
     found = [masks.get(reading.use.node, {}) for reading in one.readings]
     if not found[0] or any(mask.keys() != found[0].keys() for mask in found):
         return {}
@@ -239,8 +239,8 @@ def _completed(parts: Parts) -> Parts:
     return {}
 
 
-def _taken_apart(one: Projection, parts: Parts) -> list[Projection]:
-    """A projection with its role, or the parts of a fused one."""
+def _taken_apart(one: WeightMatrix, parts: Parts) -> list[WeightMatrix]:
+    """A weight with its role, or the parts of a fused one."""
     if len(parts) <= 1:
         return [replace(one, role=next(iter(parts), None))]
     places = {role: mask.nonzero().flatten() for role, mask in parts.items()}
@@ -249,8 +249,8 @@ def _taken_apart(one: Projection, parts: Parts) -> list[Projection]:
     ]
 
 
-def _named(layer: str, same: Sequence[Projection], taken: Mapping[str, Projection]) -> dict[str, Projection]:
-    """One projection has its layer's name; several are told apart by role, by parameter, or else by number."""
+def _named(layer: str, same: Sequence[WeightMatrix], taken: Mapping[str, WeightMatrix]) -> dict[str, WeightMatrix]:
+    """One weight has its layer's name; several are told apart by role, by parameter, or else by number."""
     if len(same) == 1:
         return {layer: same[0]}
     roles = [one.role for one in same]
@@ -260,10 +260,10 @@ def _named(layer: str, same: Sequence[Projection], taken: Mapping[str, Projectio
     return _numbered([(one.parameters[0], one) for one in same], taken)
 
 
-def _numbered(named: Sequence[tuple[str, Projection]], taken: Mapping[str, Projection]) -> dict[str, Projection]:
+def _numbered(named: Sequence[tuple[str, WeightMatrix]], taken: Mapping[str, WeightMatrix]) -> dict[str, WeightMatrix]:
     """Equal names get a number each."""
     names = [name for name, _ in named]
-    found: dict[str, Projection] = {}
+    found: dict[str, WeightMatrix] = {}
     for name, one in named:
         number, unique = 0, name
         while names.count(name) > 1 or unique in taken:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featlearn.audited_model import AuditedModel
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions, nearest
 from featlearn.layers.consecutive import consecutive
-from featlearn.layers.projections import Projections, projections
-from featlearn.preparation import Preparation
+from featlearn.layers.weight_matrices import WeightMatrices, weight_matrices
 from tests.zoo.case import Net, default_dtype, parameter
 
 
@@ -26,13 +26,13 @@ def seeded() -> Any:
 
 @contextmanager
 def captured(model: nn.Module, x: Any) -> Iterator[Chunk]:
-    with Preparation(model).measuring([x], keep_weights=True) as measurement:
+    with AuditedModel(model).measuring([x], keep_weights=True) as measurement:
         yield measurement.example()
 
 
-def found_in(model: nn.Module, x: Any) -> Projections:
+def found_in(model: nn.Module, x: Any) -> WeightMatrices:
     with captured(model, x) as chunk:
-        return projections(chunk)
+        return weight_matrices(chunk)
 
 
 def test_a_linear_layer_and_a_convolution():
@@ -54,9 +54,9 @@ def test_the_weight_is_applied_to_its_rows():
                           nn.Linear(30, 3))  # fmt: skip
     x = torch.randn(5, 3, 6)
     with captured(model, x) as chunk:
-        found = projections(chunk).found
+        found = weight_matrices(chunk).found
         rows = found["0"].readings[0].form.rows().rows().flatten(2)  # type: ignore[union-attr]
-        maps = model[0](chunk.probe.take(chunk.indices)).detach()
+        maps = model[0](chunk.batch.take(chunk.indices)).detach()
         expected = (maps - model[0].bias.detach()[:, None]).transpose(1, 2)
         assert float((rows @ found["0"].weight.T - expected).abs().max()) < 1e-12
         assert found["1"].weight.shape == (6, 4)
@@ -121,7 +121,7 @@ def test_attention_is_found_with_what_feeds_it(attend: Any):
     layers = {name: nn.Linear(4, 6) for name in "abc"}
     with captured(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)) as chunk:
         assert chunk.graph is not None
-        found = projections(chunk).found
+        found = weight_matrices(chunk).found
         nodes = {one.readings[0].use.node: name for name, one in found.items()}
         (attention,) = attentions(chunk.graph, nodes)
         feeding = [[nodes[node] for node in nearest(value, nodes)] for value in
@@ -165,7 +165,7 @@ def test_a_projection_that_also_feeds_something_else_stays_whole():
 def test_what_lies_between_two_ops():
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 2))
     with captured(model, torch.randn(6, 4)) as chunk:
-        found = projections(chunk).found
+        found = weight_matrices(chunk).found
         assert chunk.graph is not None
         first, second = (found[name].readings[0].use.node for name in ("0", "3"))
         nodes = FeaturePaths(chunk.graph, {first, second}, []).between([second.next_functions[1]], first)
