@@ -98,4 +98,4 @@ def smallest_budget(group: RankGroup, budget: int, device: torch.device, *, meas
     home = (platform.node(), str(device))
     said = group.gathered((home, budget))
     homes = [where for where, _ in said]
-    return min(size // (homes.count(where) if measured else 1) for where, size in said)
+    return min(int(size) // (homes.count(where) if measured else 1) for where, size in said)

@@ -17,7 +17,7 @@ from featlearn.monitoring.means import Means, numbers_of
 from featlearn.monitoring.names import Names, safe_path
 from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
-from featlearn.monitoring.ranks import Ranks
+from featlearn.monitoring.ranks import Ranks, gathered_weights
 from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
 from featlearn.monitoring.resumption import (
     cost_before,
@@ -87,13 +87,14 @@ class Watch:
         if self._ranks is not None:
             raise InputValueError("this watch has been used already, expected a new one for every run")
         self._ranks, begun = Ranks(self.path), time.perf_counter()
-        if self._ranks.first:
-            try:
-                self._begin()
-            except BaseException as error:
-                message = f"rank 0 could not begin: {error}"
-                self._ranks.agreed(lambda: message)
-                raise
+        with gathered_weights(self._observer.watched.model):
+            if self._ranks.first:
+                try:
+                    self._begin()
+                except BaseException as error:
+                    message = f"rank 0 could not begin: {error}"
+                    self._ranks.agreed(lambda: message)
+                    raise
         refusal = self._ranks.agreed(lambda: "")
         if refusal:
             raise RunError(refusal)
@@ -135,10 +136,11 @@ class Watch:
             return
         due = self._schedule.due(self.steps)
         wanted = [one for one in self._quantities if (due if one.schedule is None else one.schedule.due(self.steps))]
-        chosen = self._decided(ranks, wanted) if wanted else []
-        if ranks.first and chosen:
-            self._spend(lambda: self._observed(chosen))
-        elif ranks.first and due:
+        with gathered_weights(self._observer.watched.model, needed=bool(wanted)):
+            chosen = self._decided(ranks, wanted) if wanted else []
+            if ranks.first and chosen:
+                self._spend(lambda: self._observed(chosen))
+        if ranks.first and due and not chosen:
             self._skipped += 1
             self._spend(lambda: self._write(self._line()))
         own = [one.schedule for one in self._quantities if one.schedule is not None]
@@ -159,19 +161,26 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        # A rank that ends with an error cannot ask the others for their part of the weights.
+        with gathered_weights(self._observer.watched.model, needed=error is None) as whole:
+            self._end(error, whole)
+        self._over, self._look_at = True, 0
+        return False
+
+    def _end(self, error: BaseException | None, whole: bool) -> None:
+        """Measure for the last time, if all weights are there, and close the run."""
         if self._ranks is not None and self._ranks.first and self._run_log is not None:
             if error is not None:
                 self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
             try:
-                self._last()
+                if whole:
+                    self._last()
             except KeyboardInterrupt:  # a user who does not want to wait for it
                 self._run_log.event("failed", self.steps, message="the last measurement was interrupted")
                 if error is None:
                     raise
             finally:
                 self._finish(error is None)
-        self._over, self._look_at = True, 0
-        return False
 
     def _begin(self) -> None:
         observer = self._observer

@@ -69,7 +69,7 @@ class DividedGradients:
     def length(self) -> int:
         """Entries along the axis that slices divide."""
         one = self.known[0]
-        return self.size if isinstance(one, Dense) else max(one.first, one.second)
+        return self.size if isinstance(one, Dense) else int(max(one.first, one.second))
 
     @property
     def numbers(self) -> int:
@@ -129,7 +129,7 @@ class DividedGradients:
 
     def _width(self, number: int, count: int) -> int:
         bounds = self._bounds(number, count)
-        return (bounds.stop - bounds.start) * (self.size // self.length)
+        return int(bounds.stop - bounds.start) * (self.size // self.length)
 
     def _slice(self, number: int, count: int) -> Tensor | None:
         """One of `count` slices for the samples of this rank: (samples, directions, entries)."""
@@ -139,7 +139,7 @@ class DividedGradients:
         if isinstance(own, Dense):
             return own.gradient[..., here].contiguous()
         if here.start == here.stop:  # more ranks than entries
-            return contents(own)[-1].new_zeros(own.samples, own.directions, 0)
+            return own.parts[0].grads.new_zeros(own.samples, own.directions, 0)
         along = own.second >= own.first
         return dense_slice(own, *((every, here) if along else (here, every))).flatten(2).contiguous()
 

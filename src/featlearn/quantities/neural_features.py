@@ -104,8 +104,8 @@ def measured_features(
         parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
         totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
         _stream(now, start, directions, totals, found, 0.2 * budget, ranks)
-        for name, total in totals.items() if start is not None else ():
-            if total.initial_weight is None:  # a rank without samples of its own
+        for name, total in totals.items():
+            if start is not None and total.initial_weight is None:  # a rank without samples of its own
                 total.initial_weight = weight_matrices(start.example(), found).found[name].weight
     for total in totals.values():
         total.add_up(ranks)
