@@ -26,21 +26,21 @@ MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Probes(4))
 @contextmanager
 def exchanged_by(kind: str | None) -> Iterator[list[bool]]:
     """Every parameter by one of the two exchanges, or as shapes say; gives what was chosen."""
-    before, chosen = divided_execution.sends_less_by_slices, []
+    before, chosen = divided_execution.slices_cost_less, []
 
     def choice(*arguments: Any) -> bool:
         found = before(*arguments) if kind is None else kind == "slices"
         chosen.append(found)
         return found
 
-    divided_execution.sends_less_by_slices = choice
+    divided_execution.slices_cost_less = choice
     formed = divided_execution.DividedExecution._takes_slices
     if kind == "slices":
         divided_execution.DividedExecution._takes_slices = lambda *_: bool(chosen.append(True)) or True
     try:
         yield chosen
     finally:
-        divided_execution.sends_less_by_slices = before
+        divided_execution.slices_cost_less = before
         divided_execution.DividedExecution._takes_slices = formed
 
 
@@ -92,7 +92,7 @@ def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> Non
                 {"parameters": "*weight*", "verify": True, "outputs": "full"},
             ):  # fmt: skip
                 axis = 1 if options.get("outputs") == "each" else 0
-                for second in (None, x2):
+                for second in (None, x2)[1 if options.get("by") == "layer" else 0 :]:
                     expected = ntk(model, x, second, **options)
                     with exchanged_by(kind):
                         assert_divided(ntk(model, x, second, group="world", **options), expected, size, axis)

@@ -16,8 +16,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from featlearn.distributed import fsdp_internals
 from featlearn.errors import UnsupportedModelError
 from featlearn.quantities.alignment_estimate import estimate_alignment
+from featlearn.quantities.layer_alignment import layer_alignment
+from featlearn.quantities.linearization_gap import linearization_gap
 from featlearn.quantities.neural_features import neural_features
 from featlearn.quantities.ntk import ntk
+from featlearn.quantities.ntk_diagonal import ntk_diagonal
 from featlearn.quantities.operator import NTKOperator
 from featlearn.quantities.representation import representation_kernels
 from featlearn.session import Session
@@ -106,6 +109,9 @@ def every_quantity_of_a_sharded_model(rank: int, size: int) -> None:
         assert all(torch.equal(found[name].agop, expected[name].agop) for name in expected)
     kernels, expected = (representation_kernels(m, x) for m in (model, one))
     assert all(torch.equal(kernels[name], expected[name]) for name in expected)
+    for quantity in (ntk_diagonal, layer_alignment, lambda m, x: linearization_gap(m, x, initial)):
+        found, expected = (quantity(m, x) for m in (model, one))
+        assert str(found) == str(expected)
     single, whole = sharded(plain(torch.float32)), plain(torch.float32)
     assert torch.equal(
         ntk(single, x.float(), dtype=torch.float64), ntk(whole, x.float(), dtype=torch.float64)

@@ -26,7 +26,7 @@ _opened: Counter[str] = Counter()
 
 @contextmanager
 def gathered_weights(model: nn.Module, *, needed: bool = True) -> Iterator[bool]:
-    """Whole weights, where they are sharded over ranks and `needed`: every rank enters. Gives whether they are whole."""
+    """Weights gathered from all ranks, where they are sharded and it is `needed`; gives whether they are whole."""
     whole = needed or not sharded_modules(model)
     with whole_weights(model) if whole else nullcontext():
         yield whole

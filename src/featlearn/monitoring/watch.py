@@ -95,8 +95,7 @@ class Watch:
                     message = f"rank 0 could not begin: {error}"
                     self._ranks.agreed(lambda: message)
                     raise
-        refusal = self._ranks.agreed(lambda: "")
-        if refusal:
+        if refusal := self._ranks.agreed(lambda: ""):
             raise RunError(refusal)
         self._writes = self._ranks.first
         self._stopwatch.begin(time.perf_counter() - begun)
@@ -338,9 +337,8 @@ class Watch:
 
     def _failed(self, what: str, error: Exception, step: int) -> None:
         kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
-        words = (
-            f"nothing could be measured at step {step}" if what == "measurement" else f"{what} could not be measured"
-        )
+        nothing = f"nothing could be measured at step {step}"
+        words = nothing if what == "measurement" else f"{what} could not be measured"
         said = f"{type(error).__name__}: {error}"[:2000]
         self._written().failure(kind, what, step, f"{words}: {error}", message=said)
 
@@ -371,11 +369,8 @@ class Watch:
         if not self.steps or not self._measured:
             return
         chosen, latest = self._quantities, self._observer.latest
-        if (
-            latest is not None
-            and self._recorded == latest.step == self.steps
-            and latest.tried >= {one.name for one in chosen}
-        ):
+        wanted = {one.name for one in chosen}
+        if latest is not None and self._recorded == latest.step == self.steps and latest.tried >= wanted:
             # This step is measured already; only arrays of the last measurement are missing.
             missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
             chosen = [one for one in chosen if one.name in missing & latest.read]

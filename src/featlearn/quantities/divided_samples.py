@@ -72,6 +72,12 @@ class DividedGradients:
         return self.size if isinstance(one, Dense) else int(max(one.first, one.second))
 
     @property
+    def positions(self) -> int:
+        """Products that an entry of a gradient is formed from; 0 where it is formed."""
+        one = self.known[0]
+        return 0 if isinstance(one, Dense) else sum(part.grads.shape[2] for part in one.parts)
+
+    @property
     def numbers(self) -> int:
         """Numbers that a rank sends of its samples, at most."""
         return max(sum(kind.numbers for kind in contents(one)) for one in self.known)
