@@ -151,7 +151,7 @@ class DividedExecution:
         return failure
 
     def _formed_once(self, name: str, gradients: DividedGradients) -> Gradients | None:
-        """The gradients of this rank, formed where they are to be multiplied so, and small: each distance needs them."""
+        """The gradients of this rank, formed if that is how they are multiplied: every distance needs them again."""
         own = gradients.own
         if not isinstance(own, Factors) or name not in self._formed:
             return own

@@ -75,7 +75,7 @@ class DividedGradients:
     def positions(self) -> int:
         """Products that an entry of a gradient is formed from; 0 where it is formed."""
         one = self.known[0]
-        return 0 if isinstance(one, Dense) else sum(part.grads.shape[2] for part in one.parts)
+        return 0 if isinstance(one, Dense) else sum(int(part.grads.shape[2]) for part in one.parts)
 
     @property
     def numbers(self) -> int:
