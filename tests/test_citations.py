@@ -142,7 +142,7 @@ def test_text_is_one_line_each():
         citation(style="html")
 
 
-@pytest.mark.parametrize("listing", ["CITATION.cff", "README.md"])
+@pytest.mark.parametrize("listing", ["CITATION.cff", "docs/papers.md"])
 def test_the_five_papers_are_those_that_the_project_lists(listing: str):
     text = (TOP / listing).read_text()
     places = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from docs.draw import IMAGES, PICTURE, blocks, run
+from docs.extensions.public_names import public_names, returned_by
 from featlearn.ops import registry
 
 TOP = Path(__file__).parents[1]
@@ -94,6 +95,44 @@ def test_every_function_has_a_documented_example(name: str):
     code = "".join(block.code for page in PAGES for block in blocks(page.read_text()) if not block.skipped)
     assert own
     assert [function for function in own if not re.search(rf"\bfl\.{name}\.{function}\b", code)] == []
+
+
+REFERENCE = sorted(TOP.glob("docs/reference/**/*.md"))
+
+
+def reference_code() -> str:
+    return "".join(block.code for page in REFERENCE for block in blocks(page.read_text()))
+
+
+def shown_names(code: str) -> set[str]:
+    """Public names that code uses, `fl.ntk` or `ofe.solve`, and classes that such a function returns."""
+    names = public_names()
+    shown = {name for name in names if re.search(rf"\b{re.escape('.'.join(f'fl.{name}'.split('.')[-2:]))}\b", code)}
+    returned = set().union(*(returned_by(names[name]) for name in shown))
+    return shown | {name for name, value in names.items() if inspect.isclass(value) and value in returned}
+
+
+def test_every_public_name_has_an_example_in_the_reference():
+    assert sorted(set(public_names()) - shown_names(reference_code())) == []
+
+
+def test_a_name_is_shown_by_its_use_or_as_what_a_function_returns():
+    assert shown_names("fl.metrics.spectrum(K)") == {"metrics.spectrum", "metrics.Spectrum"}
+    assert shown_names("spectrum(K), fl.metrics.spectrums") == set()
+
+
+def test_the_readme_is_one_screen():
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_errata_name_tests_and_figures_that_are_there():
+    text = (TOP / "docs" / "concepts" / "errata.md").read_text()
+    tests = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
+    figures = set(re.findall(r"`(00\d/[\w-]+)`", text))
+    assert len(tests) > 10
+    assert len(figures) > 15
+    assert [name for name in tests if not (TOP / name).is_file()] == []
+    assert [name for name in figures if not (TOP / "src/featlearn/papers/results" / name).is_dir()] == []
 
 
 @pages()

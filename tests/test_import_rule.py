@@ -20,7 +20,7 @@ AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "live", "function_source", "process_pool", "sweeps", "widths"}
+LIBRARY |= {"explorer", "live", "function_source", "process_pool", "executors", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "shapes": {"errors"},
     "function_source": set(),
     "process_pool": {"errors"},
+    "executors": {"errors", "process_pool"},
     "linalg": {"errors", "shapes"},
     "readouts": {"errors", "shapes"},
     "contraction": {"errors", "shapes"},
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record", "live"},
     "integrations": {"errors", "record", "monitoring"},
-    "sweeps": {"errors", "function_source", "process_pool", "record", "diagnosis", "reporting"},
+    "sweeps": {"errors", "function_source", "process_pool", "executors", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},
     "papers": LIBRARY | {"featlearn"},
     "cli": LIBRARY | {"featlearn", "papers"},

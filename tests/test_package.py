@@ -64,6 +64,16 @@ def test_the_version_is_the_installed_one():
     assert fl.__version__ == importlib.metadata.version("featlearn")
 
 
+def test_the_release_is_the_same_everywhere():
+    top = Path(__file__).parents[1]
+    assert re.findall(r"^version: (.*)$", (top / "CITATION.cff").read_text(), re.MULTILINE) == [fl.__version__]
+    released = re.findall(r"^## \[(.*)\](?: - (.*))?$", (top / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == ("Unreleased", "")
+    assert released[1][0] == fl.__version__
+    date = re.findall(r"^date-released: (.*)$", (top / "CITATION.cff").read_text(), re.MULTILINE)
+    assert [released[1][1]] == date
+
+
 def test_the_package_ships_its_types():
     assert (SOURCE / "py.typed").is_file()
 

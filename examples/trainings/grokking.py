@@ -42,6 +42,7 @@ def main() -> None:
     parser = arguments(__doc__, "grokking")
     parser.add_argument("--gamma", type=float, default=0.3, help="divisor of the output (%(default)s)")
     parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--rate", type=float, default=1e-3, help="of Adam, for gamma = 1 (%(default)s)")
     parser.add_argument("--decay", type=float, default=1.0, help="weight decay (%(default)s)")
     given = parser.parse_args()
     torch.manual_seed(given.seed)
@@ -54,7 +55,7 @@ def main() -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # a step of Adam moves outputs by its rate over gamma: the rate follows gamma, and the decay per step stays
     optimizer = torch.optim.AdamW(
-        trained, 1e-3 * min(1.0, given.gamma), betas=(0.9, 0.98), weight_decay=given.decay / min(1.0, given.gamma)
+        trained, given.rate * min(1.0, given.gamma), betas=(0.9, 0.98), weight_decay=given.decay / min(1.0, given.gamma)
     )
     probe = min(128, known)
     watched = fl.watch(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from featlearn import theory as theory
     from featlearn import widths as widths
     from featlearn.citations import citation as citation
+    from featlearn.contraction.tensor_sketch import Sketch as Sketch
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Probes as Probes
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from featlearn.quantities.linearization_gap import linearization_gap as linearization_gap
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
-    from featlearn.quantities.ntk import plan as plan
     from featlearn.quantities.ntk_diagonal import ntk_diagonal as ntk_diagonal
+    from featlearn.quantities.ntk_plan import plan as plan
     from featlearn.quantities.operator import NTKOperator as NTKOperator
     from featlearn.quantities.ptk import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from featlearn.sweeps.results import open_sweep as open_sweep
     from featlearn.widths.entry import width_check as width_check
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME = {
     "AdaptiveSLO": "featlearn.steer.adaptive_slo",
@@ -65,6 +66,7 @@ _HOME = {
     "Probes": "featlearn.gradients.directions",
     "Session": "featlearn.session",
     "SLO": "featlearn.steer.slo",
+    "Sketch": "featlearn.contraction.tensor_sketch",
     "citation": "featlearn.citations",
     "corrupted_agop": "featlearn.quantities.gradient_products",
     "diagnose": "featlearn.diagnosis.verdict",
@@ -80,7 +82,7 @@ _HOME = {
     "ntk_velocity": "featlearn.quantities.velocity",
     "open_run": "featlearn.record.reader",
     "open_sweep": "featlearn.sweeps.results",
-    "plan": "featlearn.quantities.ntk",
+    "plan": "featlearn.quantities.ntk_plan",
     "ptk": "featlearn.quantities.ptk",
     "register_rule": "featlearn.ops.registry",
     "report": "featlearn.reporting.page",

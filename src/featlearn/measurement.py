@@ -308,15 +308,23 @@ class Measurement:
     def pulled_back(self, batch: ModelWithInputs, cotangent: Tensor, chunk: int = 256) -> dict[str, Tensor]:
         """J^T v for v of shape (P, C): the gradient of sum_i v_i . f_i, by plain backward passes over chunks."""
         totals = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+        for (found,) in self.pulled_back_pieces(batch, cotangent[None], chunk):
+            for name, gradient in found.items():
+                totals[name] += gradient
+        return totals
+
+    def pulled_back_pieces(
+        self, batch: ModelWithInputs, cotangents: Tensor, chunk: int
+    ) -> Iterator[list[dict[str, Tensor]]]:
+        """J_b^T v for each v of (m, P, C), chunk by chunk, by plain backward passes over its samples alone."""
         for indices in _pieces(batch, chunk):
-            outputs = batch.outputs(indices)
-            if outputs.requires_grad:
+            # A single sample stands beside its copy, as in a Chunk.
+            outputs, several = batch.outputs(indices.repeat(2) if len(indices) == 1 else indices)[: len(indices)], []
+            for cotangent in cotangents if outputs.requires_grad else ():
                 chosen = cotangent[indices.to(cotangent.device)].to(outputs)
                 _, found = backward_to(outputs, [], self.parameters, chosen)
-                for name, gradient in found.items():
-                    if gradient is not None:
-                        totals[name] += gradient.detach()
-        return totals
+                several.append({name: gradient.detach() for name, gradient in found.items() if gradient is not None})
+            yield several or [{} for _ in cotangents]
 
     def refuse_no_gradient(self) -> None:
         """Raise if no output depends on the parameters."""

@@ -9,19 +9,24 @@ from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, Probes
+from featlearn.linalg.estimate import Estimate
 from featlearn.network.inputs import Inputs, Readout, batch_size
 from featlearn.network.inventory import Inventory
 from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
+from featlearn.planning.rank_costs import Device
+from featlearn.planning.sketch_plan import SketchPlan
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
 from featlearn.quantities.layer_balance import LayerBalance, layer_balance_of
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import linearization_gap_of
 from featlearn.quantities.neural_features import neural_features_of
-from featlearn.quantities.ntk import kernel_plan, tangent_kernel
+from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_diagonal import ntk_diagonal_of
+from featlearn.quantities.ntk_plan import kernel_plan
 from featlearn.quantities.representation import representation_kernels
 from featlearn.quantities.velocity import Loss, feature_speed, ntk_velocity
 
@@ -74,29 +79,47 @@ class Session:
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
         by: Literal["network"] = "network", optimizer: Optimizer | None = None, verify: bool = False,
+        sketch: None = None,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
         by: Literal["layer", "parameter"], optimizer: Optimizer | None = None, verify: bool = False,
+        sketch: None = None,
     ) -> Kernels: ...  # fmt: skip
+    @overload
+    def ntk(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
+        by: Literal["network"] = "network", optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch,
+    ) -> Estimate: ...  # fmt: skip
+    @overload
+    def ntk(
+        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
+        by: Literal["layer", "parameter"], optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch,
+    ) -> dict[str, Estimate]: ...  # fmt: skip
     def ntk(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
-        optimizer: Optimizer | None = None, verify: bool = False,
-    ) -> Tensor | Kernels:  # fmt: skip
+        optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None,
+    ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
         """The tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
+        if sketch is not None:
+            return sketched_kernel(
+                self._audited, self._given(x), x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+            )
         return tangent_kernel(
             self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
     def plan(
         self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
-        optimizer: Optimizer | None = None, verify: bool = False,
-    ) -> Plan:  # fmt: skip
+        optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None,
+        ranks: int | None = None, device: str | Device = "H100",
+    ) -> Plan | SketchPlan:  # fmt: skip
         """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
         return kernel_plan(
-            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
-        )
+            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify,
+            sketch=sketch, ranks=ranks, device=device,
+        )  # fmt: skip
 
     @overload
     def ntk_diagonal(

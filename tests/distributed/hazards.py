@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from featlearn.contraction import kernel_sum
-from featlearn.errors import FeatlearnError, InputValueError, RankError
+from featlearn.errors import FeatlearnError, InputValueError, RankError, VerificationError
 from featlearn.gradients.directions import Probes
 from featlearn.planning import memory
 from featlearn.quantities.alignment_estimate import estimate_alignment
@@ -24,7 +24,7 @@ from .networks import inputs, perceptron
 from .ranks import on_ranks
 
 
-def refusal(call: Callable[[], Any], kind: type[Exception] = FeatlearnError) -> str:
+def refusal(call: Callable[[], Any], kind: Any = FeatlearnError) -> str:
     """What a call says that is refused, after a few seconds at most; the ranks are still together afterwards."""
     begun = time.monotonic()
     with pytest.raises(kind) as caught:
@@ -175,6 +175,25 @@ def a_rank_that_fails_alone_is_heard_by_all(rank: int, size: int) -> None:
     said = refusal(lambda: ntk(perceptron(), x, outputs="all" if rank == 1 else "sum", group="world"))
     assert "outputs='all'" in said
     works()
+
+
+@on_ranks(2)
+def a_wrong_block_of_one_rank_is_seen_by_verification(rank: int, size: int) -> None:
+    model, x, before = perceptron(), inputs(30, 5), kernel_sum.add_gram
+
+    def wrong(out: Tensor, left: Any, right: Any, *arguments: Any, **options: Any) -> None:
+        before(out, left, right, *arguments, **options)
+        if rank == 1 and not options["symmetric"]:
+            out[:1] *= 1.01
+
+    kernel_sum.add_gram = wrong
+    try:
+        ntk(model, x, group="world")  # nothing is seen without it
+        said = refusal(lambda: ntk(model, x, verify=True, group="world"), (VerificationError, RankError))
+    finally:
+        kernel_sum.add_gram = before
+    assert "fails its check" in said
+    ntk(model, x, verify=True, group="world")
 
 
 @on_ranks(2)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.linalg import sketch
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sketch import Sketch, Survey, norm, normalised_overlap, sketched_norm, surveyed
+from featlearn.linalg.sketch import RandomProducts, Survey, norm, normalised_overlap, sketched_norm, surveyed
 
 SIZE = 240
 
@@ -55,10 +55,10 @@ def columns(
     return surveyed(Formed(kernel, group), draws, generator, targets)
 
 
-def random_vectors(kernel: Tensor, draws: int, generator: torch.Generator) -> Sketch:
+def random_vectors(kernel: Tensor, draws: int, generator: torch.Generator) -> RandomProducts:
     omega = torch.randint(2, (SIZE, draws), generator=generator).double() * 2 - 1
     seen = kernel @ omega
-    return Sketch(omega.T @ seen, seen.T @ seen)
+    return RandomProducts(omega.T @ seen, seen.T @ seen)
 
 
 def assert_covers(estimates: list[Estimate], truth: float) -> None:

@@ -69,13 +69,13 @@ def test_the_verdict_the_pictures_and_a_phone(browser: Browser, tmp_path: Path):
         browser.script("document.querySelectorAll('details.fold').forEach((one) => { one.open = true; })")
         until(browser, f"{points('ntk/trace')} > 3")
         moved = """
-            const slider = document.querySelector("#pictures input[type=range]");
-            const picture = slider.closest("figure").querySelector("canvas");
-            const bytes = () => picture.toDataURL();
+            const slider = document.getElementById("step");
+            const bytes = () => document.querySelector("#figure-kernels canvas").toDataURL();
             const before = bytes();
-            slider.value = slider.value === slider.max ? slider.min : slider.max;
+            slider.value = slider.min;
             slider.dispatchEvent(new Event("input"));
-            return before !== bytes();
+            const later = (act) => requestAnimationFrame(() => requestAnimationFrame(act));
+            return new Promise((done) => later(() => done(before !== bytes())));
         """
         assert browser.script(moved)
         for scheme in ("light", "dark"):

@@ -70,9 +70,7 @@ def test_curves_are_those_of_the_run(tmp_path: Path):
     for name, (steps, values) in whole.items():
         expected = [(s, v) for s, v in zip(*run.curves()[name], strict=True)]
         assert steps == [s for s, _ in expected]
-        assert [math.nan if v is None else v for v in values] == pytest.approx(
-            [v for _, v in expected], 1e-5, nan_ok=True
-        )
+        assert values == [v if math.isfinite(v) else None for _, v in expected]  # in full
     assert followed.news() is None
 
 
@@ -151,10 +149,16 @@ def test_the_verdict_is_that_of_the_diagnosis(tmp_path: Path):
     assert told is not None
     verdict = told["runs"][0]["verdict"]
     assert fl.diagnose(open_run(run.path)).headline[1:40] in verdict["html"]
-    assert verdict["blocks"]
-    assert "<canvas" in verdict["pictures"]
+    assert verdict["step"] == 30
     assert board.judge() is None  # nothing has come since
+    drawn = board.draw()
+    assert drawn is not None
+    pictures = drawn["runs"][0]["pictures"]
+    assert {block["key"] for block in pictures["blocks"]} == {"spectrum", "power", "kernels"}
+    assert "<canvas" in pictures["html"]
+    assert board.draw() is None
     assert board.whole()["runs"][0]["verdict"] == verdict
+    assert board.whole()["runs"][0]["pictures"] == pictures
 
 
 def test_a_damaged_line_is_told_until_the_run_begins_anew(tmp_path: Path):
@@ -189,9 +193,11 @@ def test_names_of_strangers_are_escaped_in_the_verdict(tmp_path: Path):
     (run.path / "run.json").write_text(json.dumps({**config, "name": HOSTILE}))
     board = Board(run.path)
     board.news()
-    told = board.judge()
-    assert told is not None
-    assert "<script" not in told["runs"][0]["verdict"]["html"] + told["runs"][0]["verdict"]["pictures"]
+    board.judge()
+    board.draw()
+    (whole,) = board.whole()["runs"]
+    assert "<script" not in whole["verdict"]["html"] + whole["pictures"]["html"]
+    assert "&lt;script" in whole["pictures"]["html"]
 
 
 def test_runs_of_a_folder_are_found_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError
 from featlearn.live import server as serving
-from featlearn.live.feed import JUDGED, PAGES
-from featlearn.record import RunWriter
+from featlearn.live.feed import LOOK, PAGES
+from featlearn.record import Run, RunWriter
 from tests.live.serving import TOKEN, Page, answer, raw, served
+from tests.reporting.runs import watched
 
 SECRET = "the-secret-of-another-user"
 
@@ -239,7 +241,7 @@ def test_a_finished_run_is_judged_at_once(tmp_path: Path):
         writer.describe(finished=True)
         written = time.monotonic()
         known = page.until(lambda known: known.get("verdict", {}).get("step") == 9)
-        assert time.monotonic() - written < JUDGED - 1
+        assert time.monotonic() - written < LOOK - 1
         assert known["facts"]["finished"]
 
 
@@ -265,7 +267,7 @@ def test_reconnects_leak_nothing(tmp_path: Path, count: int):
     begun(tmp_path / "a")
     with served(tmp_path / "a") as port:
         with Page(port) as page:
-            page.until(lambda known: known.get("verdict"))  # both threads of the server have begun
+            page.until(lambda known: known.get("verdict") and known.get("pictures"))  # all threads have begun
         time.sleep(0.5)
         before = _held()
         for _ in range(count):
@@ -309,6 +311,37 @@ def _lags(run: Path, lines: int, updates: int) -> list[float]:
 
 def test_a_line_arrives_within_a_second(tmp_path: Path):
     assert max(_lags(tmp_path / "a", 2000, 10)) < 1.0
+
+
+def test_lines_do_not_wait_for_a_slow_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    began = threading.Event()
+
+    def busy(run: Run) -> dict[str, Any]:
+        """Holds its thread, and the interpreter as far as that can be held."""
+        began.set()
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            pass
+        return {"html": "slow", "step": 0}
+
+    monkeypatch.setattr("featlearn.live.board.verdict", busy)
+    assert max(_lags(tmp_path / "a", 200, 20)) < 1.0
+    assert began.is_set()
+
+
+def test_pictures_do_not_wait_for_a_slow_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ended = threading.Event()
+    monkeypatch.setattr("featlearn.live.board.verdict", lambda run: {"html": str(ended.wait(30)), "step": 0})
+    run = watched(tmp_path / "a", steps=8)
+    try:
+        with served(run.path) as port, Page(port) as page:
+            known = page.until(lambda known: known.get("pictures"))
+            assert "verdict" not in known
+            assert [block["key"] for block in known["pictures"]["blocks"]] == ["spectrum", "power", "kernels"]
+            ended.set()
+            page.until(lambda known: known.get("verdict"))
+    finally:
+        ended.set()
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import numpy
 import pytest
 import torch
 
+from featlearn.errors import FeatlearnError, InputValueError, WorkerKilledError
 from featlearn.papers import execution
 from featlearn.papers.context import Context
 from featlearn.papers.execution import cache_folder, execute, finished
 from featlearn.papers.registry import load
 from featlearn.papers.runs import saved
 from featlearn.papers.scale import Scale
+from featlearn.process_pool import Serial
 from tests.papers import made_up
 
 
@@ -95,18 +97,40 @@ def sleep_long(*_):
 
 
 def test_an_interrupt_does_not_wait_for_seeds_under_way(monkeypatch, tmp_path, context):
-    def interrupted(futures, return_when):
+    def interrupted(jobs):
         until = time.monotonic() + 30
-        while not any(future.running() for future in futures) and time.monotonic() < until:
+        while not any(job.running() for job in jobs.values()) and time.monotonic() < until:
             time.sleep(0.05)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "_run", sleep_long)
-    monkeypatch.setattr(execution, "wait", interrupted)
+    monkeypatch.setattr(execution, "ended", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        execution._run_apart(None, None, [(context, tmp_path / str(seed)) for seed in range(3)], 2)
+        execute(made_up.experiment(), made_up.Setup(), context, seeds=[0, 1, 2], jobs=2, cache=tmp_path)
     assert time.monotonic() - begun < 40
+
+
+def test_seeds_that_fail_apart_are_listed_and_the_others_kept(tmp_path, context):
+    experiment, setup = made_up.experiment(), made_up.Setup(fails_at=1)
+    tasks = execution.missing_seeds(experiment, setup, context, seeds=[0, 1, 2], cache=tmp_path)
+    failures = execution.run_apart(tasks, Serial())
+    with pytest.raises(
+        FeatlearnError,
+        match=r"1 of 3 seeds failed: seed 1: RuntimeError: broken seed; finished seeds are kept: run the same again$",
+    ):
+        execution.refuse_failures(failures, len(tasks))
+    assert finished(cache_folder(experiment, setup, context, tmp_path), range(3)) == [0, 2]
+
+
+def test_an_error_that_all_seeds_share_is_raised_as_it_is():
+    places = [Path("seed-0.npz"), Path("seed-1.npz")]
+    with pytest.raises(InputValueError, match=r"^root is None and"):
+        execution.refuse_failures({one: InputValueError("root is None and so on") for one in places}, 3)
+    with pytest.raises(FeatlearnError, match="2 of 3 seeds failed: seed 0: a; seed 1: b; finished"):
+        execution.refuse_failures(dict(zip(places, map(InputValueError, "ab"), strict=True)), 3)
+    with pytest.raises(FeatlearnError, match="run the same again, with fewer --jobs"):
+        execution.refuse_failures({places[0]: WorkerKilledError("killed")}, 3)
 
 
 @pytest.mark.slow

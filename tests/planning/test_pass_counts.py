@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.graph import graph as graph_module
 from featlearn.network.inputs import ModelWithInputs
+from featlearn.planning.chunks import grouped
+from featlearn.planning.cost import ParameterPlan
 from tests.zoo.case import Net
 
 
@@ -140,3 +142,77 @@ def test_the_table_says_it():
     text = str(fl.plan(with_an_index(), torch.randn(29, 3, dtype=torch.float64)))
     assert "1 forward pass of 29 samples and 2 backward passes, checked by 8 forward passes over parts" in text
     assert "no passes to check it" in str(fl.plan(sequential(), torch.randn(29, 3, dtype=torch.float64)))
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def with_a_copy(x: Tensor) -> Tensor:
+    """An index, of which nothing is proved."""
+    return x[torch.arange(len(x))]
+
+
+def convolutional(first: Any) -> tuple[nn.Module, Tensor]:
+    parts = {"a": nn.Conv2d(2, 6, 3), "b": nn.Conv2d(6, 5, 3), "c": nn.Linear(5, 3)}
+
+    def forward(self: Net, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.b(torch.relu(self.a(first(x))))).mean((2, 3)))
+
+    return Net(forward, **parts).float(), torch.randn(23, 2, 11, 9)
+
+
+def transformer(first: Any) -> tuple[nn.Module, Tensor]:
+    parts = {"e": nn.Embedding(19, 16), "l": nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)}
+    model = Net(lambda self, x: self.c(self.l(self.e(first(x))).mean(1)), **parts, c=nn.Linear(16, 3))
+    return model.float(), torch.randint(19, (23, 8))
+
+
+def fully_connected(first: Any) -> tuple[nn.Module, Tensor]:
+    parts = {"a": nn.Linear(30, 60), "b": nn.Linear(60, 3)}
+    return Net(lambda self, x: self.b(torch.tanh(self.a(first(x)))), **parts).float(), torch.randn(53, 30)
+
+
+@pytest.mark.parametrize("first", [as_it_is, with_a_copy])
+@pytest.mark.parametrize("build", [fully_connected, convolutional, transformer])
+@pytest.mark.parametrize("verify", [False, True])
+def test_samples_run_as_often_as_planned(build: Any, first: Any, verify: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also where memory leaves room for a few samples, or one, in a pass."""
+    torch.manual_seed(0)
+    runs: Counter[str] = Counter()
+    outputs, grad = ModelWithInputs.outputs, torch.autograd.grad
+
+    def counting_outputs(self: ModelWithInputs, indices: Any, *args: Any) -> Tensor:
+        runs["forward"] += len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
+        return outputs(self, indices, *args)
+
+    def counting_grad(starts: Any, *args: Any, **options: Any) -> Any:
+        runs["backward"] += len(starts[0]) if isinstance(starts[0], Tensor) else 0
+        return grad(starts, *args, **options)
+
+    monkeypatch.setattr(ModelWithInputs, "outputs", counting_outputs)
+    monkeypatch.setattr(graph_module.torch.autograd, "grad", counting_grad)
+    model, x = build(first)
+    smallest = None
+    for memory in (None, "2MiB", "1MiB", "600KiB", "400KiB"):
+        session = fl.Session(model, x, memory=memory)
+        try:
+            session.ntk(verify=verify)
+        except fl.FeatlearnError:
+            continue  # not even one sample fits
+        plan = session.plan(verify=verify)
+        runs.clear()
+        session.ntk(verify=verify)
+        assert runs["forward"] == pytest.approx(len(x) * plan.forward_runs)
+        assert runs["backward"] == pytest.approx(len(x) * plan.backward_runs)
+        smallest = min(group.chunk for group in plan.groups)
+    assert smallest is not None
+    assert smallest <= 16
+
+
+@pytest.mark.parametrize(("proved", "graph_bytes", "chunk"), [(True, 180, 2), (False, 90, 4), (True, 260, 1)])
+def test_chunks_of_few_samples_are_not_run_beside_copies(proved: bool, graph_bytes: int, chunk: int):
+    """A chunk of one is run as two, and one of two again as six: so it has two, or four, where they fit."""
+    one = ParameterPlan("a", (3,), (), "direct", "", 0.0, 1, 10, True)
+    (group,) = grouped([one], graph_bytes, 1000, (90, 90), True, "sum", 1, 1, 90, False, proved)
+    assert group.chunk == chunk

@@ -29,7 +29,7 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     plan = fl.plan(model, {"input_ids": ids}, readout=fl.readouts.last_token, outputs=0)
     lines = str(plan).splitlines()
     assert lines[0].split() == ["parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why"]
-    assert len(lines) == 2 + 2 + 10 + 2 + 4  # blocks are folded: two embeddings, ten kinds in a block, the last norm
+    assert len(lines) == 2 + 2 + 10 + 2 + 5  # blocks are folded: two embeddings, ten kinds in a block, the last norm
     embedding = next(line for line in lines if line.startswith("transformer.wte.weight"))
     assert "50 x 16" in embedding
     assert "Embedding" in embedding
@@ -38,8 +38,9 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     assert "16 x 48" in attention
     assert "7 positions" in attention
     assert lines[-1] == "no parameters through the fallback"
-    assert re.match(r"4 x 4 samples -> kernel 4 x 4 \(64 B\), about \d+ KiB at most, budget ", lines[-3])
-    assert lines[-2].startswith("1 forward pass of 4 samples and 1 backward pass, checked by 2 forward passes ")
+    assert re.match(r"4 x 4 samples -> kernel 4 x 4 \(64 B\), about \d+ KiB at most, budget ", lines[-4])
+    assert lines[-3].startswith("1 forward pass of 4 samples and 1 backward pass, checked by 2 forward passes ")
+    assert lines[-2] == "each sample runs 2 times forward and 1 times backward"
     assert max(map(len, lines)) <= 130
     assert repr(plan) == str(plan)
 

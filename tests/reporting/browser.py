@@ -19,6 +19,8 @@ FLAGS = [
     "--disable-dev-shm-usage", "--hide-scrollbars",
 ]  # fmt: skip
 
+_DOWN, _UP = ({"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp"))
+
 
 class Browser:
     """One window."""
@@ -88,12 +90,40 @@ class Browser:
     def keys(self, *keys: str) -> None:
         """Key presses into what has the focus; names of WebDriver's private code points are resolved."""
         codes = {"Tab": "\ue004", "Enter": "\ue007", "Space": " ", "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
-                 "Home": "\ue011", "End": "\ue010"}  # fmt: skip
+                 "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c"}  # fmt: skip
         actions = [{"type": kind, "value": codes.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
         self._post("/actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
-    def media(self, *, scheme: str = "light", media: str = "") -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
+    def drag(self, selector: str, begin: float, end: float) -> None:
+        """Press the mouse at one share of the width of an element, and let it go at another."""
+        left, middle, width = self._place(selector)
+        places = [round(left + share * width) for share in (begin, (begin + end) / 2, end)]
+        moves = [{"type": "pointerMove", "x": x, "y": middle} for x in places]
+        self._pointer([moves[0], _DOWN, *moves[1:], _UP])
+
+    def click(self, selector: str, times: int = 1) -> None:
+        """As a user does it: only then a page may copy."""
+        left, middle, width = self._place(selector)
+        move = {"type": "pointerMove", "x": round(left + width / 2), "y": middle}
+        self._pointer([move, *[_DOWN, _UP] * times])
+
+    def _place(self, selector: str) -> tuple[float, int, float]:
+        """Left end, vertical middle and width of an element, which is brought into sight."""
+        left, middle, width = self.script("""
+            const one = document.querySelector(arguments[0]);
+            one.scrollIntoView({ block: "center", behavior: "instant" });
+            const { left, top, width, height } = one.getBoundingClientRect();
+            return [left, Math.round(top + height / 2), width];""", selector)  # fmt: skip
+        return left, middle, width
+
+    def _pointer(self, actions: list[dict[str, Any]]) -> None:
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
+        self._post("/actions", actions=[mouse])
+        self.painted()
+
+    def media(self, *, scheme: str = "light", media: str = "", motion: str = "no-preference") -> None:
+        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
         self.devtools("Emulation.setEmulatedMedia", media=media, features=features)
 
     def resize(self, width: int, height: int = 800) -> None:

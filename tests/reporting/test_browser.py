@@ -191,24 +191,6 @@ def test_a_diverged_run_leaves_room_for_the_others(browser: Browser, pages: dict
     assert share > 0.3
 
 
-def test_the_slider_moves_by_keyboard(browser: Browser, pages: dict[str, Path]):
-    browser.open(pages["many"])
-    browser.script(OPEN)
-    last = drawn(browser, "#figure-kernels canvas")
-    browser.script("document.querySelector('#slider-kernels').focus()")
-    browser.keys("Home")
-    first = drawn(browser, "#figure-kernels canvas")
-    assert first != last
-    said = "[document.querySelector('#figure-kernels output').textContent, "
-    said += "document.querySelector('#slider-kernels').getAttribute('aria-valuetext')]"
-    assert browser.evaluate(said) == ["step 0", "step 0"]
-    browser.keys("ArrowRight")
-    assert browser.evaluate(said) == ["step 1", "step 1"]
-    assert "step 1:" in browser.evaluate("document.querySelector('#figure-kernels canvas').ariaLabel + ':'")
-    browser.keys("End")
-    assert drawn(browser, "#figure-kernels canvas") == last
-
-
 def test_the_page_is_operated_by_keyboard(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["one"])
     browser.keys("Tab")

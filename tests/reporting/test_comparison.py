@@ -9,7 +9,7 @@ import featlearn as fl
 from featlearn.diagnosis.evidence import GAP
 from featlearn.record import Run
 from featlearn.reporting.comparison import counted_regimes, settings_that_differ
-from featlearn.reporting.gauges import estimate_words
+from featlearn.reporting.gauges import with_error
 from featlearn.reporting.groups import groups
 from featlearn.reporting.page import report
 from tests.reporting.runs import by_hand, watched
@@ -50,7 +50,8 @@ def test_the_table_has_regimes_and_numbers_with_errors(runs: list[Run], page: Pa
         told = fl.diagnose(run)
         assert told.regime in row
         for name in ("gap", "departure", "turning", "growth"):
-            number, _, error = estimate_words(told.numbers[name]).partition(" ± ")
+            found_number = told.numbers[name]
+            number, _, error = with_error(float(found_number), float(found_number.stderr)).partition(" ± ")
             assert f"{number} ± {error}" in row
 
 
@@ -139,8 +140,8 @@ def test_layers_of_deep_networks_are_shown_by_block(tmp_path: Path):
     assert [line["y"][-1] for line in lines] == pytest.approx([0.15, 1.15, 2.15])
     assert [(line["low"][-1], line["high"][-1]) for line in lines] == [(0.0, 0.3), (1.0, 1.3), (2.0, 2.3)]
     table = re.search(r'id="grid-layer-learning">.*', page.source, re.DOTALL)[0]
-    assert re.search(r'<th scope="row">blocks.1 \(4 layers\)</th><td>1.15</td>', table)
-    assert re.search(r'<th scope="row">blocks.1.part3</th><td>1.3</td>', table)
+    assert re.search(r'<th scope="row">blocks.1 \(4 layers\)</th><td data-value="1.15[^"]*">1.15</td>', table)
+    assert re.search(r'<th scope="row">blocks.1.part3</th><td data-value="1.3">1.3</td>', table)
     folded = re.search(r"<details><summary>blocks.1 \(4 layers\)</summary>.*?</details>", table, re.DOTALL)[0]
     assert "blocks.1.part3" in folded
     assert "blocks.2.part0" not in folded

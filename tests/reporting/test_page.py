@@ -97,7 +97,7 @@ def test_nothing_is_fetched(page: Page):
 
 def test_only_its_own_scripts_and_styles_are_allowed(page: Page):
     policy = page.having("meta", **{"http-equiv": "Content-Security-Policy"})[0]["content"]
-    for tag, count in (("script", 3), ("style", 2)):
+    for tag, count in (("script", 6), ("style", 2)):
         bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", page.source, re.DOTALL)
         assert len(bodies) == count
         hashes = {base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for body in bodies}
@@ -168,28 +168,99 @@ def test_the_numbers_are_those_of_the_run(run: Run, page: Page):
     norm = page.blocks["ntk-norm"]
     steps, values = run.scalar("ntk/norm")
     assert norm["x"] == steps.tolist()
-    assert norm["lines"][0]["y"] == pytest.approx(values.tolist(), rel=1e-4)
+    assert norm["lines"][0]["y"] == values.tolist()
     spectrum = page.blocks["spectrum"]
     last = run.array("spectrum", int(steps[-1]))["eigenvalues"]
     assert spectrum["lines"][0]["label"] == f"step {steps[-1]}"
-    assert spectrum["lines"][0]["y"] == pytest.approx(last.tolist(), rel=1e-4)
+    assert spectrum["lines"][0]["y"] == last.tolist()
     power = run.array("spectrum", 0)["task_power"]
-    assert page.blocks["power"]["lines"][1]["y"] == pytest.approx((power.cumsum() / power.sum()).tolist(), rel=1e-4)
+    assert page.blocks["power"]["lines"][1]["y"] == pytest.approx((power.cumsum() / power.sum()).tolist(), rel=1e-12)
     table = [data for tag, data in page.texts if tag == "td"]
     assert f"{values[-1]:.4g}" in table
 
 
-def test_a_kernel_is_sorted_by_class_in_256_levels(run: Run, page: Page):
+def unpacked(packed: dict[str, str]) -> numpy.ndarray:
+    ((bits, text),) = packed.items()
+    return numpy.frombuffer(base64.b64decode(text), f"<f{int(bits) // 8}")
+
+
+def test_a_spectrum_is_there_at_every_step(run: Run, page: Page):
+    steps = run.arrays["spectrum"]
+    assert len(steps) > 15
+    for name, read in (("spectrum", lambda found: found["eigenvalues"]),
+                       ("power", lambda found: found["task_power"].cumsum() / found["task_power"].sum())):  # fmt: skip
+        block = page.blocks[name]
+        last, first = block["lines"]
+        assert "frames" not in first
+        assert last["frames"]["steps"] == steps
+        frames = unpacked(last["frames"]["values"]).reshape(len(steps), len(block["x"]))
+        expected = numpy.array([read(run.array("spectrum", step)) for step in steps])
+        assert numpy.array_equal(frames, expected)
+        assert frames[-1].tolist() == last["y"]
+        kept = expected[expected > 1e-8 * expected.max(1, keepdims=True)]
+        assert block["yLimits"][0] < kept.min() < kept.max() < block["yLimits"][1]
+
+
+def test_frames_of_runs_with_other_probes_stand_at_their_places(tmp_path: Path):
+    small, large = (
+        by_hand(tmp_path / f"p{size}", {"loss": [1.0, 0.5]}, [0, 9],
+                {"spectrum": [{"eigenvalues": numpy.arange(size, 0.0, -1) * scale} for scale in (1, 2)]}, lr=size)
+        for size in (2, 5)
+    )  # fmt: skip
+    block = Page(report([small, large], tmp_path / "page.html")).blocks["spectrum"]
+    frames = [unpacked(line["frames"]["values"]).reshape(2, 5) for line in block["lines"] if "frames" in line]
+    assert numpy.array_equal(frames[0], [[2, 1, *[numpy.nan] * 3], [4, 2, *[numpy.nan] * 3]], equal_nan=True)
+    assert frames[1].tolist() == [[5, 4, 3, 2, 1], [10, 8, 6, 4, 2]]
+
+
+def test_round_off_does_not_stretch_the_axis_of_a_spectrum(tmp_path: Path):
+    found = [{"eigenvalues": numpy.array([2.0, 1.0, tail])} for tail in (0.5, 1e-19, 0.25)]
+    run = by_hand(tmp_path / "a", {"loss": [1.0, 0.5, 0.2]}, [0, 5, 9], {"spectrum": found})
+    page = Page(report(run, tmp_path / "page.html"))
+    low, high = page.blocks["spectrum"]["yLimits"]
+    assert 0.2 < low < 0.25 < 2.0 < high < 2.3
+    assert "below 1e-8 of the largest value" in page.text()
+    sound = by_hand(tmp_path / "b", {"loss": [1.0, 0.5, 0.2]}, [0, 5, 9], {"spectrum": found[::2]})
+    assert "below 1e-8" not in Page(report(sound, tmp_path / "sound.html")).text()
+
+
+def test_there_is_a_slider_only_where_something_moves(run: Run, page: Page, tmp_path: Path):
+    assert len(page.having("input", type="range")) == 1
+    kernels = {"kernel": [{"mean": numpy.eye(3) * scale} for scale in (1, 2, 3)]}
+    for name, arrays, count in (("none", {}, 0), ("one", {"kernel": kernels["kernel"][:1]}, 0), ("two", kernels, 1)):
+        made = by_hand(tmp_path / name, {"probe/loss": [1.0, 0.5, 0.2]}, [0, 1, 2], arrays)
+        assert len(Page(report(made, tmp_path / f"{name}.html")).having("input", type="range")) == count
+    still = Page(report(tmp_path / "two", tmp_path / "still.html", kernels=False))
+    assert not still.having("input", type="range")
+
+
+def test_tables_hold_their_numbers_in_full(run: Run, page: Page, tmp_path: Path):
+    source = page.source
+    found = fl.diagnose(run)
+    moved = re.search(r'id="grid-layer-learning">.*?<td[^>]*data-value="([^"]+)"', source, re.DOTALL)
+    assert moved
+    assert float(moved[1]) == found.layers["network.0"].distance
+    opinion = re.search(r'class="scroll opinions".*?data-value="([^"]+)"', source, re.DOTALL)
+    assert opinion
+    assert float(opinion[1]) == next(iter(found.opinions.values())).value
+    other = watched(tmp_path / "lazy", gamma=0.05, steps=20)
+    both = report([run, other], tmp_path / "both.html").read_text()
+    gap = re.search(r'data-value="([^"]+)" data-error="([^"]+)" data-name="linearisation gap"', both)
+    assert gap
+    assert (float(gap[1]), float(gap[2])) == (float(found.numbers["gap"]), float(found.numbers["gap"].stderr))
+
+
+def test_a_kernel_is_sorted_by_class_and_in_full(run: Run, page: Page):
     sequence = page.blocks["kernels"]
     last = sequence["sequences"][0][-1]
-    kernel = run.array("kernel", int(sequence["steps"][-1]))["mean"].astype(float)
+    kernel = run.array("kernel", int(last["step"]))["mean"]
+    assert last["step"] == run.arrays["kernel"][-1]
     labels = run.array("targets", 0)["y"].argmax(1)
     order = sorted(range(len(labels)), key=lambda i: (labels[i], i))
     expected = [[kernel[i, j] for j in order] for i in order]
-    levels = numpy.frombuffer(base64.b64decode(last["bytes"]), numpy.uint8).reshape(last["size"])
-    seen = last["low"] + levels / 255 * (last["high"] - last["low"])
-    assert numpy.abs(seen - expected).max() <= 0.51 / 255 * (last["high"] - last["low"]) + 1e-4 * abs(last["high"])
-    same = [kernel[i, j] for i in range(30) for j in range(30) if i != j and labels[i] == labels[j]]
+    assert unpacked(last["values"]).reshape(last["size"]).tolist() == expected
+    assert (last["low"], last["high"]) == (kernel.min(), kernel.max())
+    same = [float(kernel[i, j]) for i in range(30) for j in range(30) if i != j and labels[i] == labels[j]]
     assert f"same class {sum(same) / len(same):.4g}" in last["label"]
 
 
@@ -247,7 +318,7 @@ def test_a_theory_is_laid_over(tmp_path: Path):
     assert loss["x"] == [0, 10, 20]
     assert [line["label"] for line in loss["lines"]][-1] == "theory: law"
     assert loss["lines"][-1]["y"] == [2, 1, 0.5]  # per sample, of which there are 4
-    assert page.blocks["alignment"]["lines"][-1]["y"] == [0.1, 0.2, 0.3]
+    assert page.blocks["alignment"]["lines"][-1]["y"] == torch.tensor([0.1, 0.2, 0.3]).tolist()
     assert "strength: predicted, but the runs have no such number" in page.text()
 
 
@@ -273,7 +344,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, name: str):
     writer.close()
     page = Page(report(tmp_path / "run", tmp_path / "page.html", title=name))
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("script") == 4
+    assert tags.count("script") == 7
     assert "img" not in tags
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
     assert not {"\u2028", "\u2029", "\x00"} & set(page.source)

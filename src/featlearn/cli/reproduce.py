@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
+from featlearn.cli.engine import chosen_executor, one_engine
 from featlearn.cli.seeds import seeds_in
 from featlearn.errors import FeatlearnError, InputValueError
+from featlearn.executors import Executor
 from featlearn.papers import registry
 from featlearn.papers.claims import KINDS, counted, failed, share, verdict
 from featlearn.papers.results import Result, keep, kept
@@ -28,6 +30,8 @@ def reproduce(
     scale: Scale = Scale.SMOKE,
     seeds: str | None = None,
     jobs: int | None = None,
+    dask: str | None = None,
+    slurm: str | None = None,
     device: str | None = None,
     out: Path | None = None,
     cache: Path | None = None,
@@ -58,6 +62,7 @@ def reproduce(
         featlearn reproduce 000/fig2 --scale laptop --data-root data
         featlearn reproduce 002/figC2 --scale laptop --seeds 101-103
         featlearn reproduce --all
+        featlearn reproduce --all --slurm partition=gpu,gpus_per_node=1,timeout_min=60
         featlearn reproduce --gallery --out gallery.html
 
     Args:
@@ -66,6 +71,9 @@ def reproduce(
         scale: smoke runs seconds and needs no data files; laptop minutes, on real data; paper has the paper's size.
         seeds: how many, from 0 on, or which, as in 101-103 or 3,5,8; by default as many as the scale has.
         jobs: seeds that run at a time, each on one core; by default one a core, on a GPU one.
+        dask: in place of --jobs, a dask scheduler that runs the seeds, as tcp://host:8786, or local.
+        slurm: in place of --jobs, settings of Slurm jobs, as partition=gpu,timeout_min=60; all nodes must see the
+            folders.
         device: cpu or cuda; by default what the scale is meant for, where there is one.
         out: folder of the result, by default reproductions/PAPER/FIGURE/SCALE; of several figures the folder in place
             of reproductions; file of the gallery.
@@ -91,7 +99,8 @@ def reproduce(
     from featlearn.papers.request import Request, estimate
 
     _check_jobs(jobs)
-    if device is not None:
+    one_engine(jobs, dask, slurm)
+    if device is not None and dask is None and slurm is None:  # other machines may have it
         checked_device(device)
     base = out or Path("reproductions")
     chosen_seeds = None if seeds is None else seeds_in(seeds)
@@ -106,7 +115,8 @@ def reproduce(
     ]  # fmt: skip
     if dry_run:
         return _several([_estimated(estimate(request)) for request in requests])
-    return _several(_judged(requests, keep_result=keep_result))
+    with chosen_executor(dask, slurm, base / "jobs") as executor:
+        return _several(_judged(requests, executor, keep_result=keep_result))
 
 
 def _chosen(figures: tuple[str, ...], every: bool) -> list[registry.Declaration]:
@@ -118,17 +128,21 @@ def _chosen(figures: tuple[str, ...], every: bool) -> list[registry.Declaration]
     return [_declared(figure) for figure in figures]
 
 
-def _judged(requests: "list[Request]", *, keep_result: bool) -> list[Answer]:
+def _judged(requests: "list[Request]", executor: Executor | None, *, keep_result: bool) -> list[Answer]:
     """One answer for each figure; where there are several, an error of one does not stop the others."""
-    from featlearn.papers.request import estimate, refresh
+    from featlearn.papers.execution import refuse_failures
+    from featlearn.papers.request import estimate, refresh, run_seeds
 
     if requests[0].fresh:  # once: figures that share an experiment must not each run it again
         refresh(requests)
     answers = []
+    failures = {} if executor is None else run_seeds(requests, executor)
     for request in requests:
         try:
+            before = estimate(request)
+            refuse_failures(failures.get(request.id, {}), before.seeds)
             if not request.quiet:
-                print(_cost(estimate(request)), file=sys.stderr, flush=True)
+                print(_cost(before), file=sys.stderr, flush=True)
             answers.append(_result(replace(request, fresh=False), keep_result=keep_result))
         except FeatlearnError as error:
             if len(requests) == 1:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, table
+from featlearn.cli.engine import chosen_executor, one_engine
 from featlearn.cli.seeds import seeds_in
 from featlearn.cli.sweep_file import SweepFile, read_sweep_file, renamed
 
@@ -16,8 +17,9 @@ FOLDER = Path("sweeps")
 
 
 def sweep(
-    grid: Path, /, *, out: Path | None = None, seeds: str | None = None, jobs: int | None = None, x: str | None = None,
-    y: str | None = None, value: str | None = None, retry: bool = False, resume: bool = False, overwrite: bool = False,
+    grid: Path, /, *, out: Path | None = None, seeds: str | None = None, jobs: int | None = None,
+    dask: str | None = None, slurm: str | None = None, x: str | None = None, y: str | None = None,
+    value: str | None = None, retry: bool = False, resume: bool = False, overwrite: bool = False,
     quiet: bool = False, json: bool = False, debug: bool = False,
 ) -> Answer:  # fmt: skip
     """Train and diagnose at every point of a grid, and map the verdicts over two settings.
@@ -47,12 +49,17 @@ def sweep(
         featlearn sweep grid.toml
         featlearn sweep grid.toml --jobs 4 --seeds 5
         featlearn sweep grid.toml --value gap --retry
+        featlearn sweep grid.toml --dask tcp://host:8786
+        featlearn sweep grid.toml --slurm partition=gpu,timeout_min=60
 
     Args:
         grid: The TOML file.
         out: Folder of the sweep; by default sweeps/NAME of the file.
         seeds: How many, from 0 on, or which, as in 101-103 or 3,5,8.
         jobs: Points that run at a time, each on one core; by default one a core.
+        dask: In place of --jobs, a dask scheduler, as tcp://host:8786, or local.
+        slurm: In place of --jobs, settings of Slurm jobs, as partition=gpu,timeout_min=60; all nodes must see the
+            folder.
         x: Setting across the map; by default the first that differs.
         y: Setting up the map; by default the second.
         value: What is mapped; by default the regime, or the first number.
@@ -65,6 +72,7 @@ def sweep(
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}, expected at least 1")
+    one_engine(jobs, dask, slurm)
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are given, expected one of them")
     file = read_sweep_file(grid)
@@ -78,9 +86,14 @@ def sweep(
     given = {"x": x, "y": y, "value": value}
     view = {**file.map, **{name: word for name, word in given.items() if word is not None}}
     _check_view(view, file, {name for point in points for name in point.settings})
-    with ProcessPool(jobs or min(available_cores(), len(points) * len(chosen))) as pool:
+    logs = folder.with_name(f"{folder.name}.jobs")
+    # Workers start with their first job: where jobs run elsewhere, these write the reports.
+    with (
+        chosen_executor(dask, slurm, logs) as executor,
+        ProcessPool(jobs or min(available_cores(), len(points) * len(chosen))) as pool,
+    ):
         found = run_sweep(
-            function, points, chosen, folder, executor=pool, on_error="keep", retry=retry, resume=resume,
+            function, points, chosen, folder, executor=executor or pool, on_error="keep", retry=retry, resume=resume,
             overwrite=overwrite, quiet=quiet,
         )  # fmt: skip
         return _answer(found, view, file, pool)

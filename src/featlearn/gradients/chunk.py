@@ -263,20 +263,23 @@ class Chunk:
             return batched
         found: dict[Value, list[Tensor | None]] = defaultdict(list)
         stacks: dict[Value, Tensor] = {}
-        for k, direction in enumerate(directions):
-            cotangent = direction.to(self.outputs, non_blocking=True).expand_as(self.outputs)
-            final = last and k == len(directions) - 1
+        count, samples = directions.shape[0], self.outputs.shape[0]  # len() of a tensor takes five calls
+        placed = directions.to(self.outputs, non_blocking=True)
+        for k in range(count):
+            cotangent = placed[k].expand_as(self.outputs)
+            final = last and k == count - 1
             at_values, _ = backward_to(self.outputs, values, {}, cotangent, last=final)
             for value, gradient in at_values.items():
-                if gradient is not None and len(directions) > 1 and gradient.shape[:1] == self.outputs.shape[:1]:
+                if gradient is not None and count > 1 and gradient.shape[:1] == (samples,):
                     # Side by side at once: then no direction's is held twice. What is the same for all samples is held
                     # for one of them.
                     rows = gradient[:1] if gradient.stride(0) == 0 else gradient
+                    held = rows.shape[0]
                     if value not in stacks:
-                        sizes = (len(directions), len(rows)) if apart else (len(rows), len(directions))
+                        sizes = (count, held) if apart else (held, count)
                         whole = gradient.new_empty(*sizes, *gradient.shape[1:])
                         stacks[value] = whole if apart else whole.transpose(0, 1)
-                    if stacks[value].shape[1] >= len(rows):
+                    if stacks[value].shape[1] >= held:
                         gradient = stacks[value][k].copy_(rows).expand_as(gradient)
                 found[value].append(gradient)
         return dict(found)

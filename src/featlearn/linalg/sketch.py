@@ -190,7 +190,7 @@ def normalised_overlap(survey: Survey, what: str = "the overlap") -> Estimate:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class RandomProducts:
     """What s independent random vectors with E[omega omega^T] = 1 have seen of a kernel K; float64."""
 
     projected: Tensor
@@ -199,16 +199,16 @@ class Sketch:
     """Omega^T K^2 Omega, (s, s)"""
 
 
-def sketched_norm(sketch: Sketch, what: str = "the norm") -> Estimate:
+def sketched_norm(products: RandomProducts, what: str = "the norm") -> Estimate:
     """|K|_F from products with random vectors: a third of them make the approximation, the others are averaged.
 
     Their errors are skewed where few eigenvalues are left.
     """
-    part = len(sketch.projected) // 3
-    root = _inverse_root(sketch.projected[:part, :part])
-    middle = root.mT @ sketch.squared[:part, :part] @ root
-    ahead = root.mT @ sketch.projected[:part, part:]
-    added = sketch.squared.diagonal()[part:] - (ahead * (middle @ ahead)).sum(0)
+    part = len(products.projected) // 3
+    root = _inverse_root(products.projected[:part, :part])
+    middle = root.mT @ products.squared[:part, :part] @ root
+    ahead = root.mT @ products.projected[:part, part:]
+    added = products.squared.diagonal()[part:] - (ahead * (middle @ ahead)).sum(0)
     draws, mean = len(added), added.mean()
     error, freedom = widened((added - mean).square(), 1 / (draws * max(draws - 1, 1)))
     return _root(float(middle.square().sum() + mean), error, draws, freedom, what)

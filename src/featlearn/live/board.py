@@ -2,13 +2,15 @@
 
 import os
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from featlearn.errors import RunError
 from featlearn.live.following import FollowedRun
-from featlearn.live.verdict import verdict
+from featlearn.live.verdict import pictures, verdict
+from featlearn.record import Run
 from featlearn.record.layout import RUN
 
 RUNS = 16
@@ -22,7 +24,7 @@ AGAIN = 1.0
 class Board:
     """A run, or the runs in a folder, down to two levels; links are not followed.
 
-    `news` and `whole` are called from one thread; `judge`, which takes long, may be called from another.
+    `news` and `whole` are called from one thread; `judge` and `draw`, which take long, may be called from others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,18 +51,24 @@ class Board:
         """All that the page shows."""
         return {"runs": [run.whole() for run in self._runs.values()], "left_out": self.left_out, "whole": True}
 
-    @property
-    def waits(self) -> bool:
-        """Whether a finished run has no verdict on all of it."""
-        return any(run.finished and run.lines > run.judged for run in self._runs.copy().values())
+    def waits(self, what: str) -> bool:
+        """Whether a finished run, all of it, has no "verdict"; or, if it is alone, no "pictures"."""
+        runs = list(self._runs.copy().values())
+        return (what == "verdict" or len(runs) == 1) and any(run.finished and run.behind(what) for run in runs)
 
     def judge(self) -> dict[str, Any] | None:
         """The verdict on the run whose last one is the most lines behind; None if none is."""
-        behind = max(self._runs.copy().values(), key=lambda run: run.lines - run.judged, default=None)
-        if behind is None or behind.lines == behind.judged:
+        return self._look("verdict", verdict)
+
+    def draw(self) -> dict[str, Any] | None:
+        """Spectra and kernels of a run that is alone; None if nothing has come since the last ones."""
+        return self._look("pictures", pictures) if len(self._runs) == 1 else None
+
+    def _look(self, what: str, look: Callable[[Run], dict[str, Any]]) -> dict[str, Any] | None:
+        furthest = max(self._runs.copy().values(), key=lambda run: run.behind(what), default=None)
+        if furthest is None or not furthest.behind(what):
             return None
-        alone = len(self._runs) == 1
-        return {"runs": [behind.judge(lambda run: verdict(run, pictures=alone))], "left_out": self.left_out}
+        return {"runs": [furthest.view(what, look)], "left_out": self.left_out}
 
     def _search(self) -> None:
         found = _places(self.path)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
@@ -14,8 +14,9 @@ from featlearn.live.board import Board
 
 PERIOD = 0.2
 """Seconds between two looks at the runs."""
-JUDGED = 4.0
-"""Seconds between two verdicts; if one takes long, three times its duration. Finished runs do not wait."""
+LOOK = 4.0
+"""Seconds between two verdicts, or two drawings; if one takes long, three times its duration. Finished runs do not
+wait."""
 BEAT = 10.0
 """Seconds after which a silent page is sent a sign of life, for a connection that is gone to be noticed."""
 KEPT = 32
@@ -25,7 +26,7 @@ PAGES = 24
 
 
 class Feed:
-    """Reads the runs in one thread, judges them in another, and keeps the latest messages."""
+    """Reads the runs in one thread, judges and draws them in two others, and keeps the latest messages."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -37,8 +38,13 @@ class Feed:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Follow the runs inside."""
-        self._reader, self._judge = ThreadPoolExecutor(1, "live-reader"), ThreadPoolExecutor(1, "live-verdict")
-        tasks = [asyncio.create_task(one) for one in (self._follow(), self._judging())]
+        pools = [ThreadPoolExecutor(1, f"live-{name}") for name in ("reader", "verdict", "pictures")]
+        self._reader, judge, drawer = pools
+        looks = [
+            self._looking(judge, self._board.judge, "verdict"),
+            self._looking(drawer, self._board.draw, "pictures"),
+        ]
+        tasks = [asyncio.create_task(one) for one in (self._follow(), *looks)]
         try:
             yield
         finally:
@@ -47,7 +53,7 @@ class Feed:
             for task in tasks:
                 with suppress(asyncio.CancelledError):
                     await task
-            for pool in (self._reader, self._judge):
+            for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     async def events(self) -> AsyncIterator[str]:
@@ -81,17 +87,17 @@ class Feed:
                 await self._tell(self._reader, self._board.news)
             await asyncio.sleep(0.0 if self.pages and self._board.more else PERIOD)
 
-    async def _judging(self) -> None:
+    async def _looking(self, pool: ThreadPoolExecutor, look: Callable[[], dict[str, Any] | None], what: str) -> None:
         while not self._count:
             await asyncio.sleep(PERIOD)
-        # loads torch, whose time is not that of a verdict
-        await asyncio.get_running_loop().run_in_executor(self._judge, import_module, "featlearn.reporting.groups")
+        # loads torch, whose time is not that of a look
+        await asyncio.get_running_loop().run_in_executor(pool, import_module, "featlearn.reporting.groups")
         while True:
             begun = time.monotonic()
             if self.pages:
-                await self._tell(self._judge, self._board.judge)
-            due = time.monotonic() + max(JUDGED, 3 * (time.monotonic() - begun))
-            while time.monotonic() < due and not (self.pages and self._board.waits):
+                await self._tell(pool, look)
+            due = time.monotonic() + max(LOOK, 3 * (time.monotonic() - begun))
+            while time.monotonic() < due and not (self.pages and self._board.waits(what)):
                 await asyncio.sleep(PERIOD)
 
     async def _tell(self, pool: ThreadPoolExecutor, act: Any) -> None:

@@ -35,10 +35,12 @@ class FollowedRun:
     def __init__(self, path: Path, key: str) -> None:
         self.key, self.path = key, path
         self._errors: dict[str, str] = {}  # by what was done
-        self.verdict: dict[str, Any] = {}
-        """HTML of the verdict so far, and the blocks that the page draws in it; empty before the first."""
-        self.lines = self.judged = 0
-        """Lines that were read, and how many of them the last verdict saw."""
+        self.lines = 0
+        """Lines that were read."""
+        self.views: dict[str, dict[str, Any]] = {}
+        """The verdict and the pictures so far, by these names."""
+        self.seen: dict[str, int] = {}
+        """How many lines each of them saw."""
         self._begin()
         self._told: dict[str, Any] = {}
 
@@ -79,25 +81,28 @@ class FollowedRun:
 
     def whole(self) -> dict[str, Any]:
         """All that the page shows of it."""
-        return {"run": self.key, "curves": self.curves, "verdict": self.verdict, "error": self.error,
-                "facts": self._facts()}  # fmt: skip
+        return {"run": self.key, "curves": self.curves, **self.views, "error": self.error, "facts": self._facts()}
 
-    def judge(self, judged: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
-        """The verdict on what is there now; the last one stays where that fails."""
-        self.judged = self.lines
-        found = self._safely("judge", lambda: self._judged(judged))
+    def behind(self, what: str) -> int:
+        """Lines that the last verdict, or the last pictures, did not see."""
+        return self.lines - self.seen.get(what, 0)
+
+    def view(self, what: str, look: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
+        """The verdict on what is there now, or its pictures; the last ones stay where that fails."""
+        self.seen[what] = self.lines
+        found = self._safely(what, lambda: self._looked(look))
         if found is None:
             return {"run": self.key, "error": self.error}
-        self.verdict = found
-        return {"run": self.key, "verdict": found, "error": self.error}
+        self.views[what] = found
+        return {"run": self.key, what: found, "error": self.error}
 
-    def _judged(self, judged: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
+    def _looked(self, look: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
         files = opened(self.path)
         size = sum(files.weight(place) or 0 for place in files.names())
         if size > LARGEST_VERDICT:
             raise RunError(f"the run takes {size} bytes, more than the {LARGEST_VERDICT} that are diagnosed while it "
                            f"is written; featlearn diagnose {self.path} does it")  # fmt: skip
-        return judged(open_run(self.path))
+        return look(open_run(self.path))
 
     def _read(self) -> tuple[list[dict[str, Any]], bool]:
         """New lines, and whether the run began anew."""
@@ -105,7 +110,7 @@ class FollowedRun:
         replaced = bool(self._config) and config.get("created") != self._config.get("created")
         if replaced:
             self._begin()
-            self.lines, self.judged, self.verdict = 0, 0, {}
+            self.lines, self.seen, self.views = 0, {}, {}
         self._config = config
         lines, shorter = self._growing.read(AT_ONCE)
         if shorter:
@@ -195,7 +200,7 @@ class FollowedRun:
 
 def _plain(value: float) -> float | None:
     """A number that JSON can hold."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def _share(value: object) -> float | None:

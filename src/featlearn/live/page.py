@@ -2,11 +2,12 @@
 
 from featlearn.reporting.document import head, static
 from featlearn.reporting.markup import Html, joined, tag, text
+from featlearn.reporting.step_slider import drawing_scripts, step_slider
 
 
 def page(title: str) -> Html:
     """The page, still empty."""
-    scripts = [static("uPlot.iife.min.js"), static("charts.js"), static("live.js", "featlearn.live")]
+    scripts = [*drawing_scripts(), static("live.js", "featlearn.live")]
     styles = [static("uPlot.min.css"), static("report.css"), static("live.css", "featlearn.live")]
     return joined(
         "<!doctype html>",
@@ -19,6 +20,7 @@ def page(title: str) -> Html:
         tag("main",
             tag("section", tag("h2", "Verdict so far", id="verdict-title"), tag("div", id="runs"), id="verdict",
                 aria_labelledby="verdict-title", tabindex=-1),
+            step_slider("Follow"),
             tag("section", tag("h2", "Curves", id="curves-title"), tag("div", id="first", class_="blocks"),
                 tag("details", tag("summary", tag("h2", "All other numbers")), tag("div", id="others", class_="blocks"),
                     id="rest", class_="fold", hidden=True), id="curves", aria_labelledby="curves-title"),

@@ -1,6 +1,7 @@
 """From an id to its result: run what is missing, draw, judge, write."""
 
 import math
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,10 +10,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.executors import Executor
 from featlearn.papers.claims import Claim, counted
 from featlearn.papers.context import Context
 from featlearn.papers.drawing import STYLE, save
-from featlearn.papers.execution import cache_folder, execute, finished, stood_in
+from featlearn.papers.execution import (
+    Task,
+    cache_folder,
+    execute,
+    finished,
+    missing_seeds,
+    refuse_failures,
+    run_apart,
+    stood_in,
+)
 from featlearn.papers.experiment import AnyExperiment, Size
 from featlearn.papers.page import figure_page
 from featlearn.papers.registry import declaration, load
@@ -60,6 +71,11 @@ class Part:
     def folder(self) -> Path:
         """Where its seeds are."""
         return cache_folder(self.experiment, self.size.setup, self.context, self.cache)
+
+    @property
+    def missing(self) -> list[Task]:
+        """Seeds that are not there yet."""
+        return missing_seeds(self.experiment, self.size.setup, self.context, seeds=self.seeds, cache=self.cache)
 
     def run(self) -> Runs:
         """The numbers of all seeds."""
@@ -133,11 +149,37 @@ def _measured_seconds(request: Request, part: Part, kind: str) -> float | None:
     return float(max(found[0])) if found else None
 
 
-def reproduce(request: Request) -> Result:
-    """Run the figure and write its files to `request.out`."""
-    reproduction, parts = load(request.id), _resolved(request)
+def run_seeds(requests: Sequence[Request], executor: Executor) -> dict[str, dict[Path, Exception]]:
+    """Run what is missing for all requests at a time, wherever the executor puts it: any with `submit` of functions.
+
+    Gives the failures of each request by its id; without any, `reproduce` finds all numbers there.
+    """
+    of_request: dict[str, list[Path]] = {}
+    tasks: dict[Path, Task] = {}
+    for request in requests:
+        found = [task for part in _resolved(_elsewhere(request)) for task in part.missing]
+        of_request[request.id] = [task[3] for task in found]
+        tasks |= {task[3]: task for task in found}  # figures that share an experiment run it once
+    failures = run_apart(list(tasks.values()), executor)
+    return {id: {place: failures[place] for place in places if place in failures} for id, places in of_request.items()}
+
+
+def _elsewhere(request: Request) -> Request:
+    """The same with paths that do not depend on the folder, or the environment, that a job runs in."""
+    root = request.data_root or os.environ.get("FEATLEARN_DATA")
+    return replace(
+        request, out=request.out.resolve(), cache=_cache(request).resolve(),
+        data_root=None if root is None else Path(root).expanduser().resolve(),
+    )  # fmt: skip
+
+
+def reproduce(request: Request, executor: Executor | None = None) -> Result:
+    """Run the figure and write its files to `request.out`; with an executor its seeds run there."""
     if request.fresh:
         refresh([request])
+    if executor is not None:
+        refuse_failures(run_seeds([request], executor)[request.id], sum(len(part.seeds) for part in _resolved(request)))
+    reproduction, parts = load(request.id), _resolved(request)
     runs = {part.name: part.run() for part in parts}
     claims = _claims(reproduction, parts, runs)
     request.out.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,12 @@ class ParameterGroup:
 
 def grouped(
     plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
-    mode: Mode, directions: int, classes: int, largest_chunk: int, one_by_one: bool,
+    mode: Mode, directions: int, classes: int, largest_chunk: int, one_by_one: bool, proved: bool = True,
 ) -> tuple[ParameterGroup, ...]:  # fmt: skip
     """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further.
 
     `one_by_one`: where one chunk holds all samples, directions are captured and multiplied one after the other.
+    `proved`: chunks are not run again in parts.
     """
     held = samples[0] if symmetric else sum(samples)
     keep, pass_through = int(0.45 * available), int(0.3 * available)
@@ -48,7 +49,11 @@ def grouped(
         return (ParameterGroup(tuple(plan.name for plan in plans), samples[0], few, samples[0]),)
 
     def chunk(passing_bytes: int, block: int) -> int:
-        return max(1, min(block, largest_chunk, pass_through // max(graph_bytes + passing_bytes, 1)))
+        each = max(graph_bytes + passing_bytes, 1)
+        # One sample alone is run beside its copy, and parts of fewer than four beside copies of theirs.
+        least = 2 if proved else 4
+        fitting = least if least * each <= 0.5 * available else 1
+        return min(block, largest_chunk, max(fitting, pass_through // each))
 
     def close() -> None:
         if names:
@@ -99,6 +104,13 @@ def samples_within(measurement: Measurement, room: float, directions: int = 1, *
     each = max((3 * activations + 2 * directions * use_gradients for activations, use_gradients in sizes), default=0)
     formed = max((_formed_numbers(example, dense) for example in measurement.examples), default=0)
     return int(max(1, min(1024, room // (each + directions * formed * item + 1))))
+
+
+def captured_bytes(measurement: Measurement, directions: int) -> int:
+    """Bytes of one sample while it is captured: activations, and the gradients of all directions at all uses."""
+    item = measurement.dtype.itemsize
+    sizes = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
+    return max((activations + directions * use_gradients for activations, use_gradients in sizes), default=0)
 
 
 def _formed_numbers(example: Chunk, dense: bool) -> int:

@@ -30,6 +30,11 @@ class ParameterPlan:
     """Bytes per sample while a chunk is captured."""
     form_early: bool
     """Whether per-sample gradients are formed as soon as they are captured, because they are smaller that way."""
+    factors: int = 0
+    """Numbers per sample of the factors that its gradients are made of, all directions together; 0 where gradients come
+    formed."""
+    positions: int = 0
+    """Positions that share the parameter."""
 
 
 def parameter_plans(
@@ -66,7 +71,11 @@ def parameter_plans(
         kept = directions * size * item if early else factors
         # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
         passing = (4 * factors + kept) if early else 3 * factors
-        plans.append(ParameterPlan(name, shape, nodes, best.value, reason, cost[best], kept, passing, early))
+        plans.append(
+            ParameterPlan(
+                name, shape, nodes, best.value, reason, cost[best], kept, passing, early, factors // item, positions
+            )
+        )
     return tuple(plans)
 
 

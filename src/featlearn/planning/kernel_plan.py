@@ -69,17 +69,18 @@ def plan_kernel(
     weights = sum(t.numel() * t.element_size() for t in tensors)
     available, symmetric = budget - needed - weights, len(sizes) == 1
     one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
+    checked = not measurement.builtin
+    proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
     groups = grouped(
         plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
-        largest_chunk(measurement, max(samples), count), one_by_one,
+        largest_chunk(measurement, max(samples), count), one_by_one, not checked or None not in proofs,
     )  # fmt: skip
     peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
-    confirmed = not measurement.builtin and any(example.unproved for example in measurement.examples)
-    proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
+    confirmed = checked and any(example.unproved for example in measurement.examples)
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
-        checked=not measurement.builtin, launch_bytes=measurement.launch_bytes,
+        checked=checked, launch_bytes=measurement.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
-        confirmed=confirmed,
+        confirmed=confirmed, verified=verify,
     )  # fmt: skip

@@ -3,11 +3,17 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes, readable_count
+from featlearn.planning.rank_costs import RankCosts
+
+VERIFIED = 64
+"""Samples whose rows are verified together, at most."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +46,10 @@ class Plan:
     confirmed: bool = False
     """Whether a backward pass more per chunk and block of directions confirms which sample each gradient belongs to;
     most ops say it by themselves."""
+    verified: bool = False
+    """Whether backward passes of their own verify the kernel."""
+    rank_costs: RankCosts | None = None
+    """What it would cost on several devices, where that was asked for."""
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -85,6 +95,47 @@ class Plan:
         groups = [group for group in self.groups if lost & set(group.names)]
         return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
 
+    @property
+    def forward_runs(self) -> float:
+        """How often a sample runs through a forward pass, with checks, copies of single samples and the fallback."""
+        total = self.sample_passes
+        for count in self.samples if self.verified else ():
+            sizes = _chunks(count, self.verified_together)
+            total += self._verifications * sum(max(size, 2) for size in sizes)
+        for count in self.samples[: 1 if self.symmetric else 2] if self.verified else ():
+            total += max(2, min(AUDITED, count))  # which tell the precision
+        for group in self.groups:
+            for size in self._chunk_sizes(group):
+                parts = () if self._is_proved(size) else part_sizes(size, piece_count(size, self.launch_bytes))
+                total += self._repeats(group) * (max(size, 2) + sum(parts))
+        return total / self._distinct_samples
+
+    @property
+    def backward_runs(self) -> float:
+        """The same for backward passes, of which there is one for each output direction."""
+        total, lost = self._verifications * (self.samples[0] + 2 * self.samples[1]), set(self.fallbacks)
+        for group in self.groups:
+            times = self.directions + self._direction_blocks(group) * self.confirmed
+            single = self.directions if lost & set(group.names) else 0  # and one over the chunk, which checks their sum
+            checks = self._direction_blocks(group) if single else 0
+            total += sum(max(size, 2) * (times + checks) + size * single for size in self._chunk_sizes(group))
+        return total / self._distinct_samples
+
+    @property
+    def verified_together(self) -> int:
+        """Samples whose rows are verified together: rounding grows with them, the effect of one wrong row does not."""
+        least = min((group.chunk for group in self.groups), default=1)
+        return min(VERIFIED, 1 << (least.bit_length() - 1))
+
+    @property
+    def _distinct_samples(self) -> int:
+        return self.samples[0] if self.symmetric else sum(self.samples)
+
+    @property
+    def _verifications(self) -> int:
+        """Output directions that are verified one by one; all at once where pairs of them count."""
+        return 0 if not self.verified else 1 if len(self.kernel_shape) == 4 else self.directions
+
     def _is_proved(self, samples: int) -> bool:
         return not self.checked or (bool(self.proved_by) and max(samples, 2) not in self.proved_by)
 
@@ -110,7 +161,7 @@ class Plan:
         head = ("parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why")
         lines = [
             (
-                _common_name([p.name for p in same]),
+                common_name([p.name for p in same]),
                 " x ".join(map(str, same[0].shape)) or "scalar",
                 _counted(same[0].uses),
                 same[0].route,
@@ -118,29 +169,28 @@ class Plan:
                 readable_bytes(sum(p.kept for p in same)),
                 same[0].reason,
             )
-            for same in _alike(self.parameters)
+            for same in alike(self.parameters)
         ]
-        widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-        rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-                for line in (head, *lines)]  # fmt: skip
-        rows.insert(1, "  ".join("-" * width for width in widths))
         chunks = sorted({group.chunk for group in self.groups})
         shape = " x ".join(map(str, self.kernel_shape))
         held = f"{chunks[0]}" if len(chunks) == 1 else f"{chunks[0]} to {chunks[-1]}" if chunks else "no"
         summary = [
             f"{self.samples[0]} x {self.samples[1]} samples -> kernel {shape} ({readable_bytes(self.kernel_bytes)}), "
             f"about {readable_bytes(self.peak)} at most, budget {readable_bytes(self.memory)}",
-            f"{_plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
-            f"{_plural(self.backward_passes, 'backward pass', 'es')}, {self._checks()}, then "
+            f"{plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
+            f"{plural(self.backward_passes, 'backward pass', 'es')}, {self._checks()}, then "
             f"{readable_count(self.operations)} multiply-adds of contractions",
-            f"{_plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
-            + (f", {_plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
+            f"each sample runs {self.forward_runs:.3g} times forward and {self.backward_runs:.3g} times backward",
+            f"{plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
+            + (f", {plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
         ]
         if self.directions >= 100:
             summary.append(
                 f"{self.directions} outputs: outputs=fl.Probes(16) estimates their sum at a fraction of this"
             )
-        return "\n".join([*rows, "", *summary])
+        if self.rank_costs is not None:
+            summary.append(str(self.rank_costs))
+        return "\n".join([*text_table(head, lines), "", *summary])
 
     __repr__ = __str__
 
@@ -148,19 +198,46 @@ class Plan:
         if not self.checked:
             return "no passes to check it (torch's own layers in sequence keep samples apart)"
         passes = self.check_passes
-        return f"checked by {_plural(passes, 'forward pass', 'es')} over parts" if passes else "checked by its ops"
+        return f"checked by {plural(passes, 'forward pass', 'es')} over parts" if passes else "checked by its ops"
 
 
-def _alike(parameters: Sequence[ParameterPlan]) -> list[list[ParameterPlan]]:
+class Planned(Protocol):
+    """A parameter in a plan."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def uses(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def route(self) -> str: ...  # noqa: D102
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+
+
+AnyPlanned = TypeVar("AnyPlanned", bound=Planned)
+
+
+def text_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table with a rule below its head."""
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in (head, *lines)]  # fmt: skip
+    rows.insert(1, "  ".join("-" * width for width in widths))
+    return rows
+
+
+def alike(parameters: Sequence[AnyPlanned]) -> list[list[AnyPlanned]]:
     """Parameters that differ in the numbers of their names alone: the layers of a stack."""
-    groups: dict[tuple[object, ...], list[ParameterPlan]] = {}
+    groups: dict[tuple[object, ...], list[AnyPlanned]] = {}
     for p in parameters:
         key = (re.sub(r"\d+", "#", p.name), p.shape, p.uses, p.route, p.reason)
         groups.setdefault(key, []).append(p)
     return list(groups.values())
 
 
-def _common_name(names: Sequence[str]) -> str:
+def common_name(names: Sequence[str]) -> str:
     """h.{0..11}.weight for h.0.weight to h.11.weight."""
     if len(names) == 1:
         return names[0]
@@ -169,7 +246,8 @@ def _common_name(names: Sequence[str]) -> str:
     return re.sub(r"\d+", lambda _: next(spans), names[0]) + f" ({len(names)})"
 
 
-def _plural(count: int, thing: str, ending: str) -> str:
+def plural(count: int, thing: str, ending: str) -> str:
+    """A number with its noun."""
     return f"{count or 'no'} {thing}{'' if count == 1 else ending}"
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.agreement import expect_same_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
@@ -17,6 +18,7 @@ from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.jacobian_products import inner_products
 from featlearn.quantities.operator import NTKOperator, column_count
+from featlearn.quantities.sketched_alignment import sketched_alignment
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
 
@@ -28,7 +30,7 @@ def estimate_alignment(
     model: nn.Module, data: Any, y: Tensor | None = None, *, centered: bool = False, readout: Readout | None = None,
     probes: int | None = None, generator: torch.Generator | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    group: object = None,
+    sketch: Sketch | None = None, group: object = None,
 ) -> Estimate:  # fmt: skip
     """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P.
 
@@ -57,6 +59,8 @@ def estimate_alignment(
         probes: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
             error 0) where P is at most 2048 or `probes`.
         generator: draws them; without one they are the same at every call.
+        sketch: `fl.Sketch(k=4096, repeats=4)` takes numerator and norm from sketched gradients instead, in one pass
+            over the samples, for networks whose columns take too long; three repeats at least.
         group: ranks that divide the samples, as for `fl.NTKOperator`; all have the same estimate.
 
     Returns:
@@ -64,6 +68,8 @@ def estimate_alignment(
     """
     if y is None and not isinstance(data, torch.utils.data.DataLoader):
         raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
+    if sketch is not None and group is not None:
+        raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
     operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     with operator.ranks.together():
         targets = _targets(y, operator)
@@ -72,6 +78,11 @@ def estimate_alignment(
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
         return Estimate(float("nan"), float("nan"), 1)
+    if sketch is not None:
+        if probes is not None or generator is not None:
+            raise InputValueError("sketch= with probes= or generator=, expected one of them; fl.Sketch has a generator")
+        with operator.sweeps() as sweeps:
+            return sketched_alignment(sweeps, targets, task, sketch, centered=centered)
     count = column_count(probes, operator.samples, 1)
     with operator.sweeps() as sweeps:
         if count == operator.samples:

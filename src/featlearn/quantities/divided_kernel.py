@@ -18,8 +18,8 @@ from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.divided_execution import DividedExecution
 from featlearn.quantities.divided_samples import Division
-from featlearn.quantities.kernel_execution import KernelExecution, elementwise_rates, refuse_not_finite
-from featlearn.quantities.optimizer_kernel import Rate
+from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
+from featlearn.quantities.optimizer_kernel import Rate, elementwise
 from featlearn.quantities.stream import taken
 from featlearn.quantities.verification import KernelVerification
 
@@ -83,11 +83,10 @@ def _measured(
         budget = byte_budget(audited.memory, pair.device)
     budget = smallest_budget(ranks, budget, pair.device, measured=audited.memory is None)
     with ranks.together():
-        mine = plan_kernel(pair, directions, elementwise_rates(rates), by, budget, verify, division.samples[1])
+        mine = plan_kernel(pair, directions, elementwise(rates), by, budget, verify, division.samples[1])
     plan = ranks.from_first(mine)
-    sizes = division.samples[:1] if division.symmetric else division.samples
     execution = KernelExecution(pair, plan, directions, rates, by, None)
-    checks = KernelVerification(pair, directions, rates, plan, ranks, sizes) if verify else None
+    checks = KernelVerification(pair, directions, rates, plan, division.samples, ranks) if verify else None
     keys = kernel_keys(pair.parameters, by)
     kernels = DividedExecution(execution, pair, plan, directions, division, keys, checks).run()
     pair.has_gradient = ranks.any(pair.has_gradient)

@@ -80,7 +80,7 @@ class DividedGradients:
     @property
     def numbers(self) -> int:
         """Numbers that a rank sends of its samples, at most."""
-        return max(sum(kind.numbers for kind in contents(one)) for one in self.known)
+        return max(sum(int(kind.numbers) for kind in contents(one)) for one in self.known)
 
     def dense(self, size: int) -> "DividedGradients":
         """With gradients that are formed, on every rank."""

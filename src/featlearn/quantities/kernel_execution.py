@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
@@ -19,7 +17,7 @@ from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.optimizer_kernel import Rate
+from featlearn.quantities.optimizer_kernel import Rate, elementwise, with_rates
 from featlearn.quantities.verification import KernelVerification
 
 
@@ -72,10 +70,10 @@ class KernelExecution:
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
             captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=elementwise_rates(self._rates),
+                chunk, group.names, self._directions.rows(chosen), dense=elementwise(self._rates),
                 proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
             )  # fmt: skip
-            total.add_diagonal(self._with_rates(captured) if self._rates else captured, every, chosen, kept)
+            total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
             if proportional is not None:
                 self.found_proportional = frozenset(proportional.found)
 
@@ -126,12 +124,11 @@ class KernelExecution:
             chunk = measurement.chunk(batch, begin, end)
             seen = set()
             try:
-                for name, gradients in self._with_rates(
-                    measurement.each_gradient(
-                        chunk, group.names, directions, dense=early, proportional=proportional,
-                        apart=self._directions.mode == "each", last=True,
-                    )
-                ):  # fmt: skip
+                captured = measurement.each_gradient(
+                    chunk, group.names, directions, dense=early, proportional=proportional,
+                    apart=self._directions.mode == "each", last=True,
+                )  # fmt: skip
+                for name, gradients in with_rates(captured, self._rates):
                     if name not in gathered:
                         gathered[name] = Gathered(block.stop - block.start, gradients.directions)
                         if begin > block.start:
@@ -158,27 +155,6 @@ class KernelExecution:
         parameter = self._measurement.parameters[name]
         size = parameter.numel() * (2 if parameter.is_complex() else 1)
         return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
-
-    def _with_rates(self, captured: Iterator[tuple[str, Gradients]]) -> Iterator[tuple[str, Gradients]]:
-        """The square root of the optimizer's rate on either side of the kernel."""
-        for name, gradients in captured:
-            rate = self._rates.get(name, 1.0)
-            if isinstance(gradients, Dense) and isinstance(rate, Tensor):
-                yield name, Dense(gradients.gradient * rate.flatten().to(gradients.gradient).sqrt())
-            elif rate == 1.0:
-                yield name, gradients
-            elif isinstance(gradients, Dense):
-                yield name, Dense(gradients.gradient * rate**0.5)
-            else:
-                assert isinstance(rate, float)
-                parts = tuple(replace(part, grads=part.grads * rate**0.5) for part in gradients.parts)
-                yield name, replace(gradients, parts=parts)
-            del gradients
-
-
-def elementwise_rates(rates: Mapping[str, Rate]) -> set[str]:
-    """Parameters with a rate for every entry."""
-    return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
 
 
 def sample_blocks(samples: int, size: int) -> list[slice]:

@@ -1,8 +1,8 @@
 """The empirical tangent kernel of any network, exactly."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +12,25 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
-from featlearn.planning.plan import Plan, PlannedKernel
+from featlearn.planning.plan import PlannedKernel
 from featlearn.quantities.divided_kernel import divided_kernels
-from featlearn.quantities.kernel_execution import KernelExecution, elementwise_rates, refuse_not_finite
-from featlearn.quantities.optimizer_kernel import Rate, step_rates
+from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
+from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates
+from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 from featlearn.quantities.verification import KernelVerification
+
+Found = TypeVar("Found")
 
 
 @overload
@@ -33,21 +38,37 @@ def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["network"] = "network",
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, group: object = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    group: object = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["layer", "parameter"],
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, group: object = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    group: object = None,
 ) -> Kernels: ...  # fmt: skip
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> Estimate: ...  # fmt: skip
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> dict[str, Estimate]: ...  # fmt: skip
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, group: object = None,
-) -> Tensor | Kernels:  # fmt: skip
+    verify: bool = False, sketch: Sketch | None = None, group: object = None,
+) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
     A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
@@ -70,36 +91,27 @@ def ntk(
             precision, and kernels of half-precision networks are accumulated in float32.
         memory: a byte budget such as `"2GiB"`; by default half of what is free. Chunks follow from it. What torch's own
             ops take while they run (tens of MiB on a CPU) comes on top.
-        verify: compare v^T K v with |J^T v|^2 from independent backward passes, parameter by parameter, and raise if
-            they differ.
+        verify: compare v^T K w with (J^T v) . (J^T w) from independent backward passes, parameter by parameter and for
+            every 64 samples, and raise if they differ. Two forward and three backward passes for each output.
+        sketch: `fl.Sketch(k=4096, repeats=4)` estimates the kernel from k random sums of each gradient's entries, for
+            networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
+            int. Two standard errors hold an entry in about 95 of 100 draws.
         group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples. Every rank makes the
             same call with all samples, and gets a DTensor that holds the rows of its own ones: `.to_local()` has them,
             `.full_tensor()` gathers all. None divides nothing.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
+        With `sketch` an `fl.Estimate` whose value and stderr are (P, P2), or a dict of them.
 
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    _checked_by(by)
+    checked_by(by)
     audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
+    if sketch is not None:
+        return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
     return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
-
-
-def plan(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False,
-) -> Plan:  # fmt: skip
-    """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
-
-    Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
-    """
-    _checked_by(by)
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return kernel_plan(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
 
 
 def tangent_kernel(
@@ -109,50 +121,63 @@ def tangent_kernel(
     """The tangent kernel of an audited model: see `fl.ntk`."""
     if audited.group.given:
         divided = divided_kernels(
-            audited, x, x2, outputs, by, verify, lambda: _checked(audited, outputs, by, optimizer)
+            audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer)
         )
         return divided[""] if by == "network" else divided
-    rates = whole_tensors(_checked(audited, outputs, by, optimizer))
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
 
-    def measured() -> Kernels:
-        # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
-            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
+    def measured(measurement: Measurement) -> Kernels:
+        return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
 
-    try:
-        kernels = measured()
-    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
-        audited.forget()
-        kernels = measured()
+    kernels = _measured_once_more(audited, x, x2, measured)
     return kernels[""] if by == "network" else kernels
 
 
-def kernel_plan(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
-    optimizer: Optimizer | None = None, verify: bool = False,
-) -> Plan:  # fmt: skip
-    """What `tangent_kernel` will do and cost."""
-    if isinstance(outputs, Probes):
-        outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = whole_tensors(_checked(audited, outputs, by, optimizer))
-    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
-        directions = output_directions(outputs, measurement.classes)
-        found = plan_kernel(measurement, directions, elementwise_rates(rates), by, audited.memory, verify)
-        measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
-        measurement.refuse_no_gradient()
-        return found
+def sketched_kernel(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, sketch: Sketch, *, outputs: Outputs = "mean",
+    by: str = "network", optimizer: Optimizer | None = None, verify: bool = False,
+) -> Estimate | dict[str, Estimate]:  # fmt: skip
+    """The sketched kernel of an audited model: see `fl.ntk`."""
+    checked_sketch(sketch, outputs, verify)
+    if audited.group.given:
+        raise InputValueError("sketch= with group=, expected one of them: sketched kernels are not divided among ranks")
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
+
+    def measured(measurement: Measurement) -> dict[str, Estimate]:
+        return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
+
+    found = _measured_once_more(audited, x, x2, measured)
+    return found[""] if by == "network" else found
 
 
-def _checked(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+def _measured_once_more(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, measured: Callable[[Measurement], Found]
+) -> Found:
+    """What is measured, once more where the model gives other outputs than in an earlier call."""
+
+    def attempt() -> Found:
+        # Until all that was measured with is gone: the collector would take it for lasting.
+        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+            return measured(measurement)
+
+    try:
+        return attempt()
+    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
+        audited.forget()
+        return attempt()
+
+
+def checked_rates(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
-    _checked_by(by)
+    checked_by(by)
     unwrapped(audited.model)
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
     return {} if optimizer is None else step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
 
 
-def _checked_by(by: str) -> None:
+def checked_by(by: str) -> None:
+    """Refuse other ways to divide a kernel."""
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
 
@@ -166,11 +191,11 @@ def measured_kernels(
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
-    elementwise = elementwise_rates(rates)
-    key = plan_key(measurement, directions, elementwise, by, memory, verify)
+    formed = elementwise(rates)
+    key = plan_key(measurement, directions, formed, by, memory, verify)
     known = audited.plans.get(key)
     if known is None or not still_fits(known.plan, memory, measurement.device):
-        known = PlannedKernel(plan_kernel(measurement, directions, elementwise, by, memory, verify), None)
+        known = PlannedKernel(plan_kernel(measurement, directions, formed, by, memory, verify), None)
     elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
         # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
         kernels = _deferring(measurement, known, directions, rates, by)

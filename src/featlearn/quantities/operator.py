@@ -15,7 +15,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
-from featlearn.linalg.sketch import Sketch, norm, sketched_norm, surveyed
+from featlearn.linalg.sketch import RandomProducts, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
@@ -240,13 +240,13 @@ class NTKOperator:
         expect_same_tensors(self.ranks, "data:", self._stream.fingerprints, SAME_DATA)
         audited.memory = smallest_budget(self.ranks, budget, device, measured=memory is None)
 
-    def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> Sketch:
+    def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> RandomProducts:
         drawing = self.drawing(generator)
         signs = torch.randint(2, (count, *self.shape[:1]), generator=drawing, device=drawing.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
         image = sweeps.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
         projected = omega @ image.T
-        return Sketch((projected + projected.T) / 2, image @ image.T)
+        return RandomProducts((projected + projected.T) / 2, image @ image.T)
 
     def _survey(self, sweeps: Sweeps) -> None:
         """Every sample once: outputs are finite, as many everywhere, carry a gradient, and do not hang together."""

@@ -3,13 +3,15 @@
 See Atanasov et al. 2022, Eq. 91.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from featlearn.contraction.factors import Dense, Gradients
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 
 SUPPORTED = (SGD, Adam, AdamW, RMSprop, Adagrad)
@@ -96,3 +98,25 @@ def _adagrad(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | No
         total, step = total + gradient**2, step + 1
     rate: Tensor = lr / (1 + (step - 1) * group["lr_decay"]) / (total.sqrt() + group["eps"])
     return rate
+
+
+def elementwise(rates: Mapping[str, Rate]) -> set[str]:
+    """Parameters with a rate for every entry."""
+    return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
+
+
+def with_rates(captured: Iterator[tuple[str, Gradients]], rates: Mapping[str, Rate]) -> Iterator[tuple[str, Gradients]]:
+    """Gradients times the square root of the rate, which stands on either side of the kernel."""
+    for name, gradients in captured:
+        rate = rates.get(name, 1.0)
+        if isinstance(gradients, Dense) and isinstance(rate, Tensor):
+            yield name, Dense(gradients.gradient * rate.flatten().to(gradients.gradient).sqrt())
+        elif rate == 1.0:
+            yield name, gradients
+        elif isinstance(gradients, Dense):
+            yield name, Dense(gradients.gradient * rate**0.5)
+        else:
+            assert isinstance(rate, float)
+            parts = tuple(replace(part, grads=part.grads * rate**0.5) for part in gradients.parts)
+            yield name, replace(gradients, parts=parts)
+        del gradients

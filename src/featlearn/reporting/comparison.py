@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from featlearn.diagnosis import Diagnosis
-from featlearn.reporting.gauges import estimate_words, with_error
+from featlearn.reporting.content_blocks import Cell, Number
+from featlearn.reporting.gauges import estimate_cell, with_error
 from featlearn.reporting.groups import RunGroup, finite
 from featlearn.reporting.markup import Html, tag, text
-from featlearn.reporting.rendering import swatch
+from featlearn.reporting.rendering import data_cell, swatch
 from featlearn.reporting.verdict import chip
 
 LONGEST = 40
@@ -52,7 +53,7 @@ def counted_regimes(groups: Sequence[RunGroup]) -> str:
     return f"{told}." + (f" Training broke down in {', '.join(broken)}." if broken else "")
 
 
-def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, str]) -> Html:
+def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cell]) -> Html:
     """A row; cells carry their column's name, which a narrow screen shows in place of the head."""
     name = group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} seeds)"
     return tag(
@@ -60,29 +61,31 @@ def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, str
         tag("th", swatch(group.color), text(name), scope="row"),
         *(tag("td", text(value), data_name=name) for name, value in settings.items()),
         tag("td", chip(group.diagnosis.regime), data_name="regime"),
-        *(tag("td", *_two_lines(value), data_name=name) for name, value in numbers.items()),
+        *(data_cell(value, *_two_lines(value), data_name=name) for name, value in numbers.items()),
     )
 
 
-def _two_lines(value: str) -> list[Html]:
+def _two_lines(cell: Cell) -> list[Html]:
     """A number, and its error below it."""
-    number, sign, error = value.partition(" ± ")
+    number, sign, error = (cell.shown if isinstance(cell, Number) else cell).partition(" ± ")
     return [text(f"{number} "), tag("small", text(f"± {error}"))] if sign else [text(number)]
 
 
-def _kernels(_: RunGroup, found: Diagnosis) -> str:
+def _kernels(_: RunGroup, found: Diagnosis) -> Cell:
     useful = found.useful
-    known = math.isfinite(useful.first + useful.later)
-    return f"{useful.first:.3g} → {with_error(useful.later, useful.error)}" if known else "–"
+    if not math.isfinite(useful.first + useful.later):
+        return "–"
+    shown = f"{useful.first:.3g} → {with_error(useful.later, useful.error)}"
+    return Number(shown, f"{float(useful.first)!r} → {float(useful.later)!r}", useful.error)
 
 
-def _accuracy(group: RunGroup, _: Diagnosis) -> str:
+def _accuracy(group: RunGroup, _: Diagnosis) -> Cell:
     last = [curve[1][-1] for run in group.runs if (curve := finite(run, "test/accuracy")) is not None]
-    return f"{sum(last) / len(last):.3g}" if last else "–"
+    return Number(f"{sum(last) / len(last):.3g}", sum(last) / len(last)) if last else "–"
 
 
-def _loss(_: RunGroup, found: Diagnosis) -> str:
-    return estimate_words(found.numbers["loss_left"])
+def _loss(_: RunGroup, found: Diagnosis) -> Cell:
+    return estimate_cell(found.numbers["loss_left"])
 
 
 def _broken(group: RunGroup, _: Diagnosis) -> str:
@@ -90,11 +93,11 @@ def _broken(group: RunGroup, _: Diagnosis) -> str:
     return "–" if not steps else f"step {min(steps)}"
 
 
-_NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], str]] = {
-    "linearisation gap": lambda _, found: estimate_words(found.numbers["gap"]),
-    "departure": lambda _, found: estimate_words(found.numbers["departure"]),
-    "kernel turned": lambda _, found: estimate_words(found.turning),
-    "kernel grew": lambda _, found: estimate_words(found.growth),
+_NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
+    "linearisation gap": lambda _, found: estimate_cell(found.numbers["gap"]),
+    "departure": lambda _, found: estimate_cell(found.numbers["departure"]),
+    "kernel turned": lambda _, found: estimate_cell(found.turning),
+    "kernel grew": lambda _, found: estimate_cell(found.growth),
     "test error, first → last kernel": _kernels,
     "test accuracy": _accuracy,
     "loss left": _loss,

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy
 
+from featlearn.reporting.markup import written
+
 NEUTRAL = -1
 """Index of the colour that belongs to no run."""
 POINTS = 200
@@ -32,6 +34,8 @@ class ChartLine:
     """what is drawn of its run, if that is said in the label: "frozen first kernel", a layer"""
     until: float = math.inf
     """the last place before its run diverged; axes need not show what comes after"""
+    frames: Sequence[tuple[float, Sequence[float]]] = ()
+    """(step, y) at several steps of training, in their order, if the line moves with them; `y` is that of the last"""
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,27 @@ class Chart:
         return _widened(min(sound), max(sound), self.logarithmic)
 
     @property
+    def limits_of_frames(self) -> tuple[float, float] | None:
+        """Limits of the vertical axis that hold at all steps of lines that move; None if none does.
+
+        On a logarithmic axis what is below ROUND_OFF of the largest value of its step is left out.
+        """
+        found = [v for frame in self._frames() for v in frame if not self.logarithmic or v > ROUND_OFF * max(frame)]
+        moving = any(line.frames for line in self.lines)
+        return _widened(min(found), max(found), self.logarithmic) if moving and found else None
+
+    def _frames(self) -> list[list[float]]:
+        """Finite values of all lines at all steps."""
+        found = [y for line in self.lines for y in ([y for _, y in line.frames] or [line.y])]
+        return [kept for y in found if (kept := [v for v in y if math.isfinite(v)])]
+
+    @property
     def remark(self) -> str:
         """The note, and what the limits of the axis leave out."""
         cut = "" if self.limits is None else CUT if self.limits[1] != self.most else BEYOND.format(self.most)
-        return " ".join(filter(None, (self.note, cut)))
+        low = (self.limits_of_frames or (-math.inf,))[0]
+        small = self.logarithmic and any(v < low for frame in self._frames() for v in frame)
+        return " ".join(filter(None, (self.note, cut, SMALL if small and not cut else "")))
 
     @property
     def logarithmic(self) -> bool:
@@ -123,6 +144,9 @@ class Chart:
 
 
 BEYOND = "The axis ends at {:g}; larger values are in the numbers."
+ROUND_OFF = 1e-8
+"""Share of the largest number below which eigenvalues of kernels in single precision are round-off."""
+SMALL = "The axis leaves out what is below 1e-8 of the largest value, which is round-off."
 CUT = "The axis ends at the values before a run diverged; those after it are in the numbers."
 
 
@@ -141,7 +165,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class MatrixSequence:
-    """Matrices at several steps, one sequence per run; shown side by side, or with a slider."""
+    """Matrices at several steps, one sequence per run; the slider of the page moves through them."""
 
     key: str
     title: str
@@ -151,18 +175,41 @@ class MatrixSequence:
     columns: str
     middle: float | None = None
     """the centre of a diverging colour scale; None for a sequential one"""
-    slider: bool = True
+    first_beside: bool = False
+    """whether the first picture is shown too, beside the one that moves"""
     note: str = ""
     colors: Sequence[int] = ()
     """colour of each run; none for a single one"""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
-        """Limits of the colour scale: those of this picture, or symmetric about the middle over all pictures."""
+        """Limits of the colour scale: those of this picture, or symmetric about the middle.
+
+        The latter hold the first and the last picture of every run; those between may lie beyond them.
+        """
         if self.middle is None:
             return float(values.min()), float(values.max())
-        pictures = [picture for _, sequence in self.sequences for picture in sequence]
+        pictures = [picture for _, sequence in self.sequences for picture in (sequence[0], sequence[-1])]
         away = max(float(numpy.abs(picture.values - self.middle).max()) for picture in pictures) or 1.0
         return self.middle - away, self.middle + away
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a table: as it is shown, and in full."""
+
+    shown: str
+    value: float | str
+    """a string for what is not one number"""
+    error: float = math.nan
+    """its standard error"""
+
+
+Cell = str | Number
+
+
+def in_full(value: float) -> Cell:
+    """A number for a table; a dash if it is not finite."""
+    return Number(written(value), float(value)) if math.isfinite(value) else "–"
 
 
 @dataclass(frozen=True)
@@ -172,11 +219,11 @@ class Grid:
     key: str
     title: str
     head: Sequence[str]
-    body: Sequence[Sequence[str]]
+    body: Sequence[Sequence[Cell]]
     note: str = ""
     colors: Sequence[int] = ()
     """colour of the run of each row; none if rows are not runs"""
-    parts: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()
+    parts: Sequence[tuple[str, Sequence[Sequence[Cell]]]] = ()
     """(title, rows)"""
 
 

@@ -12,9 +12,8 @@ from featlearn.diagnosis.evidence import DEPARTED, GAP
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.run_data import Curve
-from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Level, Mark, Section, Window
+from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Level, Mark, Section, Window, in_full
 from featlearn.reporting.groups import RunGroup
-from featlearn.reporting.markup import written
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 
@@ -175,7 +174,7 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
 
 def _event_table(groups: Sequence[RunGroup]) -> Grid:
     """Times of events by run: marks of several runs in one chart cannot be told apart."""
-    rows = [[group.label, *(written(group.diagnosis.times.get(name, math.nan)) for name in _EVENTS)]
+    rows = [[group.label, *(in_full(group.diagnosis.times.get(name, math.nan)) for name in _EVENTS)]
             for group in groups]  # fmt: skip
     return Grid("events-by-run", "Steps of events", ["run", *_EVENTS.values()], rows,
                 "–: it did not happen, or lies between measurements that are far apart.",

@@ -252,7 +252,7 @@ def _picture(one: MatrixSequence, sequence: int, at: int, ax: Any) -> Any:
     ax.set_title(_plain(f"{label}, {picture.label}"))
     ax.set_xlabel(one.columns)
     ax.set_ylabel(one.rows)
-    if one.slider:  # indices mean nothing after sorting and thinning
+    if not one.first_beside:  # indices mean nothing after sorting and thinning
         ax.set_xticks([])
         ax.set_yticks([])
     return ax

@@ -8,6 +8,7 @@ from typing import Literal
 from featlearn.diagnosis import Diagnosis
 from featlearn.diagnosis.evidence import DEPARTED, GAP, GREW, TURNED, Threshold
 from featlearn.linalg.estimate import Estimate
+from featlearn.reporting.content_blocks import Cell, Number
 from featlearn.reporting.markup import Html, tag, text, written
 
 BAR = 2.0
@@ -93,9 +94,10 @@ def with_error(value: float, error: float) -> str:
     return f"{value:.3g} ± {error:.1g}" if digits > 6 else f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def estimate_words(found: Estimate) -> str:
+def estimate_cell(found: Estimate) -> Cell:
     """An estimate for a table."""
-    return with_error(float(found), float(found.stderr))
+    value, error = float(found), float(found.stderr)
+    return Number(with_error(value, error), value, error) if math.isfinite(value) else "–"
 
 
 # ---- the gauges of a diagnosis

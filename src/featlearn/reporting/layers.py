@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from featlearn.diagnosis.layers import LayerLearning
 from featlearn.record import Run
-from featlearn.reporting.content_blocks import NEUTRAL, Chart, ChartLine, Grid, Section
+from featlearn.reporting.content_blocks import NEUTRAL, Cell, Chart, ChartLine, Grid, Number, Section
 from featlearn.reporting.curves import Points, named_layers, shares
 from featlearn.reporting.groups import RunGroup, band, finite
 from featlearn.reporting.layer_blocks import MOST, layer_blocks
@@ -188,8 +188,8 @@ def _table(
     real = named_layers(groups)
     blocks = _blocks(_in_order(dict.fromkeys(layers, ""), real), real)
     grouped = len(blocks) < len(layers)
-    body, colors = [], []
-    parts: dict[str, list[list[str]]] = {}
+    body, colors = list[list[Cell]](), []
+    parts: dict[str, list[list[Cell]]] = {}
     for group in groups:
         run = [] if group.alone else [group.label]
         for block, members in blocks.items():
@@ -198,7 +198,8 @@ def _table(
             body.append([*run, counted, *(_cell(_mean(column)) for column in zip(*cells, strict=True))])
             colors.append(group.color)
             if grouped and len(members) > 1:
-                rows = [[*run, _real(layer, real), *map(_cell, row)] for layer, row in zip(members, cells, strict=True)]
+                rows: list[list[Cell]] = [[*run, _real(layer, real), *map(_cell, row)]
+                                          for layer, row in zip(members, cells, strict=True)]  # fmt: skip
                 parts.setdefault(counted, []).extend(rows)
     head = [*([] if groups[0].alone else ["run"]), "block" if grouped else "layer", *columns]
     note = "Means over the layers of each block; the layers themselves are folded below." if grouped else ""
@@ -210,8 +211,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _cell(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "–"
+def _cell(value: float) -> Cell:
+    return Number(f"{value:.3g}", value) if math.isfinite(value) else "–"
 
 
 def _last(group: RunGroup, name: str) -> float:

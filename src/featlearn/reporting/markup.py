@@ -48,8 +48,8 @@ def data(value: Any) -> Html:
 
 
 def number(value: float) -> float | None:
-    """A number rounded to five digits, enough for a chart; None if it is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    """A number in full; None if it is not finite."""
+    return float(value) if math.isfinite(value) else None
 
 
 def written(value: float) -> str:
@@ -59,8 +59,7 @@ def written(value: float) -> str:
     return f"{value:g}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
-def bytes_of(values: numpy.ndarray, low: float, high: float) -> str:
-    """A matrix in 256 levels from low to high, row by row, as base64."""
-    span = high - low if high > low else 1.0
-    levels = numpy.clip(numpy.round((values - low) / span * 255), 0, 255).astype(numpy.uint8)
-    return base64.b64encode(levels.tobytes()).decode("ascii")
+def floats(values: numpy.ndarray) -> dict[str, str]:
+    """An array in full, row by row, as base64 of its little-endian bytes, under the number of bits of an element."""
+    kind = "<f8" if values.dtype == numpy.float64 else "<f4"
+    return {"64" if kind == "<f8" else "32": base64.b64encode(values.astype(kind).tobytes()).decode("ascii")}

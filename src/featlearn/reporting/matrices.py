@@ -1,9 +1,10 @@
 """Sections about matrices: spectra, specialisation, the kernel over time."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy
+import torch
 
 from featlearn.diagnosis.findings import Findings
 from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thinned
@@ -12,7 +13,13 @@ from featlearn.reporting.groups import RunGroup
 SIDE = 64
 """Largest number of rows and columns of a picture."""
 FRAMES = 96
-"""Largest number of kernel pictures in a report, over all runs."""
+"""Largest number of steps at which kernels or spectra are shown in a report, over all runs."""
+FRAMES_OF_ONE = 32
+"""Largest number of them of one run."""
+SPECIALIZATIONS = 2**14
+"""Largest number of entries of all specialisation matrices in a report, beyond two of each run."""
+
+One = TypeVar("One")
 
 
 def spectra(groups: Sequence[RunGroup]) -> Section:
@@ -24,23 +31,29 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
         if not steps:
             missing.append(f'{group.label}: no spectrum was recorded; ask fl.watch for quantities=["kernel", ...]')
             continue
-        ends = [steps[0]] if len(steps) == 1 else [steps[0], steps[-1]]
-        for dash, step in enumerate(reversed(ends)):  # solid: the last step
-            color = dash if group.alone else group.color
-            kind = f"step {step}" if group.alone else "last step" if step == steps[-1] else "first step"
-            style = ChartLine(group.named(kind), (), (), color, dash, group=group.color, kind=kind)
-            values.append(_ranked(style, _vector(one, step, "eigenvalues"), group.points))
-            power = _vector(one, step, "task_power")
-            if power is not None and power.sum() > 0:
-                powers.append(_ranked(style, numpy.cumsum(power) / power.sum(), group.points))
+        shown = _some(steps, _frames(groups))
+        values += _ranked(group, {step: _vector(one, step, "eigenvalues") for step in shown})
+        powers += _ranked(group, {step: _shares(_vector(one, step, "task_power")) for step in shown})
     charts = []
     if values:
-        charts.append(Chart("spectrum", "Eigenvalues of the kernel", [v for v in values if v is not None], "eigenvalue",
-                            "place", "log", "log", note=_of_one(groups)))  # fmt: skip
+        charts.append(Chart("spectrum", "Eigenvalues of the kernel", values, "eigenvalue", "place", "log", "log",
+                            note=_of_one(groups)))  # fmt: skip
     if powers:
-        charts.append(Chart("power", "Task in the first directions", [p for p in powers if p is not None],
-                            "share of |y|² up to there", "place", "log", note=_of_one(groups)))  # fmt: skip
-    return Section("spectra", "Spectra and task power, before and after", _SPECTRA, charts, missing)
+        charts.append(Chart("power", "Task in the first directions", powers, "share of |y|² up to there", "place",
+                            "log", note=_of_one(groups)))  # fmt: skip
+    return Section("spectra", "Spectra and task power", _SPECTRA, charts, missing)
+
+
+def _frames(groups: Sequence[RunGroup]) -> int:
+    """Largest number of steps that are shown of a run."""
+    return min(max(2, FRAMES // len(groups)), FRAMES_OF_ONE)
+
+
+def _some(steps: Sequence[One], most: int) -> Sequence[One]:
+    """At most so many of these, the first and the last among them."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
 def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
@@ -48,12 +61,27 @@ def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
     return None if found is None or found.dim() != 1 else found.double().numpy()
 
 
-def _ranked(style: ChartLine, values: numpy.ndarray | None, points: int) -> ChartLine | None:
-    """A line over the place in the order, in the style of an empty one."""
-    if values is None:
-        return None
-    places, shown = thinned(range(1, len(values) + 1), values.tolist(), points)
-    return replace(style, x=[float(p) for p in places], y=shown)
+def _shares(power: numpy.ndarray | None) -> numpy.ndarray | None:
+    """Task power up to each place, as a share of all of it."""
+    return None if power is None or not power.sum() > 0 else numpy.cumsum(power) / power.sum()
+
+
+def _ranked(group: RunGroup, found: Mapping[int, numpy.ndarray | None]) -> list[ChartLine]:
+    """Lines over the place in the order: the last step, which moves through those before it, and the first."""
+    known = {step: values for step, values in found.items() if values is not None}
+    if not known:
+        return []
+    first, last = min(known), max(known)
+    lines = []
+    for dash, step in enumerate([last] if first == last else [last, first]):  # solid: the last step
+        kind = f"step {step}" if group.alone else "last step" if step == last else "first step"
+        places, shown = thinned(range(1, len(known[step]) + 1), known[step].tolist(), group.points)
+        kept = [int(place) - 1 for place in places]
+        frames = [(float(at), values[kept].tolist()) for at, values in known.items()
+                  if first < last == step and len(values) == len(known[last])]  # fmt: skip
+        lines.append(ChartLine(group.named(kind), [float(p) for p in places], shown, dash if group.alone else
+                               group.color, dash, group=group.color, kind=kind, frames=frames))  # fmt: skip
+    return lines
 
 
 def _of_one(groups: Sequence[RunGroup]) -> str:
@@ -67,21 +95,22 @@ def _colors(groups: Sequence[RunGroup], colors: Sequence[int]) -> Sequence[int]:
 
 
 def specialization(groups: Sequence[RunGroup]) -> Section:
-    """The specialisation matrix, first and last."""
+    """The specialisation matrix over time, beside the first."""
     sequences, colors, missing = [], [], []
     for group in groups:
-        found = [p for p in _pictures(group.first, "specialization", "ksm", None) if len(p.values) > 1]
+        found = [p for p in _pictures(group.first, "specialization", "ksm", _frames(groups)) if len(p.values) > 1]
         if found:
-            sequences.append((group.label, [found[0]] if len(found) == 1 else [found[0], found[-1]]))
+            most = max(2, SPECIALIZATIONS // (len(groups) * found[0].values.size))
+            sequences.append((group.label, _some(found, most)))
             colors.append(group.color)
         else:
             outputs = group.first.run_data.targets
             single = outputs is not None and outputs.shape[1] == 1
             reason = "the network has one output" if single else "it was not recorded"
             missing.append(f"{group.label}: no specialisation matrix, as {reason}")
-    title = "Specialisation matrix, before and after"
+    title = "Specialisation matrix, first and over time"
     block = MatrixSequence("specialization", title, sequences, "kernel of output", "target of output", middle=1.0,
-                           slider=False, note=_of_one(groups), colors=_colors(groups, colors))  # fmt: skip
+                           first_beside=True, note=_of_one(groups), colors=_colors(groups, colors))  # fmt: skip
     return Section("specialization", "Specialisation", _SPECIALIZATION, [block] if sequences else [], missing)
 
 
@@ -91,8 +120,7 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
         return Section("kernels", "The kernel over time", "", (), ["left out, as was asked for"])
     sequences, colors, missing = [], [], []
     for group in groups:
-        frames = max(2, FRAMES // len(groups))
-        pictures = _pictures(group.first, "kernel", "mean", min(frames, 32))
+        pictures = _pictures(group.first, "kernel", "mean", _frames(groups))
         if pictures:
             sequences.append((group.label, pictures))
             colors.append(group.color)
@@ -104,13 +132,10 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
     return Section("kernels", "The kernel over time", _KERNELS, [block] if sequences else [], missing)
 
 
-def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Picture]:
-    """Square matrices of one name; kernels are sorted by target."""
+def _pictures(one: Findings, name: str, key: str, frames: int) -> list[Picture]:
+    """Square matrices of one name, in the precision in which they were recorded; kernels are sorted by target."""
     run_data, found = one.run_data, []
-    steps = run_data.array_steps(name)
-    if frames is not None and len(steps) > frames:
-        steps = [steps[round(i * (len(steps) - 1) / (frames - 1))] for i in range(frames)]
-    for step in steps:
+    for step in _some(run_data.array_steps(name), frames):
         matrix = run_data.array(name, step, key)
         if matrix is not None and matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]:
             values = matrix.double().numpy()
@@ -119,7 +144,8 @@ def _pictures(one: Findings, name: str, key: str, frames: int | None) -> list[Pi
                 order = sample_order(one, len(values))
                 facts = _facts(one, values)
                 values = values[numpy.ix_(order, order)]
-            found.append(Picture(f"step {step}", smaller(values), float(step), facts))
+            kind = numpy.float64 if matrix.dtype == torch.float64 else numpy.float32
+            found.append(Picture(f"step {step}", smaller(values).astype(kind), float(step), facts))
     return found
 
 
@@ -166,4 +192,4 @@ _SPECIALIZATION = """<p>Row c, column c′: how well the kernel of output c fits
 over kernels. Above one on the diagonal, each output has grown a kernel for its own task.</p>"""
 
 _KERNELS = """<p>How similar two samples are to the network, samples sorted by their target: blocks on the diagonal are
-classes. The slider moves through training; arrow keys work.</p>"""
+classes.</p>"""

@@ -16,6 +16,7 @@ from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
 from featlearn.reporting.rendering import numbers, section, swatch, titled
 from featlearn.reporting.steering import steering
+from featlearn.reporting.step_slider import drawing_scripts, move, step_slider
 from featlearn.reporting.verdict import chip, headline, opinions, statements
 from featlearn.reporting.verdict import numbers as gauges_of
 
@@ -88,7 +89,7 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
     heading = title if title is not None else _heading(found)
     parts = _parts(found, shown)
     blocks = [given for one in shown for block in one.blocks if (given := numbers(block)) is not None]
-    scripts = [static("uPlot.iife.min.js"), static("charts.js"), static("report.js")]
+    scripts = [*drawing_scripts(), static("report.js")]
     styles = [static("uPlot.min.css"), static("report.css")]
     return joined(
         "<!doctype html>",
@@ -113,6 +114,8 @@ def _parts(found: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[st
     """(key, title, HTML) of all sections, in the order of the page."""
     curves = [(one.key, one.title, section(one)) for one in shown if not one.folded]
     details = [(one.key, one.title, section(one)) for one in shown if one.folded]
+    if curves and move(block for one in shown for block in one.blocks):  # before all that it moves
+        curves[0] = (*curves[0][:2], Html(step_slider("Last step") + curves[0][2]))
     # curves of several runs come before their cards, what would steer a single run before its curves
     middle = [*curves, _cards(found)] if len(found) > 1 else [_advice(found[0]), *curves]
     return [("verdict", "Verdict", _verdict(found)), *middle, *details,

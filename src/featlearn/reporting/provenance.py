@@ -7,7 +7,7 @@ from typing import Any
 
 from featlearn.citations import citation
 from featlearn.record import Run
-from featlearn.reporting.content_blocks import Grid, Section
+from featlearn.reporting.content_blocks import Cell, Grid, Number, Section
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.rendering import table, titled
@@ -41,14 +41,14 @@ def _runs(groups: Sequence[RunGroup]) -> list[Run]:
     return [run for group in groups for run in group.runs]
 
 
-def _cost(run: Run) -> list[str]:
+def _cost(run: Run) -> list[Cell]:
     steps = run.lines[-1]["step"] if run.lines else 0
     count, seconds, share = (_number(run, key) for key in ("measurements", "measuring", "overhead"))
     return [
         f"{steps}",
         f"{len(run.lines) if count is None else count:g}",
-        "–" if seconds is None else f"{seconds:.3g}",
-        "–" if share is None else f"{share:.1%}",
+        "–" if seconds is None else Number(f"{seconds:.3g}", seconds),
+        "–" if share is None else Number(f"{share:.1%}", share),
     ]
 
 

@@ -4,17 +4,22 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy
+
 from featlearn.reporting.content_blocks import (
     NEUTRAL,
+    Cell,
     Chart,
+    ChartLine,
     ContentBlock,
     Grid,
     MatrixSequence,
     Picture,
     Section,
+    in_full,
     shade,
 )
-from featlearn.reporting.markup import Html, bytes_of, number, tag, text, written
+from featlearn.reporting.markup import Html, floats, number, tag, text, written
 
 DASHES = ("", "7 4", "2 3", "8 3 2 3")
 MATRIX_TABLE = 12
@@ -52,11 +57,20 @@ def numbers(one: ContentBlock) -> dict[str, Any] | None:
     return _chart_numbers(one) if isinstance(one, Chart) else _sequence_numbers(one)
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]], caption: str, colors: Sequence[int] = ()) -> Html:
+def data_cell(cell: Cell, *content: Html, **attributes: object) -> Html:
+    """A cell of a table, with its number in full; `content` is shown in place of the words of the cell."""
+    if isinstance(cell, str):
+        return tag("td", *(content or [text(cell)]), **attributes)
+    error = repr(float(cell.error)) if math.isfinite(cell.error) else None
+    value = cell.value if isinstance(cell.value, str) else repr(float(cell.value))
+    return tag("td", *(content or [text(cell.shown)]), data_value=value, data_error=error, **attributes)
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, colors: Sequence[int] = ()) -> Html:
     """A scrollable table, also by keyboard; the first cell of a row is its header, with the colour of its run."""
     samples = [swatch(color) for color in colors] or [Html("")] * len(body)
     rows = [
-        tag("tr", tag("th", sample, text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:]))
+        tag("tr", tag("th", sample, text(row[0]), scope="row"), *map(data_cell, row[1:]))
         for sample, row in zip(samples, body, strict=True)
     ]
     return tag(
@@ -147,6 +161,7 @@ def _said(one: Chart) -> str:
 
 def _chart_numbers(one: Chart) -> dict[str, Any]:
     rows = list(one.rows())
+    limits = one.limits or one.limits_of_frames
     lines = []
     for i, line in enumerate(one.lines):
         entry: dict[str, Any] = {
@@ -156,6 +171,9 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
             "y": [number(cells[i][0]) for _, cells in rows],
         }
         entry |= {} if line.group is None else {"group": line.group, "kind": line.kind}
+        if line.frames:
+            entry["frames"] = {"steps": [step for step, _ in line.frames],
+                               "values": floats(_aligned(line, [x for x, _ in rows]))}  # fmt: skip
         if line.low is not None:
             entry["low"] = [number(cells[i][1]) for _, cells in rows]
             entry["high"] = [number(cells[i][2]) for _, cells in rows]
@@ -166,7 +184,7 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         "x": [number(x) for x, _ in rows],
         "xAxis": one.x_axis,
         "yAxis": "log" if one.logarithmic else "linear",
-        **({} if one.limits is None else {"yLimits": [*map(number, one.limits)]}),
+        **({} if limits is None else {"yLimits": [*map(number, limits)]}),
         "xLabel": one.x,
         "yLabel": one.y,
         "lines": lines,
@@ -175,6 +193,12 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         "levels": [{"at": number(level.at), "label": level.label} for level in one.levels],
         "least": None if one.least is None else list(one.least),
     }
+
+
+def _aligned(line: ChartLine, places: Sequence[float]) -> numpy.ndarray:
+    """(frames, places) of a line that moves; nan where it has no value."""
+    known = [dict(zip(line.x, values, strict=True)) for _, values in line.frames]
+    return numpy.array([[values.get(place, math.nan) for place in places] for values in known])
 
 
 # ---- matrix sequences
@@ -186,45 +210,40 @@ def _matrix_sequence(one: MatrixSequence) -> Html:
         tag("div", tag("h4", samples[i], text(label)), *_canvases(one, i, pictures), class_="sequence")
         for i, (label, pictures) in enumerate(one.sequences)
     ]
-    count = len(_steps(one))
-    slider: list[Html] = []
-    if one.slider and count > 1:
-        name = f"slider-{one.key}"
-        slider = [
-            tag("div", tag("label", "Step of training", for_=name),
-                tag("input", type="range", id=name, min=0, max=count - 1, step=1, value=count - 1,
-                    aria_valuetext=f"step {written(_steps(one)[-1])}"),
-                tag("output", text(f"step {written(_steps(one)[-1])}"), for_=name), class_="slider")
-        ]  # fmt: skip
-    return _figure(one, *slider, tag("div", *sequences, class_="sequences"), _scale(one), *_sequence_tables(one))
+    return _figure(one, tag("div", *sequences, class_="sequences"), _scale(one), *_sequence_tables(one))
 
 
 def _scale(one: MatrixSequence) -> Html:
     """The legend of the colour scale."""
     low, high = "lowest of a picture", "highest"
     if one.middle is not None:
-        low, high = map(written, one.levels(one.sequences[0][1][0].values))
+        ends = one.levels(one.sequences[0][1][0].values)
+        beyond = any(not ends[0] <= v <= ends[1] for _, pictures in one.sequences for picture in pictures
+                     for v in (picture.values.min(), picture.values.max()))  # fmt: skip
+        low, high = (f"{written(end)}{word if beyond else ''}" for end, word in zip(ends, _BEYOND, strict=True))
     bar = tag("span", class_="bar one" if one.middle is None else "bar two", aria_hidden="true")
     return tag("p", text(low), bar, text(high), class_="scale")
 
 
+_BEYOND = (" or less", " or more")
+
+
 def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -> list[Html]:
-    shown = [pictures[-1]] if one.slider else pictures
+    beside = [(pictures[0], False)] if one.first_beside and len(pictures) > 1 else []
     return [
         tag("div", _axis_names(one, picture, "rows"),
-            tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence,
-                data_picture=len(pictures) - 1 if one.slider else i, width=len(picture.values[0]),
-                height=len(picture.values)),
+            tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence, data_moves=moves,
+                width=len(picture.values[0]), height=len(picture.values)),
             _axis_names(one, picture, "columns"),
             tag("p", text(_range(picture)), class_="range"), class_="picture")
-        for i, picture in enumerate(shown)
+        for picture, moves in [*beside, (pictures[-1], True)]
     ]  # fmt: skip
 
 
 def _axis_names(one: MatrixSequence, picture: Picture, axis: Literal["rows", "columns"]) -> Html:
     """The name of an axis, and the indices of a small matrix that is shown as it is."""
     count = picture.values.shape[0 if axis == "rows" else 1]
-    indices = [tag("span", str(i)) for i in range(count)] if not one.slider and count <= MATRIX_TABLE else []
+    indices = [tag("span", str(i)) for i in range(count)] if one.first_beside and count <= MATRIX_TABLE else []
     name = tag("span", text(one.rows if axis == "rows" else one.columns), class_="name")
     return tag("div", name, tag("div", *indices, class_="indices"), class_=axis, aria_hidden="true")
 
@@ -238,23 +257,20 @@ def _range(picture: Picture) -> str:
     return f"{picture.label}: {written(float(picture.values.min()))} to {written(float(picture.values.max()))}"
 
 
-def _steps(one: MatrixSequence) -> list[float]:
-    return sorted({picture.step for _, pictures in one.sequences for picture in pictures})
-
-
 def _sequence_tables(one: MatrixSequence) -> list[Html]:
     found = []
     for label, pictures in one.sequences:
         names = list(dict.fromkeys(name for picture in pictures for name in picture.facts))
         head = ["picture", "lowest", "highest", *names]
         body = [
-            [p.label, written(float(p.values.min())), written(float(p.values.max())),
-             *(written(p.facts.get(name, math.nan)) for name in names)]
+            [p.label, in_full(float(p.values.min())), in_full(float(p.values.max())),
+             *(in_full(p.facts.get(name, math.nan)) for name in names)]
             for p in pictures
         ]  # fmt: skip
         caption = f"{one.title}, {label}"
-        small = not one.slider and len(pictures[0].values) <= MATRIX_TABLE
-        whole = [_matrix(one, f"{caption}, {picture.label}", picture) for picture in pictures if small]
+        small = one.first_beside and len(pictures[0].values) <= MATRIX_TABLE
+        ends = pictures[:: max(len(pictures) - 1, 1)]
+        whole = [_matrix(one, f"{caption}, {picture.label}", picture) for picture in ends if small]
         summary = tag("summary", text(f"Numbers: {caption}"))
         found.append(tag("details", summary, table(head, body, caption), *whole))
     return found
@@ -262,7 +278,7 @@ def _sequence_tables(one: MatrixSequence) -> list[Html]:
 
 def _matrix(one: MatrixSequence, caption: str, picture: Picture) -> Html:
     head = [f"{one.rows} / {one.columns}", *map(str, range(picture.values.shape[1]))]
-    body = [[str(i), *map(written, row.tolist())] for i, row in enumerate(picture.values)]
+    body = [[str(i), *map(in_full, row.tolist())] for i, row in enumerate(picture.values)]
     return table(head, body, caption)
 
 
@@ -270,9 +286,9 @@ def _sequence_numbers(one: MatrixSequence) -> dict[str, Any]:
     return {
         "kind": "sequence",
         "key": one.key,
-        "steps": _steps(one),
-        "slider": one.slider,
+        "rows": one.rows,
         "diverging": one.middle is not None,
+        "runs": [label for label, _ in one.sequences],
         "sequences": [[_picture(one, picture) for picture in pictures] for _, pictures in one.sequences],
     }
 
@@ -284,7 +300,7 @@ def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
         "size": list(picture.values.shape),
         "low": number(low),
         "high": number(high),
-        "bytes": bytes_of(picture.values, low, high),
+        "values": floats(picture.values),
         "range": _range(picture),
         "label": _pictured(one, picture),
     }

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from featlearn.diagnosis import Diagnosis, Evidence
+from featlearn.reporting.content_blocks import in_full
 from featlearn.reporting.gauges import gauge, gauges, unknown_numbers
 from featlearn.reporting.groups import RunGroup
-from featlearn.reporting.markup import Html, tag, text, written
+from featlearn.reporting.markup import Html, tag, text
+from featlearn.reporting.rendering import data_cell
 
 _TONES = {"lazy": "lazy", "rich": "rich"} | dict.fromkeys(("yes", "no", "cannot tell", "thin"), "unknown")
 _BARS = (
@@ -44,7 +46,7 @@ def opinions(found: Diagnosis) -> Html:
     """What other metrics of richness say, as a small table; empty if none was recorded."""
     rows = [
         tag("tr", tag("th", text(one.name), tag("small", text(one.about)), scope="row"),
-            tag("td", text(written(one.value))), tag("td", chip(one.says)))
+            data_cell(in_full(one.value)), tag("td", chip(one.says)))
         for one in found.opinions.values()
     ]  # fmt: skip
     if not rows:

@@ -1,14 +1,14 @@
 """`fl.sweep`: a function at every point of a grid; what is done already is not done again."""
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
+from featlearn.executors import Executor, cancel, ended
 from featlearn.process_pool import ProcessPool, available_cores
 from featlearn.record.atomic import PART
 from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
@@ -18,19 +18,9 @@ from featlearn.sweeps.point_run import one_line, run_seed
 from featlearn.sweeps.progress import SweepProgress
 from featlearn.sweeps.results import Sweep
 
-POLL = 0.02
-"""Seconds between looks at jobs under way."""
-
 Task = tuple[Point, int]
 """A point and a seed."""
 OnError = Literal["keep", "raise"]
-
-
-class Executor(Protocol):
-    """What runs jobs: a pool of `concurrent.futures`, a client of dask, an executor of submitit ..."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Begin a job; returns something with `result()`."""
 
 
 def sweep(
@@ -68,6 +58,8 @@ def sweep(
             `fl.sweeps.ProcessPool()`: a process of one thread for each core; a process that is killed is replaced and
             its seed begun once more. The function must then be importable; functions of a script are, under
             `if __name__ == "__main__":`. `fl.sweeps.Serial()` runs all in this process, for notebooks and debuggers.
+            A client of dask and an executor of submitit are executors too. What an executor loses, a node that went
+            away say, has failed for now and is run again by the next call.
         on_error: `"keep"`: what fails is kept with its error, and the rest goes on. `"raise"`: the first failure stops
             the sweep; seeds under way end. What failed before is run again.
         retry: run again what failed before.
@@ -102,10 +94,10 @@ def run_sweep(
     try:
         folder = _begun(function, points, seeds, out, resume=resume, overwrite=overwrite)
         tasks = [(point, seed) for point in points for seed in seeds]
-        if retry or on_error == "raise":
-            for point, seed in tasks:
-                if folder.outcome(point, seed).status == "failed":
-                    forget(folder.place(point, seed))
+        for point, seed in tasks:
+            before_now = folder.outcome(point, seed)
+            if before_now.status == "failed" and (before_now.lost or retry or on_error == "raise"):
+                forget(folder.place(point, seed))
         before = [folder.outcome(point, seed).status for point, seed in tasks]
         missing = [task for task, status in zip(tasks, before, strict=True) if status == "missing"]
         done = len(tasks) - len(missing)
@@ -163,7 +155,7 @@ def _run(
     try:
         for number, (point, seed) in enumerate(tasks):
             jobs[number] = executor.submit(run_seed, function, path, dict(point.settings), seed)
-        for number in _ended(jobs):
+        for number in ended(jobs):
             point, seed = tasks[number]
             outcome = _outcome(jobs.pop(number), folder, point, seed)
             progress.finished(f"{point}, seed {seed}", outcome.error if outcome.status == "failed" else None)
@@ -171,21 +163,7 @@ def _run(
                 place = folder.place(point, seed)
                 raise FeatlearnError(f"{point}, seed {seed} failed: {outcome.error} ({place}.error.txt)")
     finally:
-        for job in jobs.values():  # after an error
-            if callable(cancel := getattr(job, "cancel", None)):
-                cancel()
-
-
-def _ended(jobs: dict[int, Any]) -> Iterator[int]:
-    """Numbers of jobs as they end; one that cannot say whether it is done is waited for in its turn."""
-    while jobs:
-        ready = [number for number, job in jobs.items() if callable(getattr(job, "done", None)) and job.done()]
-        first = next(iter(jobs))
-        if not ready and not callable(getattr(jobs[first], "done", None)):
-            ready = [first]
-        if not ready:
-            time.sleep(POLL)
-        yield from ready
+        cancel(jobs)  # after an error
 
 
 def _outcome(job: Any, folder: SweepFolder, point: Point, seed: int) -> Outcome:
@@ -200,6 +178,6 @@ def _outcome(job: Any, folder: SweepFolder, point: Point, seed: int) -> Outcome:
     outcome = folder.outcome(point, seed)
     if outcome.status == "missing":
         words = "it ended without a result" if error is None else one_line(error)
-        outcome = Outcome("failed", {}, error=words)
+        outcome = Outcome("failed", {}, error=words, lost=True)
         write_outcome(folder.place(point, seed), outcome, f"{words}\n")
     return outcome

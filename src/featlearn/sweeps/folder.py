@@ -48,6 +48,8 @@ class Outcome:
     """path of the run, relative to the sweep where it lies inside"""
     seconds: float | None = None
     error: str | None = None
+    lost: bool = False
+    """whether it left nothing, its process being killed say: then it is run again by the next call"""
 
 
 MISSING = Outcome("missing", {})
@@ -133,6 +135,7 @@ def outcome_at(place: Path) -> Outcome:
     return Outcome(
         status, values, run if isinstance(run, str) else None,
         float(seconds) if isinstance(seconds, int | float) else None, error if isinstance(error, str) else None,
+        found.get("lost") is True,
     )  # fmt: skip
 
 
@@ -144,7 +147,7 @@ def write_outcome(place: Path, outcome: Outcome, traceback: str | None = None) -
     else:
         put(report, traceback.encode("utf-8", "replace"))
     entry = {"status": outcome.status, "values": dict(outcome.values), "run": outcome.run, "seconds": outcome.seconds,
-             "error": outcome.error, "finished": time.time()}  # fmt: skip
+             "error": outcome.error, "lost": outcome.lost, "finished": time.time()}  # fmt: skip
     put(place.with_name(f"{place.name}.json"), json_of(entry), synchronise=True)
 
 

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const { build, columns, matrixSequence, remove, short } = drawing;
+  const { build, refresh, remove, short } = drawing;
+  const { matrixSequence, stepsOf } = matrices;
   // drawn before all others, in this order; numbers of the user's own, without /, come after the losses
   const FIRST = ["loss", "probe/loss", "test/loss", "probe/accuracy", "test/accuracy", "gap/probe", "gap/test",
     "ntk/alignment", "ntk/centered_alignment", "ntk/norm", "ntk/distance", "ntk/effective_rank", "weights/distance"];
@@ -26,7 +27,8 @@
       if (news.facts) run.facts = news.facts;
       if (news.error !== undefined) run.error = news.error;
       describe(run);
-      if (news.verdict?.html) judge(run, news.verdict);
+      if (news.verdict) judge(run, news.verdict);
+      if (news.pictures && runs.size === 1) picture(news.pictures);
     }
     const more = message.left_out ? ` ${message.left_out} further runs are not shown.` : "";
     tell(runs.size ? `Connected.${more}` : "Connected. There is no run here yet.");
@@ -97,33 +99,38 @@
 
   // ---- the verdict and the pictures: HTML of the server, in which everything from a run is escaped
   let drawn = []; // charts of the pictures
+  let released = []; // what ends that matrices follow the step
+  let pictured = []; // steps of both
   function judge(run, verdict) {
     const judged = card(run, ".judged");
     judged.innerHTML = verdict.html;
     run.judged = verdict.step;
     judged.append(make("p", { className: "note so-far", textContent: `From the first ${short(verdict.step)} steps; it may still change.` }));
     describe(run);
-    if (!verdict.pictures || runs.size > 1) return;
+  }
+
+  function picture({ html, blocks }) {
     const place = at("pictures");
-    const open = new Set([...place.querySelectorAll("details[open]")].map(named));
-    const before = new Map([...place.querySelectorAll("input[type=range]")].map((slider) => [named(slider), slider]));
+    const before = controls(place).map((one) => [one.open, one.ariaPressed, one === document.activeElement]);
+    const zooms = new Map(drawn.map(({ box, zoom }) => [box.id, zoom]));
     drawn.forEach(remove);
-    drawn = [];
-    place.innerHTML = verdict.pictures;
-    for (const fold of place.querySelectorAll("details")) fold.open = open.has(named(fold));
-    for (const block of verdict.blocks) {
-      if (block.kind === "chart") drawn.push(build(at(`chart-${block.key}`), block));
-      else matrixSequence(at(`figure-${block.key}`), block);
-    }
-    for (const slider of place.querySelectorAll("input[type=range]")) {
-      const old = before.get(named(slider)); // a slider at its end stays at the end
-      if (!old || old.value === old.max) continue;
-      slider.value = old.value;
-      slider.dispatchEvent(new Event("input"));
-    }
+    released.forEach((release) => release());
+    place.innerHTML = html;
+    // what was opened, switched off or focused stays so, unless there are other pictures now
+    const restored = controls(place);
+    if (restored.length === before.length) restored.forEach((one, i) => {
+      [one.open, one.ariaPressed] = before[i];
+      if (before[i][2]) one.focus({ preventScroll: true });
+    });
+    const charts = blocks.filter((block) => block.kind === "chart");
+    drawn = charts.map((block) => build(at(`chart-${block.key}`), block, zooms.get(`chart-${block.key}`)));
+    released = blocks.filter((block) => !charts.includes(block))
+      .map((block) => matrixSequence(at(`figure-${block.key}`), block));
+    pictured = blocks.flatMap(stepsOf);
+    copying.tables(place);
   }
   const card = (run, selector) => run.card.querySelector(selector);
-  const named = (element) => `${element.closest("[id]")?.id} ${element.tagName}${element.className}`;
+  const controls = (place) => [...place.querySelectorAll("details, summary, .legend button")];
 
   // ---- curves
   function draw() {
@@ -138,7 +145,12 @@
       stale.delete(name);
       show(figure, name);
     }
+    stepping.extend([...pictured, ...[...runs.values()].flatMap(({ curves }) => longest([...curves.values()]))]);
   }
+
+  // the steps of the curve that has most of them up to the newest
+  const longest = (curves) => curves.reduce((best, { x }) =>
+    x.at(-1) > (best.at(-1) ?? -1) || (x.at(-1) === best.at(-1) && x.length > best.length) ? x : best, []);
 
   const rank = (name) => FIRST.includes(name) ? FIRST.indexOf(name) : name === "lr" ? 99 : name.includes("/") ? 100 : 2.5;
 
@@ -169,7 +181,7 @@
       const errors = error && aligned(error);
       const bar = (sign) => y.map((v, i) => (v === null || errors[i] === null ? null : v + 2 * sign * errors[i]));
       return { label: run.facts.name, color: run.index % 8, dash: 0, y, group: run.index, kind: "",
-               ...(errors ? { low: bar(-1), high: bar(1) } : {}) };
+               ...(errors ? { low: bar(-1), high: bar(1), error: errors } : {}) };
     }) };
   }
 
@@ -179,14 +191,15 @@
     const wide = values.length > 2 && Math.min(...values) > 0 && Math.max(...values) > 30 * Math.min(...values);
     const form = `${found.lines.map((line) => `${line.color}${"low" in line}`)} ${wide} ${Math.min(values.length, 3)}`;
     if (form !== figure.form) { // other lines or another axis
+      const zoom = figure.chart?.zoom;
       if (figure.chart) remove(figure.chart);
       figure.block = { ...found, kind: "chart", xAxis: "steps", xLabel: "step", yLabel: "", yAxis: wide ? "log" : "linear",
                        marks: [], windows: [], levels: [] };
-      figure.chart = build(figure.box, figure.block);
+      figure.chart = build(figure.box, figure.block, zoom);
       figure.form = form;
     } else {
       Object.assign(figure.block, found);
-      figure.chart.plot.setData(columns(figure.block));
+      refresh(figure.chart);
     }
     const latest = found.lines.map((line) => `${line.label} ${short(line.y.findLast((v) => v !== null))}`).join(", ");
     figure.box.setAttribute("aria-label", `${name}, latest: ${latest}`);

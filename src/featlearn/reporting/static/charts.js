@@ -1,6 +1,7 @@
 "use strict";
-/* Charts and matrices of our pages: build(box, block) and matrixSequence(figure, block). */
+/* Charts of our pages, which follow the step: build(box, block), refresh(chart), remove(chart). */
 const drawing = (() => {
+  const { decoded, figureTools, ofChart } = copying;
   const root = document.documentElement;
   const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3]];
   const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -29,8 +30,18 @@ const drawing = (() => {
         const place = scale.to(digit * 10 ** power);
         if (place >= low - 1e-9 && place <= high + 1e-9) found.push(place);
       }
+    return found.length > 2 ? found : round(scale, low, high);
+  };
+  // where few decades are in sight: about five round numbers
+  const round = (scale, low, high) => {
+    const [from, to] = [scale.from(low), scale.from(high)];
+    const rough = (to - from) / 5, power = 10 ** Math.floor(Math.log10(rough));
+    const apart = Math.max(1, power * [1, 2, 5, 10].find((digit) => digit * power >= rough));
+    const found = [];
+    for (let at = Math.ceil(from / apart) * apart; at <= to; at += apart) found.push(scale.to(at));
     return found;
   };
+  const whole = (value) => (Number(short(value)) === value ? short(value) : String(value));
 
   // whole steps of a logarithmic axis, so that its ticks are round numbers
   const limits = ({ yAxis, yLimits: [low, high] }) => yAxis === "log" ? uPlot.rangeLog(low, high, 10, false) : [low, high];
@@ -43,8 +54,9 @@ const drawing = (() => {
     return [block.x.map(axis[block.xAxis].to), ...placed];
   }
 
-  function build(box, block) {
+  function build(box, block, zoom = null) {
     const scale = axis[block.xAxis];
+    const moves = block.lines.some((line) => line.frames);
     const series = [{}];
     const bands = [];
     const owners = [null]; // which line a series belongs to
@@ -68,7 +80,10 @@ const drawing = (() => {
     const options = {
       width: width(box), height: height(box), padding: [block.marks.length ? 28 : 10, 14, 0, 0],
       legend: { show: false },
-      cursor: { drag: { x: false, y: false }, points: { size: 7 }, y: false },
+      cursor: {
+        drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7 }, y: false,
+        bind: { dblclick: () => () => magnify(chart, null) },
+      },
       scales: {
         x: { time: false },
         y: { distr: block.yAxis === "log" ? 3 : 1, ...(block.yLimits ? { range: () => limits(block) } : least(block)) },
@@ -79,7 +94,7 @@ const drawing = (() => {
           labelFont: "12px system-ui, sans-serif", size: 30,
           ...(block.xAxis === "linear" ? {} : {
             splits: (u, i, low, high) => decades(scale, low, high, u.bbox.width / devicePixelRatio),
-            values: (u, splits) => splits.map((v) => short(Math.round(scale.from(v)))),
+            values: (u, splits) => splits.map((v) => whole(Math.round(scale.from(v)))),
           }),
         },
         {
@@ -90,14 +105,20 @@ const drawing = (() => {
         },
       ],
       series, bands,
-      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => levels(u, block), (u) => marks(u, block, scale)],
-               setCursor: [(u) => readout(u, block, box)] },
+      hooks: { drawClear: [(u) => windows(u, block, scale)], draw: [(u) => levels(u, block), (u) => marks(u, block, scale), () => mark(chart)],
+               setCursor: [() => readout(chart)], setSelect: [(u) => selected(chart)] },
     };
-    const plot = new uPlot(options, columns(block), box);
-    const chart = { box, plot };
+    const figure = box.parentElement;
+    const legend = [...figure.querySelectorAll(".legend button")];
+    const chart = { box, block, zoom: null, step: null, legend, line: Object.assign(document.createElement("div"), { className: "step-line", hidden: true }) };
+    const plot = chart.plot = new uPlot(options, columns(block), box);
+    plot.over.append(chart.line);
     charts.push(chart);
     observer.observe(box);
-    const legend = [...box.parentElement.querySelectorAll(".legend button")];
+    figureTools(figure, () => ofChart(block), () => magnify(chart, null));
+    if (zoom) magnify(chart, zoom);
+    if (block.xAxis === "steps") chart.release = stepping.follow((step) => { chart.step = step; values(chart); });
+    if (moves) chart.release = stepping.follow((step) => move(chart, step));
     const meant = ({ dataset: { line, kind, group } }, i) => line !== undefined ? Number(line) === i
       : kind !== undefined ? kind === block.lines[i].kind : Number(group) === block.lines[i].group;
     // a line is shown unless a button that means it is off
@@ -112,7 +133,89 @@ const drawing = (() => {
     };
     legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button))));
     toggles.push(...legend.map((button) => ({ button, show })));
+    update();
     return chart;
+  }
+
+  // ---- zoom along x
+  function selected(chart) {
+    const { left, width } = chart.plot.select;
+    if (width < 5) return;
+    chart.plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    magnify(chart, [left, left + width].map((x) => chart.plot.posToVal(x, "x")));
+  }
+
+  // null returns to everything
+  function magnify(chart, zoom) {
+    chart.zoom = zoom;
+    const back = chart.box.parentElement.querySelector(".tools .back");
+    if (!zoom && back === document.activeElement) back.nextElementSibling.focus();
+    back.hidden = !zoom;
+    refresh(chart);
+  }
+
+  // draw the numbers of the block anew; a zoom stays
+  function refresh({ plot, block, zoom }) {
+    plot.setData(columns(block), !zoom);
+    if (zoom) plot.setScale("x", { min: zoom[0], max: zoom[1] });
+  }
+
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    const zoomed = charts.filter(({ zoom }) => zoom);
+    const near = zoomed.filter(({ box }) => box.parentElement.matches(":hover, :focus-within"));
+    for (const chart of near.length ? near : zoomed) magnify(chart, null);
+  });
+
+  // ---- the step of the page
+  // the latest number of a line at the step or before it
+  function latest({ block, step }, line) {
+    const i = block.x.findLastIndex((x, i) => x <= step && line.y[i] !== null);
+    if (i < 0) return "–";
+    return block.x[i] === step || line.group === undefined ? short(line.y[i]) : `${short(line.y[i])} at ${whole(block.x[i])}`;
+  }
+
+  function mark({ plot, block, step, line }) {
+    if (!plot) return; // not yet drawn
+    const x = step === null ? NaN : plot.valToPos(axis[block.xAxis].to(step), "x");
+    line.hidden = !(x >= 0 && x <= plot.bbox.width / devicePixelRatio);
+    if (!line.hidden) line.style.transform = `translateX(${x}px)`;
+  }
+
+  // the lines of which a button of the legend says the numbers: its own, or those of its run, in the order of the styles
+  function linesOf({ block, legend }, { dataset: { line, kind, group } }) {
+    if (kind !== undefined) return [];
+    if (line !== undefined) return [block.lines[line]];
+    const kinds = legend.map((one) => one.dataset.kind).filter((one) => one !== undefined);
+    return kinds.map((one) => block.lines.find((each) => each.group === Number(group) && each.kind === one));
+  }
+
+  // numbers at the step: on the buttons of the legend, and below the chart where lines have none
+  function values(chart) {
+    mark(chart);
+    for (const one of chart.legend) {
+      const told = linesOf(chart, one).map((line) => (line ? latest(chart, line) : "–"));
+      if (!told.length) continue;
+      if (!one.querySelector(".value")) one.append(Object.assign(document.createElement("span"), { className: "value" }));
+      one.querySelector(".value").textContent = chart.step === null ? "" : told.join(" · ");
+    }
+    readout(chart);
+  }
+
+  // lines that are there at several steps: each at its latest one
+  function move(chart, step) {
+    const { block, legend } = chart;
+    block.lines.forEach((line, i) => {
+      if (!line.frames) return;
+      const at = stepping.latest(line.frames.steps, step), length = block.x.length;
+      line.y = decoded(line.frames.values).slice(at * length, (at + 1) * length).map((v) => (Number.isNaN(v) ? null : v));
+      line.name ??= line.label.slice(0, line.label.length - line.kind.length);
+      line.label = `${line.name}step ${line.frames.steps[at]}`;
+      const one = legend.find(({ dataset }) => dataset.line === String(i) || dataset.kind === line.kind);
+      one.lastChild.textContent = one.dataset.line ? line.label : step === null ? line.kind : `step ${step}, or the latest before`;
+    });
+    readout(chart);
+    refresh(chart);
   }
 
   function windows(u, block, scale) {
@@ -188,62 +291,27 @@ const drawing = (() => {
     ctx.restore();
   }
 
-  function readout(u, block, box) {
+  // numbers under the pointer, else those at the step that stand on no button
+  function readout(chart) {
+    const { plot, block, box, step, legend } = chart;
     const line = box.parentElement.querySelector(".readout");
-    const i = u.cursor.idx;
-    if (i === null || i === undefined) { line.textContent = ""; return; }
-    const parts = block.lines.filter((l) => l.y[i] !== null).map((l) => `${l.label} ${short(l.y[i])}`);
-    line.textContent = `${block.xLabel} ${short(block.x[i])}: ${parts.join(", ")}`;
+    const i = plot?.cursor.idx ?? null;
+    if (i !== null) {
+      const parts = block.lines.filter((l) => l.y[i] !== null).map((l) => `${l.label} ${short(l.y[i])}`);
+      line.textContent = `${block.xLabel} ${whole(block.x[i])}: ${parts.join(", ")}`;
+    } else if (block.lines.some((l) => l.frames)) {
+      const moving = block.lines.filter((l) => l.frames).map(({ label }) => label);
+      line.textContent = moving.length > 1 ? moving.join(", ") : "";
+    } else if (step !== null) {
+      const said = new Set(legend.flatMap((one) => linesOf(chart, one)));
+      const left = block.lines.filter((l) => !said.has(l));
+      const parts = left.map((l) => `${l.label} ${latest(chart, l)}`);
+      line.textContent = parts.length ? `${block.xLabel} ${whole(step)}: ${parts.join(", ")}` : "";
+    } else line.textContent = "";
   }
 
   const width = (box) => Math.max(200, Math.floor(box.clientWidth));
   const height = (box) => Math.round(Math.min(330, Math.max(220, width(box) * 0.58)));
-
-  // ---- matrix sequences
-  const ONE = [[68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140], [40, 174, 128], [94, 201, 98],
-    [173, 220, 48], [253, 231, 37]];
-  const TWO = [[33, 102, 172], [103, 169, 207], [209, 229, 240], [247, 247, 247], [253, 219, 199], [239, 138, 98],
-    [178, 24, 43]];
-  const ramp = (stops) => Array.from({ length: 256 }, (_, level) => {
-    const place = level / 255 * (stops.length - 1), i = Math.min(Math.floor(place), stops.length - 2);
-    return stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (place - i)));
-  });
-  const ramps = [ramp(ONE), ramp(TWO)];
-
-  function paint(canvas, picture, colors) {
-    const [rows, columns] = picture.size;
-    canvas.width = columns;
-    canvas.height = rows;
-    const ctx = canvas.getContext("2d");
-    const image = ctx.createImageData(columns, rows);
-    const levels = atob(picture.bytes);
-    for (let i = 0; i < levels.length; i++) {
-      const color = colors[levels.charCodeAt(i)];
-      image.data.set([color[0], color[1], color[2], 255], 4 * i);
-    }
-    ctx.putImageData(image, 0, 0);
-    canvas.setAttribute("aria-label", picture.label);
-    canvas.closest(".picture").querySelector(".range").textContent = picture.range;
-  }
-
-  function matrixSequence(figure, block) {
-    const colors = ramps[block.diverging ? 1 : 0];
-    const canvases = [...figure.querySelectorAll("canvas")];
-    for (const canvas of canvases) paint(canvas, block.sequences[canvas.dataset.sequence][canvas.dataset.picture], colors);
-    const slider = figure.querySelector("input[type=range]");
-    if (!slider) return;
-    const output = figure.querySelector("output");
-    slider.addEventListener("input", () => {
-      const step = block.steps[Number(slider.value)];
-      output.textContent = `step ${short(step)}`;
-      slider.setAttribute("aria-valuetext", `step ${short(step)}`);
-      for (const canvas of canvases) {
-        const sequence = block.sequences[canvas.dataset.sequence];
-        const index = Math.max(0, sequence.findLastIndex((picture) => picture.step <= step));
-        paint(canvas, sequence[index], colors);
-      }
-    });
-  }
 
   // ---- what changes around the charts: the width, the scheme, and print
   const redraw = () => charts.forEach(({ box, plot }) => plot.setSize({ width: width(box), height: height(box) }));
@@ -258,8 +326,10 @@ const drawing = (() => {
     charts.forEach(({ plot }) => plot.redraw(false, true)));
   const remove = (chart) => {
     observer.unobserve(chart.box);
+    chart.release?.();
     chart.plot.destroy();
     charts.splice(charts.indexOf(chart), 1);
+    toggles.splice(0, toggles.length, ...toggles.filter(({ button }) => !chart.legend.includes(button)));
   };
-  return { build, charts, columns, matrixSequence, pressed, redraw, remove, root, short, toggles };
+  return { build, charts, pressed, redraw, refresh, remove, root, short, toggles };
 })();

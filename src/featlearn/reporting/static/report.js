@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const { build, charts, matrixSequence, pressed, redraw, root, toggles } = drawing;
+  const { build, charts, pressed, redraw, root, toggles } = drawing;
+  const { matrixSequence, stepsOf } = matrices;
   const blocks = JSON.parse(document.getElementById("blocks").textContent);
 
   // one button for all lines of a run
@@ -16,6 +17,8 @@
     if (block.kind === "chart") build(document.getElementById(`chart-${block.key}`), block);
     else matrixSequence(document.getElementById(`figure-${block.key}`), block);
   }
+  stepping.extend(blocks.flatMap(stepsOf));
+  copying.tables(document);
 
   // ---- a link into what is folded opens it
   const reveal = () => {

@@ -1,0 +1,228 @@
+"""What a kernel costs when its samples are divided among several devices: a model, from shapes and rates alone.
+
+P samples on R ranks. Per parameter the ranks exchange one of two things, whichever is fewer numbers:
+
+- *ring*: factors of f numbers a sample travel to half of the ranks, P f / 2 numbers sent by each; a rank multiplies
+  its own samples with those that visit it;
+- *slices*: each rank gets 1 / R of the gradients' N entries of all samples, P N / R numbers sent by each, and one P x P
+  kernel is summed over ranks at the end, P^2 numbers.
+
+Forward and backward passes are divided. What a rank holds of all samples (factors, twice for the ring, or slices) must
+fit into half of its memory; where it does not, parameters are taken in several groups, and the passes are made anew for
+each. Nothing overlaps. The rates are what large products reach, not those of data sheets. None of this was run on
+several GPUs: take it for the order of magnitude, and for which part is largest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from featlearn.errors import InputValueError
+from featlearn.planning.cost import ParameterPlan
+from featlearn.planning.memory import readable_bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device does in a second, and holds."""
+
+    name: str
+    float32: float
+    """Operations (an addition or a multiplication) of large products, TF32 off."""
+    bfloat16: float
+    memory: float
+    """Bytes."""
+    near: float
+    """Bytes a second that one device sends to others of its node."""
+    far: float = 50e9
+    """The same to other nodes."""
+    node: int = 8
+    """Devices in a node."""
+
+    def rate(self, dtype: torch.dtype) -> float:
+        """Operations a second in this precision; double precision at half the rate of single."""
+        if dtype in (torch.bfloat16, torch.float16):
+            return self.bfloat16
+        return self.float32 / 2 if dtype == torch.float64 else self.float32
+
+
+DEVICES = {
+    one.name: one
+    for one in (
+        Device("V100", 12e12, 60e12, 32e9, 150e9, 12.5e9),
+        Device("A100", 15e12, 200e12, 80e9, 300e9, 25e9),
+        Device("H100", 50e12, 400e12, 80e9, 450e9),
+        Device("H200", 50e12, 400e12, 141e9, 450e9),
+        Device("B200", 60e12, 900e12, 180e9, 900e9),
+    )
+}
+"""Devices that are known by name."""
+
+
+@dataclass(frozen=True)
+class SharedParameter:
+    """A parameter in the model: numbers of one sample, all output directions together."""
+
+    name: str
+    size: float
+    """Entries of its gradient."""
+    factors: float
+    """Numbers of the factors; 0 where gradients come formed."""
+    positions: float
+    pair: float | None = None
+    """Multiply-adds for a pair of samples where pairs of positions are multiplied; None where gradients are formed."""
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one rank does for a parameter."""
+
+    name: str
+    exchange: str
+    """`ring` or `slices`."""
+    operations: float
+    """Multiply-adds."""
+    sent: float
+    """Numbers."""
+    held: float
+    """Numbers."""
+
+
+@dataclass(frozen=True, repr=False)
+class RankCosts:
+    """Compute, bytes moved and memory of one rank, and where the time goes; `str()` says it."""
+
+    device: Device
+    ranks: int
+    samples: int
+    parameters: tuple[RankShare, ...]
+    dtype: torch.dtype
+    """Of the contraction."""
+    network_dtype: torch.dtype
+    sample_operations: float
+    """Additions and multiplications of one sample's forward and backward passes."""
+    weight_bytes: float
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends."""
+        kernel = self.samples**2 if any(p.exchange == "slices" for p in self.parameters) else 0
+        numbers = sum(p.sent for p in self.parameters) + kernel
+        return numbers * self.dtype.itemsize if self.ranks > 1 else 0.0
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes that a rank would hold if all parameters were taken at once."""
+        return sum(p.held for p in self.parameters) * self.dtype.itemsize
+
+    @property
+    def groups(self) -> int:
+        """Groups of parameters, each with passes of its own, for what is held to fit into half of the memory."""
+        return max(1, math.ceil(self.held_bytes / (self.device.memory / 2)))
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a rank: what is held of a group, the kernel, and the weights with a copy of them."""
+        kernel = self.samples**2 * self.dtype.itemsize
+        return self.held_bytes / self.groups + kernel + 2 * self.weight_bytes
+
+    @property
+    def pass_seconds(self) -> float:
+        """Forward and backward passes of all groups."""
+        each = self.sample_operations * self.samples / self.ranks / self.device.rate(self.network_dtype)
+        return self.groups * each
+
+    @property
+    def contraction_seconds(self) -> float:
+        """Forming gradients and multiplying them."""
+        return 2 * sum(p.operations for p in self.parameters) / self.device.rate(self.dtype)
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Sending to other ranks."""
+        speed = self.device.near if self.ranks <= self.device.node else self.device.far
+        return self.sent_bytes / speed
+
+    @property
+    def seconds(self) -> float:
+        """All of it, one after the other."""
+        return self.pass_seconds + self.contraction_seconds + self.exchange_seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory of a rank is enough."""
+        return self.memory <= self.device.memory
+
+    def __str__(self) -> str:
+        ring = sum(p.exchange == "ring" for p in self.parameters)
+        times = {
+            "passes": self.pass_seconds,
+            "contraction": self.contraction_seconds,
+            "exchange": self.exchange_seconds,
+        }
+        share = ", ".join(f"{name} {_seconds(value)}" for name, value in times.items())
+        room = "" if self.fits else f", more than the {readable_bytes(self.device.memory)} it has"
+        return "\n".join([
+            f"on {self.ranks} {self.device.name} (a model that was not run on several GPUs): about "
+            f"{_seconds(self.seconds)}: {share}",
+            f"per rank: {-(-self.samples // self.ranks)} samples, {self.groups} sweep{'s' * (self.groups > 1)} over "
+            f"them, {readable_bytes(self.sent_bytes)} sent, {readable_bytes(self.memory)} of memory{room}",
+            f"exchange: factors around a ring for {ring} of {len(self.parameters)} parameters, slices of gradients for "
+            f"{len(self.parameters) - ring}",
+        ])  # fmt: skip
+
+    __repr__ = __str__
+
+
+def rank_costs(
+    parameters: Sequence[SharedParameter], samples: int, ranks: int, device: str | Device, *,
+    sample_operations: float, weight_bytes: float = 0.0, dtype: torch.dtype = torch.float32,
+    network_dtype: torch.dtype = torch.float32,
+) -> RankCosts:  # fmt: skip
+    """The costs of a symmetric kernel of so many samples."""
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise InputValueError(f"ranks={ranks!r}, expected a number of devices >= 1")
+    shares = tuple(_share(one, samples, ranks) for one in parameters)
+    return RankCosts(
+        checked_device(device), ranks, samples, shares, dtype, network_dtype, sample_operations, weight_bytes
+    )
+
+
+def checked_device(device: str | Device) -> Device:
+    """A device, or that of a name."""
+    if isinstance(device, Device):
+        return device
+    if device not in DEVICES:
+        raise InputValueError(f"device={device!r}, expected one of {', '.join(DEVICES)}, or a Device with its rates")
+    return DEVICES[device]
+
+
+def shared_parameters(plans: Sequence[ParameterPlan], samples: int, directions: int) -> list[SharedParameter]:
+    """Parameters of a plan, in the terms of the model."""
+    return [
+        SharedParameter(
+            p.name, math.prod(p.shape) * directions, p.factors, p.positions,
+            p.operations / samples**2 if p.route == "pairs" else None,
+        )
+        for p in plans
+        if p.uses
+    ]  # fmt: skip
+
+
+def _share(one: SharedParameter, samples: int, ranks: int) -> RankShare:
+    pairs = samples**2 / 2 / ranks  # of a symmetric kernel
+    formed = one.positions * one.size
+    ring, slices = samples * one.factors / 2, samples * one.size / ranks
+    if one.factors and ring < slices:
+        own, visiting = samples / ranks, samples / 2
+        operations = pairs * one.pair if one.pair is not None else (own + visiting) * formed + pairs * one.size
+        return RankShare(one.name, "ring", operations, ring, 2 * own * one.factors)
+    return RankShare(one.name, "slices", samples / ranks * formed + pairs * one.size, slices, slices)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

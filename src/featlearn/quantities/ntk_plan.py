@@ -1,0 +1,100 @@
+"""`fl.plan`: what a kernel will do and cost, before anything is paid."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import overload
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from featlearn.audited_model import AuditedModel
+from featlearn.contraction.tensor_sketch import Sketch
+from featlearn.distributed.sharded_model import whole_tensors
+from featlearn.errors import InputValueError
+from featlearn.gradients.directions import Outputs, Probes, output_directions
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, Readout
+from featlearn.planning.kernel_plan import plan_kernel
+from featlearn.planning.plan import Plan
+from featlearn.planning.rank_costs import Device, RankCosts, checked_device, rank_costs, shared_parameters
+from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
+from featlearn.quantities.ntk import checked_by, checked_rates
+from featlearn.quantities.optimizer_kernel import elementwise
+from featlearn.quantities.sketched_kernel import checked_sketch
+
+
+@overload
+def plan(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+    verify: bool = False, sketch: None = None, ranks: int | None = None, device: str | Device = "H100",
+) -> Plan: ...  # fmt: skip
+@overload
+def plan(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+    verify: bool = False, sketch: Sketch, ranks: None = None, device: str | Device = "H100",
+) -> SketchPlan: ...  # fmt: skip
+def plan(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
+    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
+    verify: bool = False, sketch: Sketch | None = None, ranks: int | None = None, device: str | Device = "H100",
+) -> Plan | SketchPlan:  # fmt: skip
+    """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
+
+    Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
+    With `sketch` it is the plan of the sketched kernel. `ranks=64, device="H100"` adds a model of the same kernel on
+    several devices (`.rank_costs`): compute, bytes moved and memory of each, and where the time goes; it was not run on
+    several GPUs. Devices are V100, A100, H100, H200, B200, or a `featlearn.planning.rank_costs.Device`.
+    """
+    checked_by(by)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    return kernel_plan(
+        audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify, sketch=sketch, ranks=ranks,
+        device=device,
+    )  # fmt: skip
+
+
+def kernel_plan(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
+    optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None, ranks: int | None = None,
+    device: str | Device = "H100",
+) -> Plan | SketchPlan:  # fmt: skip
+    """What `tangent_kernel`, or `sketched_kernel`, will do and cost."""
+    if ranks is not None and (sketch is not None or x2 is not None):
+        raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modelled")
+    checked_device(device)
+    if sketch is not None:
+        checked_sketch(sketch, outputs, verify)
+    if isinstance(outputs, Probes):
+        outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
+    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+        directions = output_directions(outputs, measurement.classes)
+        measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
+        measurement.refuse_no_gradient()
+        if sketch is not None:
+            return plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
+        found = plan_kernel(measurement, directions, elementwise(rates), by, audited.memory, verify)
+        return found if ranks is None else replace(found, rank_costs=_rank_costs(measurement, found, ranks, device))
+
+
+def _rank_costs(measurement: Measurement, found: Plan, ranks: int, device: str | Device) -> RankCosts:
+    """The costs on several devices; passes are counted on a few samples."""
+    (batch,) = measurement.batches
+    few = min(2, batch.samples)
+    with FlopCounterMode(display=False) as counted:
+        outputs = batch.outputs(torch.arange(few, device="cpu"))
+    # As many operations again for each direction: gradients of activations, never of weights.
+    each = counted.get_total_flops() / few * (1 + found.directions)
+    weights = list(measurement.model.parameters())
+    return rank_costs(
+        shared_parameters(found.parameters, found.samples[0], found.directions), found.samples[0], ranks, device,
+        sample_operations=each, weight_bytes=sum(p.numel() * p.element_size() for p in weights),
+        dtype=measurement.dtype, network_dtype=outputs.dtype,
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""The model of kernels on several devices: its formulas by hand, its compute against counted operations."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import featlearn as fl
+from benchmarks.rank_costs import CASES, costs
+from featlearn.errors import InputValueError
+from featlearn.planning.rank_costs import DEVICES, Device, SharedParameter, rank_costs
+
+SLOW = Device("slow", 1e9, 4e9, 8e6, 1e6, 1e5, 4)
+
+
+def test_few_positions_travel_around_a_ring():
+    """One position, n = 30, m = 20: 50 factors against 600 / 4 entries; by hand for P = 40 on 4 ranks."""
+    one = SharedParameter("w", 600, 50, 1, pair=55)
+    found = rank_costs([one], 40, 4, SLOW, sample_operations=1e6)
+    (share,) = found.parameters
+    assert share.exchange == "ring"
+    assert share.sent == 40 * 50 / 2
+    assert share.held == 2 * 10 * 50
+    assert share.operations == 40**2 / 2 / 4 * 55
+    assert found.sent_bytes == 1000 * 4  # no kernel is summed
+    assert found.groups == 1
+    assert found.pass_seconds == pytest.approx(1e6 * 10 / 1e9)
+    assert found.contraction_seconds == pytest.approx(2 * 11000 / 1e9)
+    assert found.exchange_seconds == pytest.approx(4000 / 1e6)
+    assert found.seconds == pytest.approx(0.01 + 2.2e-5 + 0.004)
+    assert found.memory == 1000 * 4 + 1600 * 4
+    formed = rank_costs([SharedParameter("w", 600, 50, 2)], 40, 4, SLOW, sample_operations=0).parameters[0]
+    assert formed.operations == (10 + 20) * 2 * 600 + 200 * 600  # its own samples and those that visit
+
+
+def test_many_positions_are_sent_as_slices():
+    """64 positions of 10 + 8 numbers against 80 / 4 entries; what is held does not fit, and groups sweep again."""
+    one = SharedParameter("w", 80, 64 * 18, 64)
+    found = rank_costs([one], 1000, 8, SLOW, sample_operations=1e6, weight_bytes=320.0)
+    (share,) = found.parameters
+    assert share.exchange == "slices"
+    assert share.sent == share.held == 1000 * 80 / 8
+    assert share.operations == 1000 / 8 * 64 * 80 + 1000**2 / 2 / 8 * 80
+    assert found.sent_bytes == (10_000 + 1000**2) * 4
+    assert found.exchange_seconds == pytest.approx(found.sent_bytes / 1e5)  # two nodes
+    assert found.memory == 40_000 + 4e6 + 640
+    assert found.fits
+    many = rank_costs([one] * 1000, 1000, 8, SLOW, sample_operations=1e6)
+    assert many.groups == 10  # 40 MB in halves of 8 MB
+    assert many.pass_seconds == pytest.approx(10 * 125 * 1e6 / 1e9)
+    assert many.memory == pytest.approx(4e6 + 4e6)
+    assert not rank_costs([one], 2000, 8, SLOW, sample_operations=0).fits
+    alone = rank_costs([one], 1000, 1, SLOW, sample_operations=0)
+    assert alone.sent_bytes == 0
+
+
+def test_precisions_have_their_rates():
+    assert DEVICES["H100"].rate(torch.bfloat16) == 400e12
+    assert DEVICES["H100"].rate(torch.float32) == 50e12
+    assert DEVICES["H100"].rate(torch.float64) == 25e12
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_estimates_on_paper_are_within_a_factor(case):
+    found = costs(case)
+    assert 1 / 1.7 < found.seconds / case.paper < 1.7
+    assert found.fits
+
+
+def test_the_compute_is_that_of_counted_operations():
+    """An MLP and a CNN on one device: passes and contraction against what torch counts while the kernel is made.
+
+    Both halves of a symmetric kernel may be multiplied there, and passes over a few samples audit the network.
+    """
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(40, 90), nn.ReLU(), nn.Linear(90, 70), nn.ReLU(), nn.Linear(70, 1))
+    cnn = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 10, 3), nn.Flatten(),
+                        nn.Linear(360, 1))  # fmt: skip
+    for model, x in ((mlp, torch.randn(300, 40)), (cnn, torch.randn(500, 3, 8, 8))):
+        found = fl.plan(model, x, ranks=1).rank_costs
+        with FlopCounterMode(display=False) as counter:
+            model(x)
+        forward = counter.get_total_flops()
+        assert found.sample_operations * len(x) == pytest.approx(2 * forward, rel=0.02)
+        with FlopCounterMode(display=False) as counter:
+            fl.ntk(model, x)
+        modelled = found.sample_operations * len(x) + 2 * sum(p.operations for p in found.parameters)
+        assert 0.5 < counter.get_total_flops() / modelled < 2.0
+
+
+def test_the_plan_prints_the_model_and_says_what_it_is():
+    model = nn.Sequential(nn.Linear(40, 90), nn.ReLU(), nn.Linear(90, 3))
+    x = torch.randn(64, 40)
+    plan = fl.plan(model, x, ranks=64, device="A100")
+    found = plan.rank_costs
+    assert (found.ranks, found.device.name, found.samples) == (64, "A100", 64)
+    # 40 + 3 x 90 factors, of which half is sent, against 3 x 3600 / 64 entries
+    assert {p.name: p.exchange for p in found.parameters} == {
+        "0.weight": "ring", "0.bias": "slices", "2.weight": "slices", "2.bias": "slices",
+    }  # fmt: skip
+    assert fl.plan(model, x, ranks=70).rank_costs.parameters[0].exchange == "slices"
+    assert found.weight_bytes == 4 * (40 * 90 + 90 + 270 + 3)
+    said = str(plan)
+    assert "on 64 A100 (a model that was not run on several GPUs): about" in said
+    assert "per rank: 1 samples, 1 sweep over them" in said
+    assert fl.plan(model, x).rank_costs is None
+    assert str(fl.Session(model, x).plan(ranks=64, device="A100")) == said
+
+
+def test_what_is_not_modelled_is_refused():
+    model, x = nn.Linear(3, 1), torch.randn(4, 3)
+    with pytest.raises(InputValueError, match="expected one of V100, A100, H100, H200, B200"):
+        fl.plan(model, x, ranks=2, device="H1000")
+    with pytest.raises(InputValueError, match="ranks=0, expected a number of devices"):
+        fl.plan(model, x, ranks=0)
+    with pytest.raises(InputValueError, match="ranks= with sketch= or x2"):
+        fl.plan(model, x, x, ranks=2)
+    assert math.isfinite(fl.plan(model, x, ranks=2, device=SLOW).rank_costs.seconds)

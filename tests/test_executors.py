@@ -1,0 +1,227 @@
+"""Many runs on a pool of processes, on dask and on submitit: a worker that is killed costs its own job at most."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import featlearn as fl
+from featlearn.cli.app import main
+from featlearn.errors import FeatlearnError, InputValueError
+from featlearn.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
+from featlearn.papers.request import Request, reproduce
+from featlearn.papers.scale import Scale
+from tests.papers import made_up
+from tests.sweeps import functions
+
+TOP = Path(__file__).parents[1]
+ENGINES = ["process pool", "dask", "submitit"]
+BEGUN = {"process pool": [2], "dask": [2, 3, 4], "submitit": [1]}
+"""How often an engine begins a job whose worker is always killed; dask counts four workers, some before it begins."""
+SAID = {"process pool": "WorkerKilledError: its worker process was killed 2 times", "dask": "KilledWorker: Attempted",
+        "submitit": "UncompletedJobError: Job"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[DaskExecutor]:
+    pytest.importorskip("distributed")
+    with dask_executor("local") as found:
+        yield found
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))  # for processes of submitit
+    if request.param == "process pool":
+        with fl.sweeps.ProcessPool(2) as pool:
+            yield pool
+    elif request.param == "dask":
+        yield request.getfixturevalue("scheduler")
+    else:
+        pytest.importorskip("submitit")
+        monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)  # files appear at once here
+        yield slurm_executor("cluster=local,timeout_min=5", tmp_path / "jobs")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return request.node.callspec.params["engine"]
+
+
+def counts(notes: Path) -> dict[str, int]:
+    return {one.name: one.read_text().count("begun") for one in notes.iterdir()}
+
+
+def test_a_killed_worker_costs_its_own_point_and_the_next_call_runs_that_alone(engine, name, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    grid = {"a": [0, 1, 2], "times": max(BEGUN[name]), "notes": str(notes)}
+
+    def asked() -> list[dict]:
+        return fl.sweep(functions.killed, grid, out=tmp_path / "s", executor=engine, quiet=True).rows
+
+    rows = asked()
+    assert [row["status"] for row in rows] == ["done", "failed", "done"]
+    assert rows[1]["error"].startswith(SAID[name])
+    found = counts(notes)
+    assert found.pop("1") in BEGUN[name]
+    assert found == {"0": 1, "2": 1}
+    rows = asked()
+    assert [row["value"] for row in rows] == [0, 1, 2]
+    assert counts(notes) == {"0": 1, "1": max(BEGUN[name]) + 1, "2": 1}
+
+
+@pytest.mark.parametrize("engine", ["process pool", "dask"], indirect=True)
+def test_engines_that_retry_begin_a_killed_job_again(engine, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    grid = {"a": [0, 1], "times": 1, "notes": str(notes)}
+    rows = fl.sweep(functions.killed, grid, out=tmp_path / "s", executor=engine, quiet=True).rows
+    assert [row["value"] for row in rows] == [0, 1]
+    assert counts(notes) == {"0": 1, "1": 2}
+
+
+def test_a_failure_of_the_function_itself_is_kept(engine, tmp_path):
+    rows = fl.sweep(functions.picky, {"a": [2, 3]}, out=tmp_path / "s", executor=engine, quiet=True).rows
+    assert [(row["status"], row["error"]) for row in rows] == [
+        ("done", None), ("failed", "ZeroDivisionError: 3 is a multiple of three"),
+    ]  # fmt: skip
+    again = fl.sweep(functions.picky, {"a": [2, 3]}, out=tmp_path / "s", executor=engine, quiet=True).rows
+    assert again == rows  # nothing ran: the times are the same
+
+
+@pytest.mark.slow  # each worker loads torch
+def test_a_figure_whose_worker_is_killed_names_the_seed_and_the_next_call_runs_that_alone(
+    engine, name, tmp_path, monkeypatch
+):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    setup = made_up.Setup(notes=str(notes), kills=max(BEGUN[name]))
+    made_up.install(monkeypatch, measure=made_up.fragile, sizes=made_up.sizes(setup))
+    request = Request(id=made_up.ID, scale=Scale.SMOKE, out=tmp_path / "out")
+    error = SAID[name].removeprefix("WorkerKilledError: ")
+    with pytest.raises(FeatlearnError, match=f"1 of 3 seeds failed: seed 1: {error}") as raised:
+        reproduce(request, engine)
+    assert "finished seeds are kept: run the same again" in str(raised.value)
+    found = counts(notes)
+    assert found.pop("1") in BEGUN[name]
+    assert found == {"0": 1, "2": 1}
+    assert not (tmp_path / "out" / "claims.json").exists()
+    result = reproduce(request, engine)
+    assert counts(notes) == {"0": 1, "1": max(BEGUN[name]) + 1, "2": 1}
+    assert {claim["id"] for claim in result.claims} >= {"centred", "drawn"}
+    alone = reproduce(Request(id=made_up.ID, scale=Scale.SMOKE, out=tmp_path / "alone", jobs=1))
+    assert alone.claims == result.claims  # the same numbers wherever they were made
+
+
+# ---- the command line
+
+
+OWN = "def train(a, seed):\n    if a == 3:\n        raise ValueError('three')\n    return {'double': 2 * a}\n"
+GRID = 'function = "own.py:train"\n[grid]\na = [1, 2, 3]\n'
+
+
+@pytest.mark.parametrize(
+    "words", [["--slurm", "cluster=local,timeout_min=5"], pytest.param(["--dask", "local"], marks=pytest.mark.slow)]
+)
+def test_sweep_runs_elsewhere_lists_failures_and_again_runs_nothing(words, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit" if words[0] == "--slurm" else "distributed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))
+    Path("own.py").write_text(OWN)
+    Path("grid.toml").write_text(GRID)
+    assert main(["sweep", "grid.toml", *words, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert [row.get("double") for row in said["rows"]] == [2, 4, None]
+    assert said["rows"][2]["error"] == "ValueError: three"
+    before = {path: path.stat().st_mtime_ns for path in Path("sweeps/grid").glob("*/seed-*.json")}
+    assert main(["sweep", "grid.toml", "--jobs", "1"]) == 1
+    assert {path: path.stat().st_mtime_ns for path in Path("sweeps/grid").glob("*/seed-*.json")} == before
+    assert Path("sweeps/grid.jobs").is_dir() == (words[0] == "--slurm")
+
+
+def test_reproduce_runs_elsewhere(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))
+    made_up.install(monkeypatch, sizes=made_up.sizes(made_up.Setup(fails_at=2)))
+    words = ["reproduce", made_up.ID, "--slurm", "cluster=local,timeout_min=5", "--quiet"]
+    assert main(words) == 1
+    assert "1 of 3 seeds failed: seed 2: FailedJobError: Job" in capsys.readouterr().err
+    assert sorted(one.name for one in Path("reproductions/experiments").glob("*/*/*/seed-*.npz")) == [
+        "seed-0.npz",
+        "seed-1.npz",
+    ]
+    assert main([*words, "--seeds", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--jobs", "2", "--dask", "local"], "--jobs and --dask are given, expected one of them"),
+        (["--dask", "local", "--slurm", "a=1"], "--dask and --slurm are given"),
+        (["--slurm", "partition"], "--slurm has 'partition', expected key=value"),
+        (["--slurm", "a=1,a=2"], "each key once"),
+    ],
+)
+@pytest.mark.parametrize("command", [["sweep", "grid.toml"], ["reproduce", "002/figC2"]])
+def test_wrong_words_are_wrong_usage(command, words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text("[grid]\nwidth = [1]\n")
+    assert main([*command, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_engines_that_are_not_there_are_named(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputValueError, match=r"--slurm partition=gpu cannot be used: .*expected a machine with Slurm"):
+        slurm_executor("partition=gpu", tmp_path)
+    with pytest.raises(InputValueError, match=r"--slurm cluster=local,partitoin=gpu cannot be used: .*partitoin"):
+        slurm_executor("cluster=local,partitoin=gpu", tmp_path)
+    with pytest.raises(FeatlearnError, match="no dask scheduler answers at 'nowhere'"), dask_executor("nowhere"):
+        pass
+
+
+def test_packages_that_are_missing_are_named_with_their_extra(tmp_path, monkeypatch):
+    for module in ("distributed", "submitit"):
+        monkeypatch.setitem(sys.modules, module, None)
+    said = r"{} cannot be imported .*pip install 'featlearn\[{}\]'"
+    with pytest.raises(FeatlearnError, match=said.format("submitit", "slurm")):
+        slurm_executor("cluster=local", tmp_path)
+    with pytest.raises(FeatlearnError, match=said.format("distributed", "dask")), dask_executor("local"):
+        pass
+
+
+def test_settings_of_slurm_are_words_and_numbers():
+    assert slurm_settings("partition=gpu, timeout_min=60,mem=16GB") == {
+        "partition": "gpu",
+        "timeout_min": 60,
+        "mem": "16GB",
+    }
+
+
+def test_a_client_of_dask_itself_is_an_executor(scheduler, tmp_path):
+    rows = fl.sweep(functions.product, {"a": [2, 5]}, out=tmp_path, executor=scheduler._client, quiet=True).rows
+    assert [row["product"] for row in rows] == [2, 5]
+
+
+def test_jobs_are_given_as_they_end():
+    class Job:
+        def __init__(self, looks: int) -> None:
+            self.looks = looks
+
+        def done(self) -> bool:
+            self.looks -= 1
+            return self.looks < 0
+
+    jobs = {"late": Job(3), "soon": Job(1)}
+    order = []
+    for key in ended(jobs):
+        order.append(key)
+        jobs.pop(key)
+    assert order == ["soon", "late"]

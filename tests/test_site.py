@@ -1,0 +1,249 @@
+"""The documentation site: built without a warning and without network, complete, and without a broken link."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.reporting.browser import CHROMIUM, DRIVER, Browser
+
+pytest.importorskip("sphinx")
+pytest.importorskip("myst_parser")
+pytest.importorskip("furo")
+
+TOP = Path(__file__).parents[1]
+EXTENSIONS = TOP / "docs" / "extensions"
+OWN_PAGES = ("explorer.html", "figures.html")  # written by the package, with tests of their own
+
+sys.path += [str(EXTENSIONS), str(EXTENSIONS.parent)]  # as Sphinx finds them
+
+
+def sphinx(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m sphinx` without network."""
+    command = [sys.executable, str(TOP / ".ci" / "offline.py"), "sphinx", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def small_site(tmp_path: Path, page: str, extensions: str = "myst_parser,mathml,reference") -> str:
+    """What a site of one page says, which must not build."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "conf.py").write_text(
+        f"import sys\nsys.path[:0] = {[str(path) for path in (EXTENSIONS, EXTENSIONS.parent, TOP / 'src')]!r}\n"
+        f"extensions = {extensions.split(',')!r}\n"
+        "html_theme, html_math_renderer, myst_enable_extensions = 'basic', 'mathml', ['dollarmath']\n"
+    )
+    (source / "index.md").write_text(page)
+    done = sphinx("-q", "-W", "--keep-going", str(source), str(tmp_path / "built"))
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_a_public_name_without_a_page_fails_the_build(tmp_path: Path):
+    said = small_site(tmp_path, "# Title\n\n```{public} ntk plan\n```\n")
+    missing = set(re.findall(r"the public name fl\.(\S+) is on no page", said))
+    assert {"Session", "metrics.alignment", "theory.ofe.solve", "errors.RunError", "readouts.token"} <= missing
+    assert not missing & {"ntk", "plan"}
+
+
+def test_a_name_that_is_not_there_fails_the_build(tmp_path: Path):
+    assert "featlearn has no metrics.aligment" in small_site(tmp_path, "# Title\n\n```{public} metrics.aligment\n```\n")
+
+
+def test_a_formula_that_cannot_be_read_fails_the_build(tmp_path: Path):
+    assert r"\frac12: " in small_site(tmp_path, "# Title\n\n$\\frac12$\n", "myst_parser,mathml")
+
+
+def test_docstrings_become_markdown():
+    from entries import markdown
+
+    text = markdown(
+        """One <A, B> and `<C>`.
+
+        Args:
+            x, y: first
+                second.
+            z: third.
+
+        Returns:
+            Words.
+
+        More."""
+    )
+    assert text.split("\n") == [
+        "One &lt;A, B> and `<C>`.", "", "**Args**", "", "- `x, y`: first", "  second.", "- `z`: third.", "",
+        "**Returns**", "", "Words.", "", "", "More.",
+    ]  # fmt: skip
+
+
+def test_an_entry_shows_its_signature_without_types_and_documented_members():
+    from entries import entry
+
+    import featlearn as fl
+
+    assert entry("ntk_diagonal", fl.ntk_diagonal).startswith(
+        "````````{py:function} featlearn.ntk_diagonal(model, x, *, outputs='mean', readout=None, by='network', "
+    )
+    shown = entry("Estimate", fl.Estimate)
+    assert "{py:attribute} stderr\n\nIts standard error" in shown
+    assert "{py:method} from_samples(values)" in shown
+    assert " at 0x" not in entry("AdaptiveSLO", fl.AdaptiveSLO)
+
+
+def test_the_help_of_every_command_is_there_as_it_is():
+    from generated_pages import command_help
+
+    from featlearn.cli.app import COMMANDS, RUNS
+
+    text = command_help()
+    headings = re.findall(r"^#+ (featlearn .+)$", text, re.MULTILINE)
+    assert set(headings) == {f"featlearn {name}" for name in [*COMMANDS, "runs", *(f"runs {name}" for name in RUNS)]}
+    assert "--output-scale" in text
+    assert ", --no-" not in text  # no flag has a negative form
+
+
+class Page(HTMLParser):
+    """Links, what is fetched, and places of one page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.places: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.places |= {value for name, value in attrs if name in ("id", "name") and value}
+        if tag == "a" and found.get("href"):
+            self.links.append(str(found["href"]))
+        elif tag in ("img", "script", "iframe", "source") and found.get("src"):
+            self.fetched.append(str(found["src"]))
+        elif tag == "link" and found.get("href") and found.get("rel") != "canonical":
+            self.fetched.append(str(found["href"]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site that FEATLEARN_SITE names, or a new one."""
+    if "FEATLEARN_SITE" in os.environ:
+        return Path(os.environ["FEATLEARN_SITE"])
+    out = tmp_path_factory.mktemp("site")
+    done = sphinx("-q", "-W", "--keep-going", str(TOP / "docs"), str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+@pytest.mark.slow
+def test_links_inside_the_site_lead_to_pages_and_places(site: Path, pages: dict[Path, Page]):
+    broken = []
+    ours = [path for path in pages if (TOP / "docs" / path.relative_to(site.resolve())).with_suffix(".md").exists()]
+    for path in ours:
+        page = pages[path]
+        for link in page.links + page.fetched:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            place = unquote(parts.fragment)
+            if not target.exists() or (place and target in pages and place not in pages[target].places):
+                broken.append(f"{path.name}: {link}")
+    assert len(ours) > 60
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_no_page_fetches_anything_from_the_network(pages: dict[Path, Page]):
+    fetched = [url for page in pages.values() for url in page.fetched if urlsplit(url).netloc]
+    assert fetched == []
+    styles = [path.read_text() for path in next(iter(pages)).parent.rglob("*.css")]
+    assert not any(re.search(r"url\([\"']?(https?:)?//|@import", style) for style in styles)
+
+
+@pytest.mark.slow
+def test_the_pages_that_the_package_writes_are_there(site: Path, pages: dict[Path, Page]):
+    for name in OWN_PAGES:
+        assert (site / name).resolve() in pages
+    assert "Width" in (site / "explorer.html").read_text()
+    assert "002/fig1" in (site / "figures.html").read_text()
+
+
+@pytest.mark.slow
+def test_mathematics_is_in_the_pages(site: Path):
+    assert (site / "concepts" / "tangent-kernel.html").read_text().count("<math") >= 3
+
+
+QUESTIONS = {
+    "Did my network learn features?": ("Did my network learn features?", "fl.diagnose(watch.run)"),
+    "Where, and by what mechanism?": ("Where?", "fl.neural_features("),
+    "How much does it cost?": ("What it costs", "budget=0.05"),
+    "How do I watch a Lightning or Transformers run?": (
+        "Lightning and the Trainer of transformers", "fl.integrations.lightning.callback(",
+    ),
+    "Does a kernel explain my test error?": ("Does my kernel explain test error?", "fl.dynamics.kernel_regression("),
+}  # fmt: skip
+"""Card of the start page -> the heading where one lands, and code that answers the question."""
+
+IN_VIEW = """
+return [...document.querySelectorAll("h1, h2")].filter((heading) => {
+  const box = heading.getBoundingClientRect();
+  return box.top >= -5 && box.top < window.innerHeight;
+}).map((heading) => heading.firstChild.textContent);
+"""
+
+
+@pytest.fixture(scope="module")
+def window():
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("chromium and chromedriver are not installed")
+    with Browser(1280, 900) as found:
+        yield found
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_card_of_the_start_page_leads_to_the_answer(site: Path, window: Browser, question: str):
+    heading, code = QUESTIONS[question]
+    window.open(site / "index.html")
+    card = "[...document.querySelectorAll('.sd-card')].find((card) => card.innerText.includes(arguments[0]))"
+    window.script(f"{card}.querySelector('a.sd-stretched-link').click()", question)
+    for _ in range(50):
+        if heading in window.script(IN_VIEW):
+            break
+        time.sleep(0.1)
+    assert heading in window.script(IN_VIEW)
+    assert code in window.evaluate("document.body.innerText")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["index", "choose", "concepts/errata", "reference/kernels", "gallery/index"])
+def test_a_page_fits_a_phone_and_fetches_nothing(site: Path, window: Browser, page: str, scheme: str):
+    window.media(scheme=scheme)
+    window.resize(390)
+    window.requests()
+    window.open(site / f"{page}.html")
+    assert window.evaluate("document.documentElement.scrollWidth") <= 390
+    assert [url for url in window.requests() if not url.startswith(("file:", "data:", "about:"))] == []
+    assert [line for line in window.log() if "ERR_" in line or "Uncaught" in line] == []
+
+
+@pytest.mark.browser
+def test_the_explorer_runs_in_its_page(site: Path, window: Browser):
+    window.devtools("Emulation.clearDeviceMetricsOverride")
+    window.open(site / "gallery" / "explorer.html")
+    frame = window.evaluate("document.querySelector('iframe.explorer').getAttribute('src')")
+    assert frame == "../explorer.html"
+    window.open(site / "explorer.html")
+    assert window.evaluate("document.querySelectorAll('canvas, svg').length") > 0
