@@ -90,6 +90,18 @@ def test_nothing_common_falls_back_in_single_precision():
     assert fl.ntk(text, ids, readout=readout, outputs=fl.Probes(3), verify=True).shape == (20, 20)
 
 
+def test_a_sketch_is_the_same_as_on_the_cpu():
+    """The tables do not depend on the device, only the order in which bins are added to."""
+    model, x = network(), inputs(40)
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).cuda()
+    for one, batch in ((model, x), (conv, torch.randn(20, 3, 8, 8, device="cuda"))):
+        here = fl.ntk(one, batch, sketch=fl.Sketch(256, 3))
+        there = fl.ntk(one.cpu(), batch.cpu(), sketch=fl.Sketch(256, 3))
+        scale = there.value.abs().max()
+        assert (here.value.cpu() - there.value).abs().max() < 1e-4 * scale
+        assert (here.stderr.cpu() - there.stderr).abs().max() < 1e-4 * scale
+
+
 @pytest.mark.parametrize("budget", [2**31, 2**28])
 def test_the_peak_stays_within_the_budget(budget: int):
     model = nn.Sequential(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.AvgPool2d(24),

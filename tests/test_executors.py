@@ -205,6 +205,22 @@ def test_settings_of_slurm_are_words_and_numbers():
     }
 
 
+def test_settings_reach_submitit_under_its_names(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    given = []
+
+    class Recorded:
+        def __init__(self, folder: Path, cluster: str) -> None:
+            given.append((folder, cluster))
+
+        def update_parameters(self, **settings: object) -> None:
+            given.append(settings)
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Recorded)
+    slurm_executor("partition=gpu,timeout_min=60,gpus_per_node=1", tmp_path)
+    assert given == [(tmp_path, "slurm"), {"slurm_partition": "gpu", "timeout_min": 60, "gpus_per_node": 1}]
+
+
 def test_a_client_of_dask_itself_is_an_executor(scheduler, tmp_path):
     rows = fl.sweep(functions.product, {"a": [2, 5]}, out=tmp_path, executor=scheduler._client, quiet=True).rows
     assert [row["product"] for row in rows] == [2, 5]

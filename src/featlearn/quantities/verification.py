@@ -133,7 +133,7 @@ class KernelVerification:
 
     def _rounding(self, sizes: Forms) -> dict[str, Tensor]:
         """One unit of rounding in every form; gradients that cancel are rounded as those of other parameters are."""
-        whole = sum(sizes.values(), torch.zeros(()))
+        whole = reduce(torch.add, sizes.values())
         return {name: self._precision(name) * (size + whole / UNITS) for name, size in sizes.items()}
 
     def _precision(self, name: str) -> float:
