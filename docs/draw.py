@@ -3,7 +3,8 @@
     python docs/draw.py [PAGE...]
 
 A page is one namespace; its Python blocks run in order, in a folder of their own. A `text` block right below a Python
-block holds what that block prints. Pictures that a block saves go to docs/images. The tests run the pages with `run`.
+block holds what that block prints. Pictures that a block saves go to docs/images, or to the folder in there that the
+page links. The tests run the pages with `run`.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
+
+from matplotlib import pyplot
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
@@ -79,6 +82,7 @@ def run(page: Path, text: str) -> Run:
             with contextlib.redirect_stdout(said):
                 exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
         printed.append(said.getvalue())
+    pyplot.close("all")
     return Run(namespace, printed)
 
 
@@ -93,7 +97,8 @@ def refresh(page: Path) -> None:
         finally:
             os.chdir(before)
         for name in PICTURE.findall(text):
-            shutil.copyfile(Path(folder) / name, IMAGES / name)
+            (IMAGES / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(folder) / Path(name).name, IMAGES / name)
     # from the end, so that places before stay where they are
     for block, said in reversed(list(zip(blocks(text), done.printed, strict=True))):
         if block.place is not None and not block.skipped:
@@ -103,7 +108,6 @@ def refresh(page: Path) -> None:
 
 def main(pages: list[Path]) -> None:
     """Refresh these pages; without any, every page that has pictures or says what it prints."""
-    IMAGES.mkdir(exist_ok=True)
     for page in pages or sorted(DOCS.rglob("*.md")):
         text = page.read_text()
         if PICTURE.search(text) or any(block.place for block in blocks(text)):

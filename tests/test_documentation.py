@@ -71,7 +71,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
     for block, printed in zip(blocks(text), done.printed, strict=True):
         if block.output is not None and not block.skipped:
             assert same_but_for_rounding(printed, block.output), f"line {block.line} prints\n{printed}"
-    assert set(PICTURE.findall(text)) == {path.name for path in tmp_path.glob("*.png")}
+    assert {Path(name).name for name in PICTURE.findall(text)} == {path.name for path in tmp_path.glob("*.png")}
 
 
 @pages(having=outputs)
@@ -83,8 +83,9 @@ def test_decimals_in_the_prose_are_printed_by_the_page(page: Path):
 
 def test_every_picture_is_linked_and_small():
     linked = {name for page in PAGES for name in PICTURE.findall(page.read_text())}
-    assert {path.name for path in IMAGES.iterdir()} == linked
-    assert [path.name for path in IMAGES.iterdir() if path.stat().st_size >= 80_000] == []
+    pictures = [path for path in IMAGES.rglob("*") if path.is_file()]
+    assert {path.relative_to(IMAGES).as_posix() for path in pictures} == linked
+    assert [path.name for path in pictures if path.stat().st_size >= 80_000] == []
 
 
 @pytest.mark.parametrize("name", ["metrics", "dynamics", "theory.infinite_width"])

@@ -16,7 +16,7 @@ FOUNDATION = {"errors", "shapes", "linalg"}
 CONTRACTION = {"errors", "shapes", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "measurement"}
-AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
+AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"layers", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "steer", "monitoring", "integrations"}
@@ -39,8 +39,9 @@ ALLOWED: dict[str, set[str]] = {
     "audit": GRADIENTS,
     "measurement": GRADIENTS | {"audit"},
     "planning": MEASUREMENT,
+    "distributed": {"errors", "shapes", "contraction", "network"},
     "layers": MEASUREMENT - {"audit"},
-    "audited_model": MEASUREMENT | {"planning"},
+    "audited_model": MEASUREMENT | {"planning", "distributed"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"layers", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"layers", "quantities"},
     "metrics": FOUNDATION,

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
+from featlearn.distributed.agreement import expect_same_tensors
+from featlearn.distributed.group import RankGroup
+from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
@@ -42,8 +45,10 @@ class AuditedModel:
 
     def __init__(
         self, model: nn.Module, *, readout: Readout | None = None, parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None, memory: str | int | None = None,
+        dtype: torch.dtype | None = None, memory: str | int | None = None, group: object = None,
     ) -> None:  # fmt: skip
+        self.group = RankGroup(group)
+        """The ranks among which samples are divided."""
         self.model, self.readout, self.globs = model, readout, parameters
         self.dtype, self.memory = checked_dtype(dtype), memory
         self.audits: dict[tuple[str, ...], Audit] = {}
@@ -66,6 +71,20 @@ class AuditedModel:
         return (self._keeping_weights if keep_weights else self._measuring)(inputs, reuse, builtin)
 
     @contextmanager
+    def measuring_together(
+        self, inputs: Sequence[Inputs], *, keep_weights: bool = False, builtin: bool = True
+    ) -> Iterator[Measurement]:
+        """The same on every rank of the group, each with its inputs, after a check that all have the same network."""
+        entering = self.measuring(inputs, keep_weights=keep_weights, builtin=builtin)
+        with self.group.entered(entering) as measurement:
+            model = measurement.model
+            expect_same_tensors(
+                self.group, "the weight or buffer", {**dict(model.named_parameters()), **dict(model.named_buffers())},
+                "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
+            )  # fmt: skip
+            yield measurement
+
+    @contextmanager
     def _keeping_weights(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
         with ExitStack() as stack:
             try:
@@ -78,9 +97,10 @@ class AuditedModel:
     @contextmanager
     def _measuring(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
         model = unwrapped(self.model)
-        inside = Inventory(model)
-        originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
         with ExitStack() as stack:
+            stack.enter_context(whole_weights(model))
+            inside = Inventory(model)
+            originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
             copying = needs_copy(inside, self.dtype)
             trusted = builtin and len(inputs) == 1 and not copying
             isolation = stack.enter_context(
@@ -126,9 +146,13 @@ class AuditedModel:
         measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
 
+    def forget_outputs(self) -> None:
+        """Drop what is known of the number, precision and device of outputs."""
+        self._facts.clear()
+
     def forget(self) -> None:
         """Drop what is known of outputs, and the plans made from it; audits stay."""
-        self._facts.clear()
+        self.forget_outputs()
         self._passes.clear()
         self._readings.clear()
         self.plans.clear()

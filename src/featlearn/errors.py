@@ -13,6 +13,7 @@ __all__ = [
     "InputTypeError",
     "InputValueError",
     "MemoryBudgetError",
+    "RankError",
     "RunError",
     "UnsupportedModelError",
     "VerificationError",
@@ -47,6 +48,10 @@ class CoupledSamplesError(InputValueError):
 
 class MemoryBudgetError(InputValueError):
     """The computation does not fit into the memory it was given."""
+
+
+class RankError(FeatlearnError, ValueError):
+    """Another rank of the group could not do its part, so that none has a result."""
 
 
 class RunError(InputValueError):

@@ -45,6 +45,8 @@ class Session:
         x: the inputs of measurements that name none.
         readout, parameters, dtype, memory: as for `fl.ntk`, for all measurements. `ntk_velocity` and `feature_speed`
             are in the network's own precision, and refuse another `dtype`.
+        group: ranks that divide the samples of `ntk` and `neural_features`, as there; other quantities are measured by
+            every rank for itself.
 
     >>> session = fl.Session(model, x)
     >>> for batch in loader:
@@ -55,11 +57,13 @@ class Session:
     def __init__(
         self, model: nn.Module, x: Inputs, *, readout: Readout | None = None,
         parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
-        memory: str | int | None = None,
+        memory: str | int | None = None, group: object = None,
     ) -> None:  # fmt: skip
         batch_size(x)
         self.x = x
-        self._audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+        self._audited = AuditedModel(
+            model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
+        )
 
     @property
     def model(self) -> nn.Module:

@@ -36,13 +36,15 @@ def kernel_keys(names: Iterable[str], by: str) -> dict[str, str]:
 class KernelSum:
     """Kernels of one shape under their keys.
 
-    `symmetric`: both sides are the same samples; one triangle is added to, and `mirror` completes it.
+    `symmetric`: both sides are the same samples; one triangle is added to, and `mirror` completes it. `first_row`: the
+    sample that the first row belongs to, where others hold the rows before.
     """
 
     def __init__(
         self, keys: Mapping[str, str], shape: Sequence[int], mode: Mode, dtype: torch.dtype, device: torch.device, *,
-        symmetric: bool, scratch: int, deferred: DeferredChecks | None = None,
+        symmetric: bool, scratch: int, deferred: DeferredChecks | None = None, first_row: int = 0,
     ) -> None:  # fmt: skip
+        self._first_row = first_row
         self.keys, self.mode, self.symmetric, self.scratch = keys, mode, symmetric, scratch
         self._deferred = deferred
         # A full kernel lies in memory as (P, C, P2, C), as its blocks are computed.
@@ -62,7 +64,7 @@ class KernelSum:
         `kept`: inner products of rows, which calls for other directions of the same samples share.
         """
         diagonal = self.symmetric and rows == columns
-        block = self._block(self.keys[name], chosen, rows, columns)
+        block = self.block(self.keys[name], chosen, rows, columns)
         # A part of its own where it is needed twice.
         part = torch.zeros_like(block) if self.callback else block
         add_gram(part, left, right, self.mode, symmetric=diagonal, scratch=self.scratch, deferred=self._deferred,
@@ -85,15 +87,18 @@ class KernelSum:
     def mirror(self, chosen: slice) -> None:
         """Complete symmetric kernels, once all blocks of these directions are added."""
         for key in self.kernels if self.symmetric else ():
-            mirror(self._block(key, chosen), self.mode)
+            mirror(self.block(key, chosen), self.mode)
 
     def divide(self, divisor: int) -> None:
         """Divide all kernels."""
         for kernel in self.kernels.values() if divisor != 1 else ():
             kernel /= divisor
 
-    def _block(self, key: str, directions: slice, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+    def block(self, key: str, directions: slice, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """The kernel of some directions and samples."""
         kernel = self.kernels[key]
+        if self._first_row and rows != slice(None):
+            rows = slice(rows.start - self._first_row, rows.stop - self._first_row)
         return kernel[directions, rows, columns] if self.mode == "each" else kernel[rows, columns]
 
 

@@ -8,6 +8,7 @@ Eigenvalues below the rounding of the kernel **as it was given** (1.2e-7 of the 
 are no numbers to divide by: a smaller ridge counts as that. So a singular kernel takes its pseudo-inverse.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from featlearn.shapes import (
 
 # A positive kernel in which rounding made eigenvalues negative; beyond this share of the largest it is none.
 NEGATIVE = 1e-4
-# Ridges that are tried, in each decade from the rounding of the kernel to ten times its largest eigenvalue.
+# Ridges that are tried, in each decade from ten times the largest eigenvalue down to the rounding of the kernel.
 PER_DECADE = 8
 # Of the ridges tried the largest one that costs no more than this share of the least error is suggested.
 INDIFFERENT = 1e-3
@@ -276,9 +277,9 @@ def _generalised(basis: Modes, targets: Tensor, ridge: Tensor) -> Tensor:
 def suggested_ridge(basis: Modes, targets: Tensor) -> Tensor:
     """(...): the ridge with the least leave-one-out error; see `condition`."""
     top = torch.maximum(10 * basis.values[..., :1], basis.floor)
-    decades = float((top / basis.floor).log10().max())
-    steps = torch.linspace(0, 1, 1 + round(PER_DECADE * decades), dtype=top.dtype, device=top.device)
-    ridges = basis.floor * (top / basis.floor) ** steps
+    steps = math.ceil(PER_DECADE * float((top / basis.floor).log10().max()))
+    down = 10 ** (-torch.arange(steps + 1, dtype=top.dtype, device=top.device) / PER_DECADE)
+    ridges = torch.maximum(top * down, basis.floor)
     errors = _left_out(basis, targets, ridges).mean(-1)
     good = errors <= (1 + INDIFFERENT) * errors.amin(-1, keepdim=True)
     return torch.where(good, ridges, 0.0).amax(-1) * basis.size[..., 0]

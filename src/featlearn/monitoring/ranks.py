@@ -1,22 +1,35 @@
 """Distributed training: rank 0 decides what is measured, the other ranks follow.
 
 Clocks differ between ranks, and an error on rank 0 must reach the others. Decisions go through the key-value store of
-`torch.distributed`. No collective is called, so nothing hangs if only rank 0 has a watch.
+`torch.distributed`. No collective is called, so nothing hangs if only rank 0 has a watch; but a model whose weights are
+sharded is gathered by all ranks, each of which needs one.
 """
 
 import os
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch.distributed
+from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from featlearn.distributed.fsdp_internals import sharded_modules
+from featlearn.distributed.sharded_model import whole_weights
 
 KEPT = 100
 """Number of decisions kept in the store; no rank lags further behind."""
 
 _opened: Counter[str] = Counter()
+
+
+@contextmanager
+def gathered_weights(model: nn.Module, *, needed: bool = True) -> Iterator[bool]:
+    """Weights gathered from all ranks, where they are sharded and it is `needed`; gives whether they are whole."""
+    whole = needed or not sharded_modules(model)
+    with whole_weights(model) if whole else nullcontext():
+        yield whole
 
 
 class Ranks:

@@ -17,7 +17,7 @@ from featlearn.monitoring.means import Means, numbers_of
 from featlearn.monitoring.names import Names, safe_path
 from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
-from featlearn.monitoring.ranks import Ranks
+from featlearn.monitoring.ranks import Ranks, gathered_weights
 from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
 from featlearn.monitoring.resumption import (
     cost_before,
@@ -87,15 +87,15 @@ class Watch:
         if self._ranks is not None:
             raise InputValueError("this watch has been used already, expected a new one for every run")
         self._ranks, begun = Ranks(self.path), time.perf_counter()
-        if self._ranks.first:
-            try:
-                self._begin()
-            except BaseException as error:
-                message = f"rank 0 could not begin: {error}"
-                self._ranks.agreed(lambda: message)
-                raise
-        refusal = self._ranks.agreed(lambda: "")
-        if refusal:
+        with gathered_weights(self._observer.watched.model):
+            if self._ranks.first:
+                try:
+                    self._begin()
+                except BaseException as error:
+                    message = f"rank 0 could not begin: {error}"
+                    self._ranks.agreed(lambda: message)
+                    raise
+        if refusal := self._ranks.agreed(lambda: ""):
             raise RunError(refusal)
         self._writes = self._ranks.first
         self._stopwatch.begin(time.perf_counter() - begun)
@@ -135,10 +135,11 @@ class Watch:
             return
         due = self._schedule.due(self.steps)
         wanted = [one for one in self._quantities if (due if one.schedule is None else one.schedule.due(self.steps))]
-        chosen = self._decided(ranks, wanted) if wanted else []
-        if ranks.first and chosen:
-            self._spend(lambda: self._observed(chosen))
-        elif ranks.first and due:
+        with gathered_weights(self._observer.watched.model, needed=bool(wanted)):
+            chosen = self._decided(ranks, wanted) if wanted else []
+            if ranks.first and chosen:
+                self._spend(lambda: self._observed(chosen))
+        if ranks.first and due and not chosen:
             self._skipped += 1
             self._spend(lambda: self._write(self._line()))
         own = [one.schedule for one in self._quantities if one.schedule is not None]
@@ -159,19 +160,26 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        # A rank that ends with an error cannot ask the others for their part of the weights.
+        with gathered_weights(self._observer.watched.model, needed=error is None) as whole:
+            self._end(error, whole)
+        self._over, self._look_at = True, 0
+        return False
+
+    def _end(self, error: BaseException | None, whole: bool) -> None:
+        """Measure for the last time, if all weights are there, and close the run."""
         if self._ranks is not None and self._ranks.first and self._run_log is not None:
             if error is not None:
                 self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
             try:
-                self._last()
+                if whole:
+                    self._last()
             except KeyboardInterrupt:  # a user who does not want to wait for it
                 self._run_log.event("failed", self.steps, message="the last measurement was interrupted")
                 if error is None:
                     raise
             finally:
                 self._finish(error is None)
-        self._over, self._look_at = True, 0
-        return False
 
     def _begin(self) -> None:
         observer = self._observer
@@ -329,9 +337,8 @@ class Watch:
 
     def _failed(self, what: str, error: Exception, step: int) -> None:
         kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
-        words = (
-            f"nothing could be measured at step {step}" if what == "measurement" else f"{what} could not be measured"
-        )
+        nothing = f"nothing could be measured at step {step}"
+        words = nothing if what == "measurement" else f"{what} could not be measured"
         said = f"{type(error).__name__}: {error}"[:2000]
         self._written().failure(kind, what, step, f"{words}: {error}", message=said)
 
@@ -362,11 +369,8 @@ class Watch:
         if not self.steps or not self._measured:
             return
         chosen, latest = self._quantities, self._observer.latest
-        if (
-            latest is not None
-            and self._recorded == latest.step == self.steps
-            and latest.tried >= {one.name for one in chosen}
-        ):
+        wanted = {one.name for one in chosen}
+        if latest is not None and self._recorded == latest.step == self.steps and latest.tried >= wanted:
             # This step is measured already; only arrays of the last measurement are missing.
             missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
             chosen = [one for one in chosen if one.name in missing & latest.read]

@@ -73,8 +73,9 @@ def refuse_unmeasurable(inside: Inventory) -> None:
             )
         if any(hasattr(t, "placements") for t in tensors) or type(part).__name__ == "FullyShardedDataParallel":
             raise UnsupportedModelError(
-                f"{_place(inside, part)} is sharded over ranks, expected whole weights on one; gather them into a "
-                "plain model first"
+                f"{_place(inside, part)} is spread over ranks otherwise than by fully_shard (tensor parallel, or "
+                "FSDP1), expected whole weights: what a rank computes with a part of them does not show which sample "
+                "it belongs to; gather them into a plain model first"
             )
         if any(tensor is not None and tensor.is_meta for tensor in tensors):
             raise UnsupportedModelError(

@@ -36,7 +36,8 @@ def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
         )
     twin = copied(inner, None)
     expected = set(inner.state_dict())
-    state = dict(initial)
+    # What is spread over ranks is gathered.
+    state = {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in initial.items()}
     while state and set(state) != expected:  # names from inside a wrapper: module., _orig_mod.
         (prefix, *more) = {name.partition(".")[0] for name in state}
         if more or prefix not in ("module", "_orig_mod"):

@@ -37,17 +37,18 @@ def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bo
 
 def plan_kernel(
     measurement: Measurement, directions: Directions, elementwise: Collection[str], by: str, memory: str | int | None,
-    verify: bool,
+    verify: bool, columns: int | None = None,
 ) -> Plan:  # fmt: skip
     """Choose routes, groups of parameters and chunks for a kernel.
 
-    `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed.
+    `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed. `columns`:
+    how many the kernel has, where other ranks have the samples of most of them.
     """
     sizes = [batch.samples for batch in measurement.batches]
     samples = (sizes[0], sizes[-1])
     count = directions.count
     budget = byte_budget(memory, measurement.device)
-    shape = directions.kernel_shape(*samples)
+    shape = directions.kernel_shape(samples[0], samples[1] if columns is None else columns)
     kernels = len(set(kernel_keys(measurement.parameters, by).values())) + (1 if verify else 0)
     needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
     if needed > 0.9 * budget:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featlearn.contraction.tensor_sketch import Sketch
+from featlearn.distributed.agreement import expect_same_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sketch import norm, normalised_overlap, surveyed
@@ -16,7 +17,7 @@ from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.jacobian_products import inner_products
-from featlearn.quantities.operator import NTKOperator, column_count, source
+from featlearn.quantities.operator import NTKOperator, column_count
 from featlearn.quantities.sketched_alignment import sketched_alignment
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
@@ -29,7 +30,7 @@ def estimate_alignment(
     model: nn.Module, data: Any, y: Tensor | None = None, *, centered: bool = False, readout: Readout | None = None,
     probes: int | None = None, generator: torch.Generator | None = None,
     parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    sketch: Sketch | None = None,
+    sketch: Sketch | None = None, group: object = None,
 ) -> Estimate:  # fmt: skip
     """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P.
 
@@ -60,14 +61,19 @@ def estimate_alignment(
         generator: draws them; without one they are the same at every call.
         sketch: `fl.Sketch(k=4096, repeats=4)` takes numerator and norm from sketched gradients instead, in one pass
             over the samples, for networks whose columns take too long; three repeats at least.
+        group: ranks that divide the samples, as for `fl.NTKOperator`; all have the same estimate.
 
     Returns:
         An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
     """
     if y is None and not isinstance(data, torch.utils.data.DataLoader):
         raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
-    operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    targets = _targets(y, operator)
+    if sketch is not None and group is not None:
+        raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
+    operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
+    with operator.ranks.together():
+        targets = _targets(y, operator)
+    expect_same_tensors(operator.ranks, "the targets", {"y": targets}, "give all ranks what one of them has")
     targets = scaled(deviations(targets, (0,)) if centered else targets, (0, 1))[0].to(operator.device)
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
@@ -87,10 +93,10 @@ def estimate_alignment(
             return Estimate(float("nan"), float("nan"), 1)
         few = _in_few_vectors(targets, sweeps)
         if few is None:
-            found = surveyed(columns, count, source(generator), targets)
+            found = surveyed(columns, count, operator.drawing(generator), targets)
             ratio = normalised_overlap(found, "the alignment")
             return replace(ratio, value=float(ratio) / task, stderr=float(ratio.stderr) / task)
-        size = norm(surveyed(columns, count, source(generator)), "the alignment")
+        size = norm(surveyed(columns, count, operator.drawing(generator)), "the alignment")
         if not float(size) > 0.0:
             return Estimate(float("nan"), float("nan"), 1)
         value = _overlap(sweeps, *few) / (float(size) * task)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.squared_norms import weighted_squared_norms
+from featlearn.distributed.agreement import expect_same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.network.inputs import ModelWithInputs
+from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import columns_at_once
@@ -59,15 +60,19 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     scratch = byte_budget(sweeps.audited.memory, sweeps.measurement.device) // 8
     progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
-        for batch, places in sweeps.batches(size):
-            chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
-            total: Tensor | float = 0.0
-            for name, gradients in sweeps.measurement.each_gradient(chunk, sweeps.measurement.parameters, directions):
-                total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
-            found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
-            progress.advance()
+        with sweeps.ranks.together():
+            for batch, places in sweeps.batches(size):
+                chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
+                total: Tensor | float = 0.0
+                for name, gradients in sweeps.measurement.each_gradient(
+                    chunk, sweeps.measurement.parameters, directions
+                ):
+                    total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
+                found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
+                progress.advance()
     finally:
         progress.close()
+    sweeps.ranks.add_up([found])
     return found
 
 
@@ -76,23 +81,55 @@ def row_blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of the kernel for the drawn samples (s C, n C) or (s, n), float64, and the n places they are with.
 
-    `wanted`, ascending, are the samples they are with, instead of all.
+    `wanted`, ascending, are the samples they are with, instead of all. Ranks divide the columns of every block, and all
+    of them get all.
     """
-    own = gathered(sweeps, drawn)
+    # Draws follow from numbers that other hardware may round otherwise.
+    expect_same_tensors(sweeps.ranks, "the choice of", {"columns": drawn}, "use equal hardware on all ranks")
+    with sweeps.ranks.together():
+        own = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
     step = columns_at_once(sweeps.measurement, sweeps.audited.memory, len(drawn), classes, sweeps.stream.sample_bytes)
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
-        for batch, places in sweeps.batches(step, wanted):
-            pair = sweeps.measurement.of_pair(own, batch)
-            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
-            if outputs == "full":
-                kernel = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
-            yield kernel.double(), places
+        for x, places in _chunks_together(sweeps, step, wanted):
+            yield _divided_rows(sweeps, own, x, len(places), outputs), places
             progress.advance()
     finally:
         progress.close()
+
+
+def _chunks_together(sweeps: Sweeps, size: int, wanted: Tensor | None) -> Iterator[tuple[Inputs, Tensor]]:
+    """Chunks of a stream; a loader that fails on one rank fails on all."""
+    chunks = sweeps.stream.chunks(size, wanted)
+    while True:
+        with sweeps.ranks.together():
+            found = next(chunks, None)
+        if found is None:
+            return
+        yield found
+
+
+def _divided_rows(sweeps: Sweeps, drawn: ModelWithInputs, x: Inputs, samples: int, outputs: Outputs) -> Tensor:
+    """Rows of the drawn samples with those of a chunk; every rank computes the columns of its share."""
+    share, rows = sweeps.ranks.share(samples), None
+    with sweeps.ranks.together():
+        if share.start < share.stop:
+            pair = sweeps.measurement.of_pair(drawn, sweeps.part(x, samples, share))
+            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
+            rows = (kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel).double()
+    if sweeps.ranks.size == 1:
+        assert rows is not None
+        return rows
+    group = sweeps.measurement.classes if outputs == "full" else 1
+    whole = torch.zeros(
+        drawn.samples * group, samples * group, dtype=torch.float64, device=sweeps.measurement.device
+    )  # fmt: skip
+    if rows is not None:
+        whole[:, share.start * group : share.stop * group] = rows
+    sweeps.ranks.add_up([whole])
+    return whole
 
 
 def gathered(sweeps: Sweeps, drawn: Tensor) -> ModelWithInputs:

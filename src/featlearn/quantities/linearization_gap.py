@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
+from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
 from featlearn.measurement import Measurement
+from featlearn.network.checks import unwrapped
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size
 from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
@@ -68,10 +70,9 @@ def linearization_gap_of(
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: outputs are centred over the samples")
-    states = TwoStates(audited, initial)
-    if by == "layer":
-        return states.parts(x)
-    return states.gap(x).value
+    with whole_weights(unwrapped(audited.model)):
+        states = TwoStates(audited, initial)
+        return states.parts(x) if by == "layer" else states.gap(x).value
 
 
 @dataclass(frozen=True, eq=False)

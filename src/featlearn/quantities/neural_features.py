@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
+from featlearn.distributed.agreement import expect_same_call, smallest_budget
+from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, Probes, output_directions
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
@@ -29,7 +31,7 @@ UNEVEN = 1e-3
 def neural_features(
     model: nn.Module, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None, readout: Readout | None = None, outputs: int | Probes | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None,
+    dtype: torch.dtype | None = None, memory: str | int | None = None, group: object = None,
 ) -> NeuralFeatures:  # fmt: skip
     """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (Beaglehole et al. 2024).
 
@@ -50,11 +52,13 @@ def neural_features(
             a standard error, `.errors` of its layer, for k >= 2; the matrices take up to eight times the memory.
         dtype: `torch.float64` measures a copy of the network in double.
         memory: a byte budget such as `"2GiB"`; by default half of what is free.
+        group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples; every rank passes
+            all of them and has all features.
 
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory)
+    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory, group=group)
     return neural_features_of(audited, x, initial=initial, layers=layers, outputs=outputs)
 
 
@@ -65,29 +69,46 @@ def neural_features_of(
     """The neural features of an audited model: see `fl.neural_features`."""
     if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
         raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
+    ranks = audited.group
+    if ranks.size > 1:
+        arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
+        expect_same_call(ranks, arguments, {"x": x, "initial": initial, "outputs": outputs})
     with ExitStack() as stack:
-        now = stack.enter_context(audited.measuring([x], keep_weights=True))
-        refuse_no_layers(now)
+        now = stack.enter_context(audited.measuring_together([x], keep_weights=True))
+        with ranks.together():
+            refuse_no_layers(now)
         start = None
         if initial is not None:
-            before = audited.of_copy(network_at(audited.model, initial))
-            start = stack.enter_context(before.measuring([x], keep_weights=True))
-            refuse_shared(start, audited.model)
-        return measured_features(now, start, layers, outputs, audited.memory)
+            with ranks.together():
+                before = audited.of_copy(network_at(audited.model, initial))
+            start = stack.enter_context(ranks.entered(before.measuring([x], keep_weights=True)))
+            with ranks.together():
+                refuse_shared(start, audited.model)
+        with ranks.together():
+            budget = byte_budget(audited.memory, now.device)
+        budget = smallest_budget(ranks, budget, now.device, measured=audited.memory is None)
+        return measured_features(now, start, layers, outputs, budget, ranks)
 
 
 def measured_features(
     now: Measurement, start: Measurement | None, layers: str | Sequence[str] | None = None,
-    outputs: int | Probes | None = None, memory: str | int | None = None,
+    outputs: int | Probes | None = None, memory: str | int | None = None, ranks: RankGroup | None = None,
 ) -> NeuralFeatures:  # fmt: skip
     """The features of a measurement that is under way, compared with one of the network at initialisation."""
-    found = weight_matrices(now.example())
-    budget = byte_budget(memory, now.device)
-    chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
-    directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
-    parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
-    totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
-    _stream(now, start, directions, totals, found, 0.2 * budget)
+    ranks = RankGroup() if ranks is None else ranks
+    with ranks.together():
+        found = weight_matrices(now.example())
+        budget = byte_budget(memory, now.device)
+        chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
+        directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
+        parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
+        totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
+        _stream(now, start, directions, totals, found, 0.2 * budget, ranks)
+        for name, total in totals.items():
+            if start is not None and total.initial_weight is None:  # a rank without samples of its own
+                total.initial_weight = weight_matrices(start.example(), found).found[name].weight
+    for total in totals.values():
+        total.add_up(ranks)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
     return NeuralFeatures(features, found.left_out)
 
@@ -203,6 +224,15 @@ class _Totals:
                 self.smallest = min(self.smallest, float(sizes.min()))
                 self.largest = max(self.largest, float(sizes.max()))
 
+    def add_up(self, ranks: RankGroup) -> None:
+        """The sums over the samples of all ranks."""
+        ranks.add_up([self.covariance] if self.change is None else [self.covariance, self.change])
+        counts = torch.tensor([self.rows, self.silent], device="cpu")
+        ranks.add_up([counts])
+        self.rows, self.silent = counts.tolist()
+        smallest, self.largest = ranks.largest([-self.smallest, self.largest])
+        self.smallest = -smallest
+
     def features(self, directions: _Directions, precision: torch.dtype) -> LayerFeatures:
         """Averages, with the matrices they belong to."""
         parts = self.covariance.shape[:2]
@@ -281,19 +311,27 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 def _stream(
     now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals],
-    like: WeightMatrices, room: float,
+    like: WeightMatrices, room: float, ranks: RankGroup,
 ) -> None:  # fmt: skip
-    """Add up what arrives, chunk by chunk."""
+    """Add up what arrives, chunk by chunk, for this rank's share of each."""
     (batch,) = now.batches
-    chunk = samples_within(now, room if start is None else room / 2)
+    chunk = ranks.size * samples_within(now, room if start is None else room / 2)
     progress = ProgressLine("neural features", -(-batch.samples // chunk))
     names = list(totals)
     try:
-        for begin in range(0, batch.samples, chunk):
-            end = min(begin + chunk, batch.samples)
+        for first in range(0, batch.samples, chunk):
+            samples = min(chunk, batch.samples - first)
+            own = ranks.share(samples)
+            every = directions.of(samples)  # directions are drawn for all samples, whoever has them
+            if own.start == own.stop:
+                for _ in every:
+                    pass
+                continue
+            begin, end = first + own.start, first + own.stop
             here = PreactivationGradients(now, batch, begin, end, like)
             there = None if start is None else PreactivationGradients(start, start.batches[0], begin, end, like)
-            for number, direction in enumerate(directions.of(end - begin)):
+            for number, direction in enumerate(every):
+                direction = direction[own] if direction.dim() == 2 else direction
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)
                 for name, total in totals.items():

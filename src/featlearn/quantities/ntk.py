@@ -1,7 +1,7 @@
 """The empirical tangent kernel of any network, exactly."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar, overload
 
 import torch
@@ -10,25 +10,23 @@ from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
-from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
-from featlearn.contraction.matrices import RowGrams
-from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
+from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
+from featlearn.network.inputs import Inputs, Readout
 from featlearn.network.isolation import collector_paused
-from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
-from featlearn.planning.plan import Plan, PlannedKernel
-from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates, with_rates
+from featlearn.planning.plan import PlannedKernel
+from featlearn.quantities.divided_kernel import divided_kernels
+from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
+from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates
 from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 from featlearn.quantities.verification import KernelVerification
 
@@ -41,6 +39,7 @@ def ntk(
     readout: Readout | None = None, by: Literal["network"] = "network",
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
     dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    group: object = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def ntk(
@@ -48,6 +47,7 @@ def ntk(
     readout: Readout | None = None, by: Literal["layer", "parameter"],
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
     dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    group: object = None,
 ) -> Kernels: ...  # fmt: skip
 @overload
 def ntk(
@@ -67,7 +67,7 @@ def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: Sketch | None = None,
+    verify: bool = False, sketch: Sketch | None = None, group: object = None,
 ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
@@ -96,6 +96,9 @@ def ntk(
         sketch: `fl.Sketch(k=4096, repeats=4)` estimates the kernel from k random sums of each gradient's entries, for
             networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
             int. Two standard errors hold an entry in about 95 of 100 draws.
+        group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples. Every rank makes the
+            same call with all samples, and gets a DTensor that holds the rows of its own ones: `.to_local()` has them,
+            `.full_tensor()` gathers all. None divides nothing.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
@@ -105,7 +108,7 @@ def ntk(
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
     checked_by(by)
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     if sketch is not None:
         return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
     return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
@@ -116,7 +119,12 @@ def tangent_kernel(
     optimizer: Optimizer | None = None, verify: bool = False,
 ) -> Tensor | Kernels:  # fmt: skip
     """The tangent kernel of an audited model: see `fl.ntk`."""
-    rates = checked_rates(audited, outputs, by, optimizer)
+    if audited.group.given:
+        divided = divided_kernels(
+            audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer)
+        )
+        return divided[""] if by == "network" else divided
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
 
     def measured(measurement: Measurement) -> Kernels:
         return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
@@ -131,7 +139,9 @@ def sketched_kernel(
 ) -> Estimate | dict[str, Estimate]:  # fmt: skip
     """The sketched kernel of an audited model: see `fl.ntk`."""
     checked_sketch(sketch, outputs, verify)
-    rates = checked_rates(audited, outputs, by, optimizer)
+    if audited.group.given:
+        raise InputValueError("sketch= with group=, expected one of them: sketched kernels are not divided among ranks")
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
 
     def measured(measurement: Measurement) -> dict[str, Estimate]:
         return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
@@ -191,13 +201,13 @@ def measured_kernels(
         kernels = _deferring(measurement, known, directions, rates, by)
         if kernels is not None:
             return kernels
-    execution = _Execution(measurement, known.plan, directions, rates, by, None)
+    execution = KernelExecution(measurement, known.plan, directions, rates, by, None)
     checks = KernelVerification(measurement, directions, rates, known.plan) if verify else None
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
     if checks is not None:
         checks.conclude()
-    _refuse_not_finite(measurement, kernels, by)
+    refuse_not_finite(measurement, kernels, by)
     audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
 
@@ -209,7 +219,7 @@ def _deferring(
     deferred = DeferredChecks()
     measurement.defer(deferred)
     try:
-        kernels = _Execution(measurement, known.plan, directions, rates, by, known.proportional).run()
+        kernels = KernelExecution(measurement, known.plan, directions, rates, by, known.proportional).run()
         tiny = torch.finfo(measurement.dtype).tiny
         deferred.expect_sizes(
             lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]
@@ -217,150 +227,3 @@ def _deferring(
         return kernels if deferred.hold() else None
     finally:
         measurement.defer(None)
-
-
-def _refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> None:
-    for key, kernel in kernels.items():
-        low, high = torch.stack(in_memory_order(kernel).aminmax()).tolist()  # one pass, no second tensor of its size
-        if max(-low, high) < torch.finfo(kernel.dtype).tiny:
-            measurement.audit_again()  # gradients may be too small for their squares
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise InputValueError(
-                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
-                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
-            )
-
-
-class _Execution:
-    """One kernel, measured by its plan."""
-
-    def __init__(
-        self, measurement: Measurement, plan: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
-        proportional: frozenset[str] | None,
-    ) -> None:  # fmt: skip
-        self._measurement, self._plan, self._directions, self._rates = measurement, plan, directions, rates
-        self._keys = kernel_keys(measurement.parameters, by)
-        self._known = proportional
-        self.found_proportional: frozenset[str] | None = None
-        """Parameters for which one output direction was found to stand for all."""
-
-    def run(self, checks: KernelVerification | None = None) -> Kernels:
-        """The kernels of all groups of parameters."""
-        measurement, plan = self._measurement, self._plan
-        total = KernelSum(
-            self._keys, plan.kernel_shape, self._directions.mode, measurement.dtype, measurement.device,
-            symmetric=plan.symmetric, scratch=plan.scratch, deferred=measurement.deferred,
-        )  # fmt: skip
-        total.callback = checks.add if checks else None
-        progress = ProgressLine("tangent kernel", plan.passes)
-        try:
-            for group in plan.groups:
-                if plan.symmetric and group.chunk >= plan.samples[0]:
-                    self._add_at_once(total, group)
-                    progress.advance()
-                else:
-                    self._add_in_blocks(total, group, progress)
-        finally:
-            progress.close()
-        total.mirror(slice(0, self._directions.count))
-        total.divide(self._directions.divisor)
-        return total.kernels
-
-    def _direction_blocks(self, group: ParameterGroup) -> list[slice]:
-        count = self._directions.count
-        return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
-
-    def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
-        """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
-        measurement, (batch,), mode = self._measurement, self._measurement.batches, self._directions.mode
-        chunk, blocks = measurement.chunk(batch, 0, batch.samples), self._direction_blocks(group)
-        every = slice(0, batch.samples)
-        kept: dict[str, RowGrams] | None = {} if len(blocks) > 1 and mode == "each" else None
-        for chosen in blocks:
-            proportional = self._proportional(len(blocks) == 1)
-            captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=elementwise(self._rates),
-                proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
-            )  # fmt: skip
-            total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
-            if proportional is not None:
-                self.found_proportional = frozenset(proportional.found)
-
-    def _proportional(self, all_directions: bool) -> ProportionalOutputs | None:
-        """Whether one output direction may stand for all; on a GPU only those that were found to, without a wait."""
-        if self._directions.mode != "sum" or not all_directions:
-            return None
-        deferred = self._measurement.deferred
-        if deferred is None:
-            return ProportionalOutputs()
-        return None if self._known is None else ProportionalOutputs(self._known, deferred)
-
-    def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
-        """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
-        batches = self._measurement.batches
-        rows, columns = (_blocks(batch, group.block) for batch in (batches[0], batches[-1]))
-        for chosen in self._direction_blocks(group):
-            for i in rows:
-                if total.symmetric and len(rows) == 1:
-                    total.add_diagonal(self._gathered(batches[0], i, chosen, group, progress), i, chosen)
-                    continue
-                left = dict(self._gathered(batches[0], i, chosen, group, progress))
-                for j in columns:
-                    if total.symmetric and j.start > i.start:
-                        break
-                    same = total.symmetric and i == j
-                    right = left if same else dict(self._gathered(batches[-1], j, chosen, group, progress))
-                    for name in (name for name in left if name in right):
-                        total.add(name, left[name], right[name], i, j, chosen)
-
-    def _gathered(
-        self, batch: ModelWithInputs, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine
-    ) -> Iterator[tuple[str, Gradients]]:
-        """Gradients of a block of samples, in the form that takes less memory."""
-        measurement, directions = self._measurement, self._directions.rows(chosen)
-        early = {p.name for p in self._plan.parameters if p.form_early}
-        whole = self._plan.symmetric and block == slice(0, batch.samples)
-        # Chunks of one block agree on it; between blocks nothing could be taken back.
-        proportional = ProportionalOutputs() if whole and self._directions.mode == "sum" else None
-        gathered: dict[str, Gathered] = {}
-        begin = block.start
-        while begin < block.stop:
-            end = min(begin + group.chunk, block.stop)
-            chunk = measurement.chunk(batch, begin, end)
-            seen = set()
-            try:
-                captured = measurement.each_gradient(
-                    chunk, group.names, directions, dense=early, proportional=proportional,
-                    apart=self._directions.mode == "each", last=True,
-                )  # fmt: skip
-                for name, gradients in with_rates(captured, self._rates):
-                    if name not in gathered:
-                        gathered[name] = Gathered(block.stop - block.start, gradients.directions)
-                        if begin > block.start:
-                            gathered[name].add(self._nothing(name, begin - block.start, gradients.directions))
-                    if gathered[name].directions != gradients.directions:
-                        raise UnequalChunksError
-                    gathered[name].add(gradients)
-                    seen.add(name)
-            except UnequalChunksError:  # once more, with all directions
-                gathered.clear()
-                begin, proportional = block.start, None
-                continue
-            for name in gathered.keys() - seen:
-                gathered[name].add(self._nothing(name, end - begin, gathered[name].directions))
-            del chunk  # before the next one is made
-            progress.advance()
-            begin = end
-        while gathered:
-            name = next(iter(gathered))
-            yield name, gathered.pop(name).whole()
-
-    def _nothing(self, name: str, samples: int, directions: int) -> Dense:
-        """The gradient of samples that do not use a parameter others use."""
-        parameter = self._measurement.parameters[name]
-        size = parameter.numel() * (2 if parameter.is_complex() else 1)
-        return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
-
-
-def _blocks(batch: ModelWithInputs, size: int) -> list[slice]:
-    return [slice(begin, min(begin + size, batch.samples)) for begin in range(0, batch.samples, size)]

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.tensor_sketch import Sketch
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, Probes, output_directions
 from featlearn.measurement import Measurement
@@ -72,7 +73,7 @@ def kernel_plan(
         checked_sketch(sketch, outputs, verify)
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = checked_rates(audited, outputs, by, optimizer)
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
     with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
         directions = output_directions(outputs, measurement.classes)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
+from featlearn.distributed.agreement import SAME_DATA, expect_same_arguments, expect_same_tensors, smallest_budget
+from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
@@ -16,8 +18,8 @@ from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.sketch import RandomProducts, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
-from featlearn.network.inventory import Inventory
-from featlearn.network.isolation import undisturbed
+from featlearn.network.isolation import random_state_kept
+from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.quantities.jacobian_products import jvp_method
 from featlearn.quantities.optimizer_kernel import Rate, step_rates
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 # Kernels of up to this many rows are formed to be measured: cheaper than an estimate.
 SMALL = 2048
+SAME_DRAW = "seed the generators of all ranks alike"
 # With more outputs than this the columns of a sample take longer than products with random vectors.
 MANY = 32
 
@@ -50,24 +53,34 @@ class NTKOperator:
         data: a batch as for `fl.ntk`, or a `DataLoader`, which is read anew for every product and never held. Of
             (inputs, targets) the inputs are taken. A loader that shuffles, or gives other samples at every sweep, is
             refused.
+        group: `"world"` or a process group of `torch.distributed`: every rank makes the same calls with the same data,
+            runs its share of every chunk of samples, and has all of every result. None divides nothing.
     """
 
     def __init__(
         self, model: nn.Module, data: Any, *, readout: Readout | None = None, optimizer: Optimizer | None = None,
         parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
-        memory: str | int | None = None,
+        memory: str | int | None = None, group: object = None,
     ) -> None:  # fmt: skip
-        self._audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-        self._optimizer = optimizer
-        devices = {p.device for p in unwrapped(model).parameters()}
-        with undisturbed(Inventory(unwrapped(model))):  # a loader draws random numbers
-            self._stream = SampleStream(data, next(iter(devices)) if len(devices) == 1 else None, dtype)
+        self._audited = AuditedModel(
+            model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
+        )
+        self._optimizer, self.ranks = optimizer, self._audited.group
+        """Who divide the samples."""
+        with self.ranks.together():
+            devices = {p.device for p in unwrapped(model).parameters()}
+            device = next(iter(devices)) if len(devices) == 1 else None
+            with random_state_kept():  # a loader draws random numbers
+                self._stream = SampleStream(data, device, dtype)
+        if self.ranks.size > 1:
+            self._agree(device or torch.device("cpu"))
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""
             self.dtype, self.device = sweeps.measurement.dtype, sweeps.measurement.device
-            self._survey(sweeps)
-            self._method = jvp_method(sweeps.measurement)
+            with self.ranks.together():
+                self._survey(sweeps)
+                self._method = jvp_method(sweeps.measurement)
 
     @property
     def samples(self) -> int:
@@ -91,14 +104,14 @@ class NTKOperator:
     def __matmul__(self, v: Tensor) -> Tensor:
         """K v, of the shape, on the device and at least in the precision of v."""
         rows = self._rows(v)
-        with self.sweeps() as sweeps:
+        with self.sweeps(rows) as sweeps:
             product = sweeps.product(rows, self._method)
         return self._like(product, v)
 
     def quadratic(self, v: Tensor) -> Tensor:
         """v^T K v = |J^T v|^2, exact by one backward pass: a number, or (m,) for a block. float64."""
         rows = self._rows(v)
-        with self.sweeps() as sweeps:
+        with self.sweeps(rows) as sweeps:
             step = sweeps.block(len(rows))
             found = torch.cat([sweeps.quadratic(block) for block in rows.split(step)])
         single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
@@ -119,6 +132,7 @@ class NTKOperator:
                 if probes is None
                 else probes.directions(self.outputs)
             )
+            expect_same_tensors(self.ranks, "the draw of", {"probes": every}, SAME_DRAW)
             total = squared_gradients(sweeps, every, "trace").sum(0)
         return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
 
@@ -144,7 +158,7 @@ class NTKOperator:
                 return Estimate(columns.squared_sum() ** 0.5, 0.0, 1)
             if self.outputs > MANY:
                 return sketched_norm(self._random_sketch(sweeps, count, generator))
-            return norm(surveyed(columns, count, source(generator)))
+            return norm(surveyed(columns, count, self.drawing(generator)))
 
     def row_means(self, sweeps: Sweeps) -> Tensor:
         """(P,) K 1 / P for the mean over outputs: J_c (J_c^T 1) / P, a product for every output. float64."""
@@ -170,7 +184,7 @@ class NTKOperator:
             raise InputValueError(f"k={k!r}, expected a number of eigenvalues between 1 and P C = {size}")
         width = min(size, k + 4)
         bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
-        drawing = source(generator)
+        drawing = self.drawing(generator)
         start = torch.randn(size, width, generator=drawing, dtype=torch.float64, device=drawing.device).to(self.device)
         with self.sweeps() as sweeps:
 
@@ -194,18 +208,40 @@ class NTKOperator:
         )  # fmt: skip
 
     @contextmanager
-    def sweeps(self) -> Iterator[Sweeps]:
-        """The network isolated and ready; several products can share it."""
+    def sweeps(self, given: Tensor | None = None) -> Iterator[Sweeps]:
+        """The network isolated and ready; several products can share it. `given`: the vectors of all ranks."""
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
-        if self._optimizer is not None:
-            rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
+        with self.ranks.together():
+            if self._optimizer is not None:
+                rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
+        rates = whole_tensors(rates)
+        same = {**rates, **({} if given is None else {"v": given})}
+        expect_same_tensors(self.ranks, "the vector, or rate of", same, "give all ranks what one of them has")
         # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
-        with self._audited.measuring([self._stream.first], builtin=False) as measurement:
+        with self._audited.measuring_together([self._stream.first], builtin=False) as measurement:
             yield Sweeps(measurement, self._stream, rates, self._audited)
 
+    def drawing(self, generator: torch.Generator | None) -> torch.Generator:
+        """The generator that was given, in the same state on every rank; without one, one that is always the same."""
+        found = source(generator)
+        expect_same_tensors(self.ranks, "the state of", {"generator": found.get_state()}, SAME_DRAW)
+        return found
+
+    def _agree(self, device: torch.device) -> None:
+        """The samples and the memory of all ranks."""
+        audited, memory = self._audited, self._audited.memory
+        with self.ranks.together():
+            budget = byte_budget(memory, device)
+        expect_same_arguments(self.ranks, {
+            "the number of samples": self._stream.samples, "parameters": audited.globs, "dtype": audited.dtype,
+            "the optimizer": type(self._optimizer).__name__,
+        })  # fmt: skip
+        expect_same_tensors(self.ranks, "data:", self._stream.fingerprints, SAME_DATA)
+        audited.memory = smallest_budget(self.ranks, budget, device, measured=memory is None)
+
     def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> RandomProducts:
-        drawing = source(generator)
+        drawing = self.drawing(generator)
         signs = torch.randint(2, (count, *self.shape[:1]), generator=drawing, device=drawing.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
         image = sweeps.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()

@@ -1,7 +1,7 @@
 """Gram matrices of what each layer takes in or gives out: the empirical NNGP kernels."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
+from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.graph.layout import splits
 from featlearn.network.checks import (
@@ -56,12 +57,14 @@ def representation_kernels(
     inputs = [x] if x2 is None else [x, x2]
     sizes = [batch_size(part, name) for part, name in zip(inputs, ("x", "x2"), strict=False)]
     given, model = model, unwrapped(model)
-    inside = Inventory(model)
-    refuse_unmeasurable(inside)
-    for part, name in zip(inputs, ("x", "x2"), strict=False):
-        refuse_other_device(inside, part, name)
-    named = _chosen_layers(given, model, layers)
-    with undisturbed(inside) as isolation, torch.no_grad():
+    with whole_weights(model), ExitStack() as stack:
+        inside = Inventory(model)
+        refuse_unmeasurable(inside)
+        for part, name in zip(inputs, ("x", "x2"), strict=False):
+            refuse_other_device(inside, part, name)
+        named = _chosen_layers(given, model, layers)
+        isolation = stack.enter_context(undisturbed(inside))
+        stack.enter_context(torch.no_grad())
         twin = copied(model, dtype) if needs_copy(inside, dtype) else model
         with undisturbed(Inventory(twin)), torch.no_grad():
             batches = tuple(

@@ -39,6 +39,14 @@ class SampleStream:
         whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(self.first))
         return max(1.0, whole / batch_size(self.first, "data"))
 
+    @property
+    def fingerprints(self) -> dict[str, Tensor]:
+        """Tensors that tell these samples from others: the samples, or what was noted of a loader's batches."""
+        if self._loader is not None:
+            assert self._seen is not None
+            return {"the batches of the loader": self._seen}
+        return {f"tensor {place}": tensor for place, tensor in enumerate(tensors_in(self._whole))}
+
     def chunks(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[Inputs, Tensor]]:
         """Inputs of up to `size` samples and their places, (n,) integers on the CPU.
 

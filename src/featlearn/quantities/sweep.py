@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
+from featlearn.distributed.group import RankGroup
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
 from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.stream import SampleStream
+from featlearn.quantities.stream import SampleStream, taken
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,23 @@ class Sweeps:
     rates: dict[str, Rate]
     audited: AuditedModel
 
+    @property
+    def ranks(self) -> RankGroup:
+        """Who has a share of every chunk of samples."""
+        return self.audited.group
+
     def batches(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[ModelWithInputs, Tensor]]:
-        """The network on chunk after chunk, and the places of their samples."""
-        for x, places in self.stream.chunks(size, wanted):
-            yield self.batch(x, len(places)), places
+        """The network on this rank's share of chunk after chunk, up to `size` samples, and the places of these."""
+        for x, places in self.stream.chunks(size * self.ranks.size, wanted):
+            own = self.ranks.share(len(places))
+            if own.start < own.stop:
+                yield self.part(x, len(places), own), places[own]
+
+    def part(self, x: Inputs, samples: int, own: slice) -> ModelWithInputs:
+        """The network on some samples of a chunk."""
+        if own != slice(0, samples):
+            x = taken(x, samples, torch.arange(own.start, own.stop, device="cpu"))
+        return self.batch(x, own.stop - own.start)
 
     def batch(self, x: Inputs, samples: int) -> ModelWithInputs:
         """The network on these inputs."""
@@ -44,12 +58,14 @@ class Sweeps:
 
     def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""
-        totals = no_tangents(self.measurement, len(v))
-        used = (v != 0).any(2).any(0).cpu().nonzero().flatten()
-        for batch, places in self.batches(self.chunk(3.0, 2 * len(v)), used):
-            add_pulled_back(totals, self.measurement, batch, v[:, places.to(v.device)])
-            if progress is not None:
-                progress.advance()
+        with self.ranks.together():
+            totals = no_tangents(self.measurement, len(v))
+            used = (v != 0).any(2).any(0).cpu().nonzero().flatten()
+            for batch, places in self.batches(self.chunk(3.0, 2 * len(v)), used):
+                add_pulled_back(totals, self.measurement, batch, v[:, places.to(v.device)])
+                if progress is not None:
+                    progress.advance()
+        self.ranks.add_up(totals.values())
         return totals
 
     def weighted(self, tangents: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -74,15 +90,18 @@ class Sweeps:
         result = torch.zeros(v.shape, dtype=dtype, device=self.measurement.device)
         step = self.block(count)
         size = self.chunk(10.0, 3 * step)
-        progress = ProgressLine("kernel products", -(-count // step) * (-(-self.stream.samples // size)))
+        own = -(-self.stream.samples // self.ranks.size)
+        progress = ProgressLine("kernel products", -(-count // step) * -(-own // size))
         try:
             for begin in range(0, count, step):
                 block = slice(begin, begin + step)
                 tangents = self.weighted(self.pulled_back(v[block]))
-                for batch, places in self.batches(size):
-                    pushed = method(self.measurement, batch, tangents)
-                    result[block, places.to(result.device)] = pushed.detach().to(dtype)
-                    progress.advance()
+                with self.ranks.together():
+                    for batch, places in self.batches(size):
+                        pushed = method(self.measurement, batch, tangents)
+                        result[block, places.to(result.device)] = pushed.detach().to(dtype)
+                        progress.advance()
         finally:
             progress.close()
+        self.ranks.add_up([result])  # every rank has filled its own rows
         return result

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from featlearn.audit.independence import last_digit_changed
+from featlearn.distributed.group import RankGroup
 from featlearn.errors import VerificationError
 from featlearn.gradients.directions import Directions
 from featlearn.graph.graph import numbers
@@ -36,14 +37,21 @@ Forms = Mapping[str, Tensor]
 
 
 class KernelVerification:
-    """Products of every parameter's kernel with random vectors, collected while it is built, and what they must be."""
+    """Products of every parameter's kernel with random vectors, collected while it is built, and what they must be.
 
-    def __init__(self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan) -> None:
+    `ranks` divide the `samples` of both sides, by default those of the measurement; each checks the rows of its own.
+    """
+
+    def __init__(
+        self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan,
+        samples: tuple[int, int] | None = None, ranks: RankGroup | None = None,
+    ) -> None:  # fmt: skip
+        self._ranks = RankGroup() if ranks is None else ranks
         self._measurement, self._directions, self._rates = measurement, directions, rates
         self._block = plan.verified_together
         generator = torch.Generator("cpu").manual_seed(1)
         # A vector over samples for every direction; the same for all of them where only their sum is kept.
-        rows, columns = measurement.batches[0].samples, measurement.batches[-1].samples
+        rows, columns = samples or (measurement.batches[0].samples, measurement.batches[-1].samples)
         kept = 1 if directions.mode == "sum" else directions.count
         self._w = torch.randn(VECTORS, kept, columns, generator=generator, dtype=torch.float64, device="cpu")
         self._signs = 2.0 * torch.randint(2, (kept, rows), generator=generator, device="cpu").double() - 1.0
@@ -71,6 +79,7 @@ class KernelVerification:
 
     def conclude(self) -> None:
         """Raise where a kernel disagrees with the backward passes."""
+        self._take_own_rows()
         v = self._signs * self._balance()
         expected, sizes = self._from_backward_passes(v, self._block)
         given = {name: self._in_blocks((v * self._products[name]).movedim(-1, 0), torch.sum) for name in expected}
@@ -79,11 +88,21 @@ class KernelVerification:
         sizes = {name: torch.hypot(size, lengths[name]) for name, size in sizes.items()}
         allowed = self._rounding(sizes)
         suspects = [name for name in expected if not _within(given[name] - expected[name], UNITS * allowed[name])]
-        if suspects:
+        if self._ranks.any(bool(suspects)):
             amplified = self._amplified(v, suspects, expected, allowed)
-            for name in suspects:
-                if not _within(given[name] - expected[name], amplified[name]):
-                    _refuse(name, given[name], expected[name])
+            with self._ranks.together():
+                for name in suspects:
+                    if not _within(given[name] - expected[name], amplified[name]):
+                        _refuse(name, given[name], expected[name])
+
+    def _take_own_rows(self) -> None:
+        """What all ranks have noted of the rows of this one."""
+        own = self._ranks.share(self._signs.shape[1])
+        for name in self._measurement.parameters if self._ranks.size > 1 else ():
+            squares = self._lengths[name].square()
+            self._ranks.add_up([self._products[name], squares])
+            self._products[name], self._lengths[name] = self._products[name][..., own], squares.sqrt()[:, own]
+        self._signs = self._signs[:, own]
 
     def _amplified(self, v: Tensor, names: Sequence[str], expected: Forms, allowed: Forms) -> dict[str, Tensor]:
         """Differences that networks may have which amplify rounding.
@@ -114,7 +133,7 @@ class KernelVerification:
 
     def _rounding(self, sizes: Forms) -> dict[str, Tensor]:
         """One unit of rounding in every form; gradients that cancel are rounded as those of other parameters are."""
-        whole = sum(sizes.values(), torch.zeros(()))
+        whole = reduce(torch.add, sizes.values())
         return {name: self._precision(name) * (size + whole / UNITS) for name, size in sizes.items()}
 
     def _precision(self, name: str) -> float:
@@ -133,19 +152,20 @@ class KernelVerification:
         `size`: samples in a backward pass.
         """
         measurement, mode, count = self._measurement, self._directions.mode, self._directions.count
-        blocks = -(-v.shape[1] // self._block)
+        blocks = max(1, -(-v.shape[1] // self._block))  # a rank may have no rows
         shape = (2, blocks, VECTORS, count if mode == "each" else 1)
         found = {name: v.new_zeros(shape) for name in measurement.parameters}
         for chosen in [slice(0, count)] if mode == "full" else [slice(k, k + 1) for k in range(count)]:
             kept, place = (slice(0, 1) if mode == "sum" else chosen), (chosen.start if mode == "each" else 0)
             rows = self._directions.rows(chosen)
             right = self._pulled_back(self._w[:, kept].mT @ rows, size)
-            left = measurement.pulled_back_pieces(measurement.batches[0], v[None, kept].mT @ rows, size)
-            for piece, (gradients,) in enumerate(left):
-                pairs = [(name, a.to(one), one) for name, a in gradients.items() for one in right[name]]
-                fetched = v.new_tensor(numbers([number for _, *pair in pairs for number in _form(*pair)]))
-                for name, forms in zip(gradients, fetched.view(-1, VECTORS, 2), strict=True):
-                    found[name][:, piece * size // self._block, :, place] += forms.T
+            with self._ranks.together():
+                left = measurement.pulled_back_pieces(measurement.batches[0], v[None, kept].mT @ rows, size)
+                for piece, (gradients,) in enumerate(left if v.shape[1] else ()):
+                    pairs = [(name, a.to(one), one) for name, a in gradients.items() for one in right[name]]
+                    fetched = v.new_tensor(numbers([number for _, *pair in pairs for number in _form(*pair)]))
+                    for name, forms in zip(gradients, fetched.view(-1, VECTORS, 2), strict=True):
+                        found[name][:, piece * size // self._block, :, place] += forms.T
         return {name: forms[0] for name, forms in found.items()}, {name: forms[1] for name, forms in found.items()}
 
     def _pulled_back(self, w: Tensor, size: int) -> dict[str, list[Tensor]]:
@@ -155,10 +175,14 @@ class KernelVerification:
             name: [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for _ in range(VECTORS)]
             for name, p in measurement.parameters.items()
         }
-        for several in measurement.pulled_back_pieces(measurement.batches[-1], w, size):
-            for k, gradients in enumerate(several):
-                for name, gradient in gradients.items():
-                    totals[name][k] += gradient
+        own = self._ranks.share(w.shape[1])
+        with self._ranks.together():
+            pieces = measurement.pulled_back_pieces(measurement.batches[-1], w[:, own], size)
+            for several in pieces if own.start < own.stop else ():
+                for k, gradients in enumerate(several):
+                    for name, gradient in gradients.items():
+                        totals[name][k] += gradient
+        self._ranks.add_up(one for several in totals.values() for one in several)
         for name, rate in self._rates.items():
             totals[name] = [one * (rate.to(one) if isinstance(rate, Tensor) else rate) for one in totals[name]]
         return totals

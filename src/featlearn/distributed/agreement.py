@@ -1,0 +1,107 @@
+"""What must be the same on every rank, compared and not hoped for: arguments, inputs, weights, memory."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.distributed.group import RankGroup
+from featlearn.errors import InputValueError
+from featlearn.network.inputs import tensors_in
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+SAME_DATA = "pass all samples on every rank: they are divided here, so a DistributedSampler must not do it before"
+# Numbers that are multiplied at a time, and odd factors that spread their places over 64 bits.
+_PIECE, _SPREAD = 2**18, (0x5851F42D4C957F2D, 0x14057B7EF767814F)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """A number that changes with any bit of a tensor, and when entries trade places."""
+    values = tensor.detach()
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    bits = values.contiguous().view(-1).view(_BITS[values.element_size()])
+    places = torch.arange(1, min(len(bits), _PIECE) + 1, device=bits.device)
+    weights = _folded(places * _SPREAD[0]).mul_(_SPREAD[1]).bitwise_or_(1)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for piece in bits.split(_PIECE):
+        numbers = _folded(piece) if piece.dtype == torch.int64 else piece.long()
+        total = total * _SPREAD[0] + (numbers * weights[: len(piece)]).sum()  # modulo 2^64
+    return int(total)
+
+
+def _folded(numbers: Tensor) -> Tensor:
+    """Upper bits added to the lower ones: products modulo 2^64 would lose pairs of them, two signs say."""
+    return numbers ^ ((numbers >> 32) & 0xFFFFFFFF)
+
+
+def fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
+    """Shape, type and fingerprint of every tensor; plain values as they are."""
+    return {
+        name: (tuple(value.shape), str(value.dtype), fingerprint(value)) if isinstance(value, Tensor) else (value,)
+        for name, value in tensors.items()
+    }
+
+
+def expect_same_arguments(group: RankGroup, arguments: Mapping[str, object]) -> None:
+    """Refuse a call whose arguments differ from rank to rank, on every rank."""
+    said = group.gathered({name: str(value) for name, value in arguments.items()})
+    for name, rank, theirs in _differences(said):
+        raise InputValueError(
+            f"{name} is {theirs} on rank {rank} and {said[0].get(name)} on rank 0, expected the same call on every "
+            "rank of the group"
+        )
+
+
+def expect_same_call(group: RankGroup, arguments: Mapping[str, object], given: Mapping[str, Any]) -> None:
+    """Refuse a call that differs from rank to rank in its arguments, or in the tensors that were given with it."""
+    expect_same_arguments(group, arguments)
+    expect_same_tensors(group, "the argument", {
+        f"{name}{f'[{place}]' if place else ''}": tensor
+        for name, value in given.items()
+        for place, tensor in enumerate(_tensors(value))
+    }, SAME_DATA)  # fmt: skip
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    """The tensors in an argument, and the states of its random generators."""
+    if isinstance(given, torch.Generator):
+        return [given.get_state()]
+    return tensors_in(given) if not hasattr(given, "generator") else _tensors(given.generator)
+
+
+def expect_same_tensors(group: RankGroup, what: str, tensors: Mapping[str, Any], remedy: str) -> None:
+    """Refuse tensors that differ from rank to rank, on every rank; says which."""
+    if group.size == 1:
+        return
+    said = group.gathered(fingerprints(tensors))
+    different = list(_differences(said))
+    if different:
+        name, rank, _ = different[0]
+        more = len({name for name, _, _ in different}) - 1
+        raise InputValueError(
+            f"{what} {name}{f' (and {more} more)' if more else ''} of rank {rank} differs from that of rank 0, "
+            f"expected the same on every rank; {remedy}"
+        )
+
+
+def _differences(said: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, Any]]:
+    """(name, rank, what it says) where a rank says something else than rank 0."""
+    return [
+        (name, rank, there.get(name))
+        for name in dict.fromkeys(name for one in said for name in one)
+        for rank, there in enumerate(said)
+        if there.get(name) != said[0].get(name)
+    ]
+
+
+def smallest_budget(group: RankGroup, budget: int, device: torch.device, *, measured: bool) -> int:
+    """The byte budget that every rank keeps to: the smallest of all.
+
+    `measured`: it is a share of what was free, which ranks on one device of one machine share in turn.
+    """
+    home = (platform.node(), str(device))
+    said = group.gathered((home, budget))
+    homes = [where for where, _ in said]
+    return min(int(size) // (homes.count(where) if measured else 1) for where, size in said)

@@ -1,0 +1,154 @@
+"""The ranks that measure together: who has which samples, what all of them know, and what they add up."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from featlearn.errors import InputTypeError, InputValueError, RankError
+
+T = TypeVar("T")
+
+
+class RankGroup:
+    """The ranks of a process group; without a group this process alone, for which nothing is divided or sent."""
+
+    def __init__(self, group: Any = None) -> None:
+        self.given = group is not None
+        """Whether the caller has asked for a group; it may have one rank."""
+        self.process_group = _process_group(group)
+        self.size = 1 if self.process_group is None else dist.get_world_size(self.process_group)
+        self.rank = 0 if self.process_group is None else dist.get_rank(self.process_group)
+        if self.rank < 0:
+            raise InputValueError("this rank is not in the group, expected calls from its members alone")
+
+    def share(self, samples: int, rank: int | None = None) -> slice:
+        """The samples of a rank, this one by default, divided as torch.chunk and DTensor divide them."""
+        step = -(-samples // self.size)
+        number = self.rank if rank is None else rank
+        return slice(min(number * step, samples), min((number + 1) * step, samples))
+
+    def shares(self, samples: int) -> list[slice]:
+        """The samples of all ranks."""
+        return [self.share(samples, rank) for rank in range(self.size)]
+
+    def together(self) -> "Together":
+        """A block that every rank runs for itself, without sending anything; what one raises, all raise.
+
+        No rank waits for one that is gone, and the next call finds all of them.
+        """
+        return Together(self)
+
+    @contextmanager
+    def entered(self, context: AbstractContextManager[T]) -> Iterator[T]:
+        """A context that every rank enters and leaves, or none."""
+        stack = ExitStack()
+        with self.together():
+            found = stack.enter_context(context)
+        try:
+            yield found
+        except BaseException:
+            stack.__exit__(*sys.exc_info())
+            raise
+        with self.together():
+            stack.close()
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on some rank."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(found, group=self.process_group)
+        return bool(found.item())
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Sum over all ranks, in place; the same bits on every rank."""
+        self._reduce(tensors, dist.ReduceOp.SUM)
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number on any rank."""
+        found = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        self._reduce([found], dist.ReduceOp.MAX)
+        return found.tolist()
+
+    def gathered(self, thing: Any) -> list[Any]:
+        """What every rank has, of small things that can be pickled."""
+        if self.size == 1:
+            return [thing]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, thing, group=self.process_group)
+        return found
+
+    def from_first(self, thing: Any) -> Any:
+        """What rank 0 of the group has."""
+        return self.gathered(thing if self.rank == 0 else None)[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must be to be sent."""
+        assert self.process_group is not None
+        if "cpu" in str(dist.get_backend_config(self.process_group)):
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _reduce(self, tensors: Iterable[Tensor], operation: Any) -> None:
+        for tensor in tensors if self.size > 1 else ():
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            sent = real if real.is_contiguous() and self.sends_from(real.device) else real.to(self.device).contiguous()
+            dist.all_reduce(sent, operation, group=self.process_group)
+            if sent is not real:
+                real.copy_(sent)
+
+    def sends_from(self, device: torch.device) -> bool:
+        """Whether tensors on this device can be sent as they are."""
+        return device.type in str(dist.get_backend_config(self.process_group))
+
+
+class Together:
+    """A block of local work with one end on all ranks: see `RankGroup.together`."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self._group.any(error is not None):
+            said = self._group.gathered(None if error is None else f"{type(error).__name__}: {error}")
+            if error is None:
+                rank, text = next((rank, text) for rank, text in enumerate(said) if text is not None)
+                raise RankError(f"rank {rank} of the group could not measure its samples: {text}")
+        return False
+
+
+def _process_group(group: Any) -> Any:
+    """The process group that was asked for."""
+    if group is None:
+        return None
+    if not dist.is_available():
+        raise InputValueError("group= needs torch.distributed, which this build of torch lacks; leave group= out")
+    if isinstance(group, str):
+        if group != "world":
+            raise InputValueError(f"group={group!r}, expected 'world', a torch.distributed.ProcessGroup or None")
+        if not dist.is_initialized():
+            raise InputValueError(
+                "group='world' and no process group is initialised, expected one; start with torchrun and call "
+                "torch.distributed.init_process_group() first"
+            )
+        return dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputValueError("this rank is not in the group, expected calls from its members alone")
+    if not isinstance(group, dist.ProcessGroup):
+        raise InputTypeError(
+            f"group is {type(group).__name__}, expected 'world', a torch.distributed.ProcessGroup or None; "
+            "of a DeviceMesh pass mesh.get_group()"
+        )
+    return group

@@ -1,0 +1,253 @@
+"""The rows of a tangent kernel that one rank computes; all ranks follow one plan, and gradients travel between them.
+
+Two exchanges, chosen for every parameter from shapes. *Ring*: at distance s = 1 .. R/2 every rank sends the gradients
+of its samples, as factors where they are factors, to the rank s places on, and multiplies what it receives; K is
+symmetric, so the rest is sent back as entries of the kernel. *Slices*: every rank takes one R-th of the parameter for
+all samples, and the rows of all kernels are added up. With f numbers kept of a sample and N entries of the parameter a
+rank of a ring sends P f / 2 numbers; with slices it sends P N / R + P^2, and holds a P x P kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from featlearn.contraction.factors import Factors, Gradients, as_dense
+from featlearn.contraction.gram import Route, mirror
+from featlearn.contraction.kernel_sum import Kernels, KernelSum
+from featlearn.distributed.exchange import TensorKind, kinds, swapped
+from featlearn.distributed.same_directions import same_directions
+from featlearn.gradients.directions import Directions
+from featlearn.measurement import Measurement
+from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.plan import Plan
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.quantities.divided_samples import DividedGradients, Division, alike
+from featlearn.quantities.kernel_execution import KernelExecution
+from featlearn.quantities.verification import KernelVerification
+
+Places = Sequence[slice]
+"""The samples of every rank."""
+
+
+class DividedExecution:
+    """The rows of one rank, measured by a plan that all ranks follow."""
+
+    def __init__(
+        self, execution: KernelExecution, measurement: Measurement, plan: Plan, directions: Directions,
+        division: Division, keys: Mapping[str, str], checks: KernelVerification | None,
+    ) -> None:  # fmt: skip
+        self._execution, self._measurement, self._plan, self._directions = execution, measurement, plan, directions
+        self._division, self._ranks, self._keys, self._checks = division, division.ranks, keys, checks
+        self._formed = {one.name for one in plan.parameters if one.route != Route.PAIRS.value}
+        self._total = self._sum(division.places(0), keys)
+        self._sliced: KernelSum | None = None
+        """Kernels of all pairs of samples, from the slices of parameters that this rank has."""
+
+    def _sum(self, rows: slice, keys: Mapping[str, str]) -> KernelSum:
+        shape = self._directions.kernel_shape(rows.stop - rows.start, self._division.samples[1])
+        found = KernelSum(
+            keys, shape, self._directions.mode, self._measurement.dtype, self._measurement.device,
+            symmetric=self._division.symmetric, scratch=self._plan.scratch, first_row=rows.start,
+        )  # fmt: skip
+        found.callback = self._checks.add if self._checks else None
+        return found
+
+    def run(self) -> Kernels:
+        """This rank's rows of all kernels."""
+        progress = ProgressLine("tangent kernel", self._plan.passes)
+        try:
+            for group in self._plan.groups:
+                for chosen in self._execution.direction_blocks(group):
+                    self._add(group, chosen, progress)
+        finally:
+            progress.close()
+        if self._division.symmetric:
+            self._send_back()
+        if self._sliced is not None:
+            self._add_rows(self._sliced)
+        self._total.divide(self._directions.divisor)
+        return self._total.kernels
+
+    def _add(self, group: ParameterGroup, chosen: slice, progress: ProgressLine) -> None:
+        """Pairs of blocks of samples; more than one where memory does not hold the gradients of a rank's samples."""
+        symmetric = self._division.symmetric
+        rows = self._division.blocks(0, group.block)
+        columns = rows if symmetric else self._division.blocks(1, group.block)
+        single = symmetric and len(rows) == 1 and self._directions.mode == "sum"
+        for i, left_places in enumerate(rows):
+            left = self._captured(0, left_places, chosen, group, progress, single)
+            for j, right_places in enumerate(columns):
+                same = symmetric and i == j
+                right = left if same else self._captured(1, right_places, chosen, group, progress, False)
+                self._multiply((left, right), (left_places, right_places), group, chosen)
+
+    def _captured(
+        self, side: int, places: Places, chosen: slice, group: ParameterGroup, progress: ProgressLine, single: bool
+    ) -> dict[str, Gradients]:
+        """The gradients of this rank's samples in a block.
+
+        `single`: one output direction may stand for all, where all ranks find the same.
+        """
+        batch, first = self._measurement.batches[side], self._division.places(side).start
+        own = places[self._ranks.rank]
+        block = slice(own.start - first, own.stop - first)
+
+        with self._ranks.together():
+            found: dict[str, Gradients] = {}
+            if block.start < block.stop:
+                found = dict(self._execution.gathered(batch, block, chosen, group, progress))
+        return same_directions(self._ranks, found) if single else found
+
+    def _multiply(
+        self, own: tuple[Mapping[str, Gradients], Mapping[str, Gradients]], places: tuple[Places, Places],
+        group: ParameterGroup, chosen: slice,
+    ) -> None:  # fmt: skip
+        """Add the products of all pairs of samples in two blocks, parameter by parameter."""
+        said = self._ranks.gathered([{name: kinds(one) for name, one in side.items()} for side in own])
+        failure: Exception | None = None
+        for name in group.names:
+            left, right = (
+                DividedGradients(self._ranks, own[k].get(name), [one[k].get(name) for one in said], places[k])
+                for k in (0, 1)
+            )
+            if not left.known or not right.known:
+                continue
+            if not alike([*left.known, *right.known]):
+                parameter = self._measurement.parameters[name]
+                size = parameter.numel() * (2 if parameter.is_complex() else 1)
+                with self._ranks.together():
+                    left, right = left.dense(size), right.dense(size)
+            if self._takes_slices(name, left, right):
+                self._add_slices(name, left, right, chosen)
+            else:
+                failure = self._add_ring(name, left, right, chosen) or failure
+        with self._ranks.together():
+            if failure is not None:
+                raise failure
+
+    def _takes_slices(self, name: str, left: DividedGradients, right: DividedGradients) -> bool:
+        """Whether every rank takes a slice of a parameter; decided from shapes, alike on all ranks."""
+        division = self._division
+        whole = torch.Size(self._directions.kernel_shape(*division.samples)).numel()
+        held = whole * self._measurement.dtype.itemsize * len(set(self._keys.values()))
+        if name not in self._formed or not division.is_whole(left.places) or held > self._plan.memory / 8:
+            return False
+        return slices_cost_less(right.numbers, left.directions * left.size, left.positions, division)
+
+    def _add_ring(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> Exception | None:
+        """Send gradients round; an error while they are multiplied waits until all ranks have what they expect."""
+        ranks, failure = self._ranks, None
+        mine: Gradients | None = None
+        for distance in range(ranks.size // 2 + 1 if self._division.symmetric else ranks.size):
+            found = right.received(distance, self._measurement.device)
+            try:
+                mine = self._formed_once(name, left) if mine is None else mine
+                if mine is not None and found is not None:
+                    found = mine if found is left.own else found
+                    columns = right.places[(ranks.rank - distance) % ranks.size]
+                    self._add_block(name, mine, found, left.places[ranks.rank], columns, distance, chosen)
+            except Exception as error:  # told to all later
+                failure = error
+        return failure
+
+    def _formed_once(self, name: str, gradients: DividedGradients) -> Gradients | None:
+        """The gradients of this rank, formed if that is how they are multiplied: every distance needs them again."""
+        own = gradients.own
+        if not isinstance(own, Factors) or name not in self._formed:
+            return own
+        held = own.samples * own.directions * gradients.size * self._measurement.dtype.itemsize
+        return as_dense(own) if 2 * held <= self._plan.scratch else own
+
+    def _add_block(
+        self, name: str, own: Gradients, found: Gradients, rows: slice, columns: slice, distance: int, chosen: slice
+    ) -> None:
+        """Multiply the samples of this rank with those of the rank `distance` places before it."""
+        if self._division.symmetric and distance == 0 and columns.start > rows.start:
+            return  # the other triangle
+        if self._division.symmetric and distance and 2 * distance == self._ranks.size:
+            # Two ranks meet twice: one takes the first half of its rows, the other all of its rows with the second.
+            if self._ranks.rank < distance:
+                middle = (rows.start + rows.stop) // 2
+                rows, own = slice(rows.start, middle), own.take(slice(0, middle - rows.start))
+            else:
+                middle = (columns.start + columns.stop) // 2
+                found = found.take(slice(middle - columns.start, columns.stop - columns.start))
+                columns = slice(middle, columns.stop)
+        if rows.start < rows.stop and columns.start < columns.stop:
+            self._total.add(name, own, found, rows, columns, chosen)
+
+    def _add_slices(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> None:
+        """Take one slice of a parameter for all samples, in as many passes as memory asks for."""
+        ranks, division = self._ranks, self._division
+        if self._sliced is None:
+            self._sliced = self._sum(slice(0, division.samples[0]), self._keys)
+        held = sum(division.samples) * left.directions * left.size * self._measurement.dtype.itemsize // ranks.size
+        passes = max(1, min(-(-held // max(self._plan.scratch, 1)), left.length // ranks.size))
+        rows, columns = (slice(0, count) for count in division.samples)
+        for number in range(passes):
+            mine = left.slice_of_all(number, passes, self._measurement.device)
+            theirs = mine
+            if not division.symmetric:
+                theirs = right.slice_of_all(number, passes, self._measurement.device)
+            with ranks.together():
+                if mine.gradient.numel():
+                    self._sliced.add(name, mine, theirs, rows, columns, chosen)
+
+    def _send_back(self) -> None:
+        """Complete symmetric kernels: the own block here, others from the ranks that have computed them."""
+        ranks, division, total = self._ranks, self._division, self._total
+        every, own = slice(None), division.places(0)
+        mode = self._directions.mode
+
+        def turned(key: str, rank: int) -> torch.Tensor:
+            block = total.block(key, every, own, division.places(1, rank))
+            return block.permute(1, 0, 3, 2) if mode == "full" else block.mT
+
+        for key in total.kernels if own.start < own.stop else ():
+            mirror(total.block(key, every, own, own), mode)
+        for distance in range(1, ranks.size // 2 + 1):
+            to, source = (ranks.rank - distance) % ranks.size, (ranks.rank + distance) % ranks.size
+            outgoing = [turned(key, to).contiguous() for key in total.kernels]
+            there = division.places(0, source)
+            shape = self._directions.kernel_shape(own.stop - own.start, there.stop - there.start)
+            expected = [TensorKind(tuple(shape), self._measurement.dtype, tuple(range(len(shape))))] * len(outgoing)
+            found = swapped(ranks, {to: outgoing}, {source: expected}, self._measurement.device)[source]
+            for key, block in zip(total.kernels, found, strict=True):
+                total.block(key, every, own, there).add_(block)
+
+    def _add_rows(self, sliced: KernelSum) -> None:
+        """Add up the rows that this rank has from the slices of all ranks."""
+        ranks, division, every = self._ranks, self._division, slice(None)
+        sliced.mirror(slice(0, self._directions.count))
+        own = division.places(0)
+        shape = tuple(self._directions.kernel_shape(own.stop - own.start, division.samples[1]))
+        kind = TensorKind(shape, self._measurement.dtype, tuple(range(len(shape))))
+        for distance in range(ranks.size):
+            to, source = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
+            outgoing = [sliced.block(key, every, division.places(0, to)).contiguous() for key in sliced.kernels]
+            found = outgoing
+            if distance:
+                found = swapped(
+                    ranks, {to: outgoing}, {source: [kind] * len(outgoing)}, self._measurement.device
+                )[source]  # fmt: skip
+            for key, block in zip(sliced.kernels, found, strict=True):
+                self._total.block(key, every, own).add_(block)
+
+
+# Multiply-adds of forming gradients in the time in which a number is sent: 30 to 40 were measured with gloo on two
+# cores; between GPUs of one node it is some 200 at the full rate of both.
+SENT = 64
+
+
+def slices_cost_less(kept: int, size: int, positions: int, division: Division) -> bool:
+    """Whether slices of a parameter of `size` entries take less than a ring, in numbers that a rank sends.
+
+    `kept`: numbers that stand for the samples of a rank. Gradients are formed from `positions` products for each entry:
+    with slices each rank forms those of its samples, in a ring those that it receives, too.
+    """
+    ranks, (rows, columns) = division.ranks.size, division.samples
+    left, right = -(-rows // ranks), -(-columns // ranks)
+    formed = size * positions / SENT
+    if division.symmetric:
+        return left * (size + formed) + rows**2 < kept * ranks / 2 + left * formed * (1 + ranks / 2)
+    return (left + right) * (size + formed) + rows * columns < (kept + right * formed) * (ranks - 1) + left * formed

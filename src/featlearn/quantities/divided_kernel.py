@@ -1,0 +1,110 @@
+"""A tangent kernel measured by several ranks: what they agree on, and the tensor that holds the rows of each."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from featlearn.audited_model import AuditedModel
+from featlearn.contraction.kernel_sum import Kernels, kernel_keys
+from featlearn.distributed.agreement import expect_same_call, expect_same_tensors, smallest_budget
+from featlearn.distributed.group import RankGroup
+from featlearn.distributed.sharded_model import whole_tensors
+from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs, batch_size, describe
+from featlearn.network.isolation import collector_paused
+from featlearn.planning.kernel_plan import plan_kernel
+from featlearn.planning.memory import byte_budget
+from featlearn.quantities.divided_execution import DividedExecution
+from featlearn.quantities.divided_samples import Division
+from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
+from featlearn.quantities.optimizer_kernel import Rate, elementwise
+from featlearn.quantities.stream import taken
+from featlearn.quantities.verification import KernelVerification
+
+
+def divided_kernels(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
+    rates_of: Callable[[], dict[str, Rate]],
+) -> Kernels:  # fmt: skip
+    """The kernels of an audited model, each a DTensor of which every rank has the rows of its samples.
+
+    `rates_of` complains about arguments, and reads the optimizer's rates.
+    """
+    ranks, given = audited.group, [x] if x2 is None else [x, x2]
+    with ranks.together():
+        rates = rates_of()
+        sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
+    rates = whole_tensors(rates)
+    _expect_same(audited, x, x2, outputs, by, verify, rates)
+    division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
+    own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
+
+    audited.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
+    with collector_paused(), audited.measuring_together(own) as measurement:
+        kernels, directions = _measured(measurement, audited, division, outputs, by, rates, verify)
+    shape = directions.kernel_shape(*division.samples)
+    axis = 1 if directions.mode == "each" else 0
+    return {key: _sharded(kernel, shape, axis, ranks) for key, kernel in kernels.items()}
+
+
+def _expect_same(
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
+    rates: Mapping[str, Rate],
+) -> None:  # fmt: skip
+    """Refuse calls that differ from rank to rank."""
+    drawn = f"Probes(k={outputs.k})" if isinstance(outputs, Probes) else outputs
+    arguments = {
+        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": drawn, "by": by, "verify": verify,
+        "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
+    }  # fmt: skip
+    expect_same_call(audited.group, arguments, {"x": x, "x2": x2, "outputs": outputs})
+    expect_same_tensors(audited.group, "the optimizer's rate of", rates, "load one state into all optimizers")
+
+
+def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:
+    """The samples of this rank; the last one, whose gradients nobody asks for, where it has none."""
+    share = ranks.share(samples)
+    if share.start == share.stop:
+        share = slice(samples - 1, samples)
+    return taken(x, samples, torch.arange(share.start, share.stop, device="cpu"))
+
+
+def _measured(
+    measurement: Measurement, audited: AuditedModel, division: Division, outputs: Outputs, by: str,
+    rates: Mapping[str, Rate], verify: bool,
+) -> tuple[Kernels, Directions]:  # fmt: skip
+    """The rows of this rank, by the plan of rank 0, which has as many samples as any."""
+    ranks, batches = division.ranks, measurement.batches
+    pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement
+    with ranks.together():
+        directions = output_directions(outputs, pair.classes)
+        budget = byte_budget(audited.memory, pair.device)
+    budget = smallest_budget(ranks, budget, pair.device, measured=audited.memory is None)
+    with ranks.together():
+        mine = plan_kernel(pair, directions, elementwise(rates), by, budget, verify, division.samples[1])
+    plan = ranks.from_first(mine)
+    execution = KernelExecution(pair, plan, directions, rates, by, None)
+    checks = KernelVerification(pair, directions, rates, plan, division.samples, ranks) if verify else None
+    keys = kernel_keys(pair.parameters, by)
+    kernels = DividedExecution(execution, pair, plan, directions, division, keys, checks).run()
+    pair.has_gradient = ranks.any(pair.has_gradient)
+    pair.refuse_no_gradient()
+    if checks is not None:
+        checks.conclude()
+    with ranks.together():
+        refuse_not_finite(measurement, kernels, by)
+    return kernels, directions
+
+
+def _sharded(rows: Tensor, shape: tuple[int, ...], axis: int, ranks: RankGroup) -> Tensor:
+    """The kernel of all samples, of which this rank holds some rows."""
+    from torch.distributed.device_mesh import DeviceMesh  # takes long to load
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh.from_group(ranks.process_group, rows.device.type)
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        rows.contiguous(), mesh, [Shard(axis)], run_check=False, shape=torch.Size(shape), stride=strides
+    )

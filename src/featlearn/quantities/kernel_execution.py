@@ -1,0 +1,177 @@
+"""One tangent kernel, measured by its plan: gradients of blocks of samples, captured, gathered and multiplied."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from featlearn.contraction.factors import Dense, Gathered, Gradients
+from featlearn.contraction.gram import in_memory_order
+from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
+from featlearn.contraction.matrices import RowGrams
+from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
+from featlearn.errors import InputValueError
+from featlearn.gradients.directions import Directions
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import ModelWithInputs
+from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.plan import Plan
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.quantities.optimizer_kernel import Rate, elementwise, with_rates
+from featlearn.quantities.verification import KernelVerification
+
+
+class KernelExecution:
+    """One kernel, measured by its plan."""
+
+    def __init__(
+        self, measurement: Measurement, plan: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
+        proportional: frozenset[str] | None,
+    ) -> None:  # fmt: skip
+        self._measurement, self._plan, self._directions, self._rates = measurement, plan, directions, rates
+        self._keys = kernel_keys(measurement.parameters, by)
+        self._known = proportional
+        self.found_proportional: frozenset[str] | None = None
+        """Parameters for which one output direction was found to stand for all."""
+
+    def run(self, checks: KernelVerification | None = None) -> Kernels:
+        """The kernels of all groups of parameters."""
+        measurement, plan = self._measurement, self._plan
+        total = KernelSum(
+            self._keys, plan.kernel_shape, self._directions.mode, measurement.dtype, measurement.device,
+            symmetric=plan.symmetric, scratch=plan.scratch, deferred=measurement.deferred,
+        )  # fmt: skip
+        total.callback = checks.add if checks else None
+        progress = ProgressLine("tangent kernel", plan.passes)
+        try:
+            for group in plan.groups:
+                if plan.symmetric and group.chunk >= plan.samples[0]:
+                    self._add_at_once(total, group)
+                    progress.advance()
+                else:
+                    self._add_in_blocks(total, group, progress)
+        finally:
+            progress.close()
+        total.mirror(slice(0, self._directions.count))
+        total.divide(self._directions.divisor)
+        return total.kernels
+
+    def direction_blocks(self, group: ParameterGroup) -> list[slice]:
+        """The output directions that are captured at a time."""
+        count = self._directions.count
+        return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
+
+    def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
+        """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
+        measurement, (batch,), mode = self._measurement, self._measurement.batches, self._directions.mode
+        chunk, blocks = measurement.chunk(batch, 0, batch.samples), self.direction_blocks(group)
+        every = slice(0, batch.samples)
+        kept: dict[str, RowGrams] | None = {} if len(blocks) > 1 and mode == "each" else None
+        for chosen in blocks:
+            proportional = self._proportional(len(blocks) == 1)
+            captured = measurement.each_gradient(
+                chunk, group.names, self._directions.rows(chosen), dense=elementwise(self._rates),
+                proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
+            )  # fmt: skip
+            total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
+            if proportional is not None:
+                self.found_proportional = frozenset(proportional.found)
+
+    def _proportional(self, all_directions: bool) -> ProportionalOutputs | None:
+        """Whether one output direction may stand for all; on a GPU only those that were found to, without a wait."""
+        if self._directions.mode != "sum" or not all_directions:
+            return None
+        deferred = self._measurement.deferred
+        if deferred is None:
+            return ProportionalOutputs()
+        return None if self._known is None else ProportionalOutputs(self._known, deferred)
+
+    def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
+        """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
+        batches = self._measurement.batches
+        rows, columns = (sample_blocks(batch.samples, group.block) for batch in (batches[0], batches[-1]))
+        for chosen in self.direction_blocks(group):
+            for i in rows:
+                if total.symmetric and len(rows) == 1:
+                    # Between blocks nothing could be taken back.
+                    proportional = ProportionalOutputs() if self._directions.mode == "sum" else None
+                    captured = self.gathered(batches[0], i, chosen, group, progress, proportional)
+                    total.add_diagonal(captured, i, chosen)
+                    continue
+                left = dict(self.gathered(batches[0], i, chosen, group, progress))
+                for j in columns:
+                    if total.symmetric and j.start > i.start:
+                        break
+                    same = total.symmetric and i == j
+                    right = left if same else dict(self.gathered(batches[-1], j, chosen, group, progress))
+                    for name in (name for name in left if name in right):
+                        total.add(name, left[name], right[name], i, j, chosen)
+
+    def gathered(
+        self, batch: ModelWithInputs, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine,
+        proportional: ProportionalOutputs | None = None,
+    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+        """Gradients of a block of samples, in the form that takes less memory.
+
+        `proportional`: chunks of the block agree on outputs for which one direction stands.
+        """
+        measurement, directions = self._measurement, self._directions.rows(chosen)
+        early = {p.name for p in self._plan.parameters if p.form_early}
+        gathered: dict[str, Gathered] = {}
+        begin = block.start
+        while begin < block.stop:
+            end = min(begin + group.chunk, block.stop)
+            chunk = measurement.chunk(batch, begin, end)
+            seen = set()
+            try:
+                captured = measurement.each_gradient(
+                    chunk, group.names, directions, dense=early, proportional=proportional,
+                    apart=self._directions.mode == "each", last=True,
+                )  # fmt: skip
+                for name, gradients in with_rates(captured, self._rates):
+                    if name not in gathered:
+                        gathered[name] = Gathered(block.stop - block.start, gradients.directions)
+                        if begin > block.start:
+                            gathered[name].add(self._nothing(name, begin - block.start, gradients.directions))
+                    if gathered[name].directions != gradients.directions:
+                        raise UnequalChunksError
+                    gathered[name].add(gradients)
+                    seen.add(name)
+            except UnequalChunksError:  # once more, with all directions
+                gathered.clear()
+                begin, proportional = block.start, None
+                continue
+            for name in gathered.keys() - seen:
+                gathered[name].add(self._nothing(name, end - begin, gathered[name].directions))
+            del chunk  # before the next one is made
+            progress.advance()
+            begin = end
+        while gathered:
+            name = next(iter(gathered))
+            yield name, gathered.pop(name).whole()
+
+    def _nothing(self, name: str, samples: int, directions: int) -> Dense:
+        """The gradient of samples that do not use a parameter others use."""
+        parameter = self._measurement.parameters[name]
+        size = parameter.numel() * (2 if parameter.is_complex() else 1)
+        return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
+
+
+def sample_blocks(samples: int, size: int) -> list[slice]:
+    """Samples in blocks of this size."""
+    return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
+
+
+def refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> None:
+    """Raise where a kernel is not finite, or where it may have lost all of its digits."""
+    for key, kernel in kernels.items():
+        if not kernel.numel():  # a rank without samples
+            continue
+        low, high = torch.stack(in_memory_order(kernel).aminmax()).tolist()  # one pass, no second tensor of its size
+        if max(-low, high) < torch.finfo(kernel.dtype).tiny:
+            measurement.audit_again()  # gradients may be too small for their squares
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise InputValueError(
+                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
+                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
+            )

@@ -1,0 +1,208 @@
+"""What one rank does otherwise than the others: every rank says so within seconds, and the next call works."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from featlearn.contraction import kernel_sum
+from featlearn.errors import FeatlearnError, InputValueError, RankError, VerificationError
+from featlearn.gradients.directions import Probes
+from featlearn.planning import memory
+from featlearn.quantities.alignment_estimate import estimate_alignment
+from featlearn.quantities.neural_features import neural_features
+from featlearn.quantities.ntk import ntk
+from featlearn.quantities.operator import NTKOperator
+
+from .comparison import assert_close
+from .networks import inputs, perceptron
+from .ranks import on_ranks
+
+
+def refusal(call: Callable[[], Any], kind: Any = FeatlearnError) -> str:
+    """What a call says that is refused, after a few seconds at most; the ranks are still together afterwards."""
+    begun = time.monotonic()
+    with pytest.raises(kind) as caught:
+        call()
+    said = str(caught.value)
+    assert time.monotonic() - begun < 10
+    dist.barrier()
+    return said
+
+
+def quantities(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Callable[[], Any], ...]:
+    """Calls that ranks make together."""
+    return (
+        lambda: ntk(model, x, group="world"),
+        lambda: NTKOperator(model, x, group="world").quadratic(inputs(len(x), 3)),
+        lambda: estimate_alignment(model, x, y, probes=5, group="world"),
+        lambda: neural_features(model, x, group="world"),
+    )
+
+
+def works() -> None:
+    """A call that all ranks make alike."""
+    model, x = perceptron(), inputs(6, 5)
+    assert_close(ntk(model, x, group="world").full_tensor(), ntk(model, x))
+
+
+@on_ranks(2, 4)
+def other_weights_are_refused(rank: int, size: int) -> None:
+    x, y = inputs(6, 5), inputs(6)
+    for place in ("2.weight", "running"):
+        model = perceptron()
+        model.register_buffer("running", torch.zeros(3, dtype=torch.float64))
+        with torch.no_grad():
+            if rank == size - 1:
+                model.get_parameter(place)[1, 2].add_(1e-12) if place != "running" else model.running.add_(1)
+        for call in quantities(model, x, y):
+            said = refusal(call, InputValueError)
+            assert f"{place} of rank {size - 1} differs" in said, said
+    operator = NTKOperator(model := perceptron(), x, group="world")
+    operator @ inputs(6, 3)
+    with torch.no_grad():
+        model[0].bias[rank] += 1  # between two products
+    assert "0.bias of rank 1 differs" in refusal(lambda: operator @ inputs(6, 3))
+    works()
+
+
+@on_ranks(2)
+def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
+    model, odd = perceptron(), rank == 1
+    x = inputs(6, 5)
+    for call, word in (
+        (lambda: ntk(model, x, outputs="sum" if odd else "mean", group="world"), "outputs is sum on rank 1 and mean"),
+        (lambda: ntk(model, x[:5] if odd else x, group="world"), "shape (5, 5) on rank 1"),
+        (lambda: ntk(model, x + odd, group="world"), "argument x of rank 1 differs"),
+        (lambda: ntk(model, x, x[:2] + odd, group="world"), "argument x2 of rank 1 differs"),
+        (lambda: ntk(model, x, by="layer" if odd else "network", group="world"), "by is layer on rank 1"),
+        (lambda: ntk(model, x, parameters="0.*" if odd else None, group="world"), "parameters is 0.* on rank 1"),
+        (lambda: ntk(model, x, outputs=Probes(3, torch.Generator().manual_seed(rank)), group="world"), "outputs of"),
+        (lambda: NTKOperator(model, x + odd, group="world"), "tensor 0 of rank 1 differs"),
+        (lambda: NTKOperator(model, x[: 6 - odd], group="world"), "number of samples is 5 on rank 1 and 6"),
+        (lambda: NTKOperator(model, x, group="world") @ inputs(6, 3, seed=rank), "v of rank 1 differs"),
+        (lambda: NTKOperator(model, x, group="world").top(1, generator=torch.Generator().manual_seed(rank)), "seed"),
+        (lambda: estimate_alignment(model, x, inputs(6, seed=rank), group="world"), "targets y of rank 1"),
+        (lambda: neural_features(model, x + odd, group="world"), "argument x of rank 1 differs"),
+    ):
+        said = refusal(call, InputValueError)
+        assert word in said, (word, said)
+    works()
+
+
+@on_ranks(2)
+def other_memory_is_agreed_on(rank: int, size: int) -> None:
+    model, x = perceptron(), inputs(400, 5)
+    expected, v = ntk(model, x), inputs(400, 3, 5)
+    before = memory.free_bytes
+    memory.free_bytes = lambda _: (8 if rank else 3) * 2**20  # half of it, divided among the ranks of this machine
+    try:
+        found = ntk(model, x, group="world")
+        features = neural_features(model, x, group="world")
+        # Here one rank would take five vectors at a time, the other three, and they would add up different things.
+        memory.free_bytes = lambda _: 30_000 if rank else 2**20
+        product = NTKOperator(model, x[:40], group="world") @ v[:40]
+    finally:
+        memory.free_bytes = before
+    assert_close(found.full_tensor(), expected)
+    assert_close(product, NTKOperator(model, x[:40]) @ v[:40])
+    assert_close(features["2"].ptk_covariance, neural_features(model, x)["2"].ptk_covariance)
+    said = refusal(lambda: ntk(model, x, memory=2**20 if rank else 60_000, group="world"))
+    assert "of the budget 58.6 KiB" in said, said
+    works()
+
+
+class Failing(nn.Module):
+    """Fails on one rank, in a forward pass or in a backward pass, of many samples or of any."""
+
+    def __init__(self, where: str, least: int) -> None:
+        super().__init__()
+        self.inside, self.where, self.least = perceptron(), where, least
+
+    def forward(self, x: Tensor) -> Tensor:
+        fails = dist.get_rank() == 1 and len(x) >= self.least
+        if fails and self.where == "forward":
+            raise ZeroDivisionError("rank one is out of luck")
+        return Refusing.apply(self.inside(x), fails)
+
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.fails:
+            raise ZeroDivisionError("rank one is out of luck")
+        return gradient, None
+
+
+@contextmanager
+def products_fail(rank: int) -> Iterator[None]:
+    before = kernel_sum.add_gram
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        if rank == 1:
+            raise ZeroDivisionError("rank one is out of luck")
+        before(*arguments, **options)
+
+    kernel_sum.add_gram = broken
+    try:
+        yield
+    finally:
+        kernel_sum.add_gram = before
+
+
+@on_ranks(2, 4)
+def a_rank_that_fails_alone_is_heard_by_all(rank: int, size: int) -> None:
+    x, y = inputs(60, 5), inputs(60)
+    for where in ("forward", "backward"):
+        for least in (1, 9):  # in the first look at a few samples, or later
+            model = Failing(where, least)
+            for call in quantities(model, x, y):
+                said = refusal(call, Exception if rank == 1 else RankError)
+                assert "out of luck" in said
+                assert rank == 1 or said.startswith("rank 1 of the group"), said
+    with products_fail(rank):
+        said = refusal(lambda: ntk(perceptron(), x, group="world"), ZeroDivisionError if rank == 1 else RankError)
+        assert "out of luck" in said
+    # An argument that one rank cannot have: it raises before it has measured anything.
+    said = refusal(lambda: ntk(perceptron(), x, outputs="all" if rank == 1 else "sum", group="world"))
+    assert "outputs='all'" in said
+    works()
+
+
+@on_ranks(2)
+def a_wrong_block_of_one_rank_is_seen_by_verification(rank: int, size: int) -> None:
+    model, x, before = perceptron(), inputs(30, 5), kernel_sum.add_gram
+
+    def wrong(out: Tensor, left: Any, right: Any, *arguments: Any, **options: Any) -> None:
+        before(out, left, right, *arguments, **options)
+        if rank == 1 and not options["symmetric"]:
+            out[:1] *= 1.01
+
+    kernel_sum.add_gram = wrong
+    try:
+        ntk(model, x, group="world")  # nothing is seen without it
+        said = refusal(lambda: ntk(model, x, verify=True, group="world"), (VerificationError, RankError))
+    finally:
+        kernel_sum.add_gram = before
+    assert "fails its check" in said
+    ntk(model, x, verify=True, group="world")
+
+
+@on_ranks(2)
+def a_rank_outside_of_the_group_is_refused(rank: int, size: int) -> None:
+    first = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(InputValueError, match="not in the group"):
+            ntk(perceptron(), inputs(3, 5), group=first)
+    else:
+        assert_close(ntk(perceptron(), inputs(3, 5), group=first).to_local(), ntk(perceptron(), inputs(3, 5)))

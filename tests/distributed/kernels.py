@@ -1,0 +1,207 @@
+"""Kernels over ranks, against the kernel of one process and a dense Jacobian."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from featlearn.contraction import proportional_outputs
+from featlearn.gradients.directions import Probes
+from featlearn.quantities import divided_execution
+from featlearn.quantities.ntk import ntk
+from featlearn.session import Session
+from tests.references.jacobian import dense_ntk
+
+from .comparison import assert_close, assert_same_everywhere
+from .networks import CASES, branches, convolution, inputs, perceptron
+from .ranks import on_ranks
+
+MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Probes(4))
+
+
+@contextmanager
+def exchanged_by(kind: str | None) -> Iterator[list[bool]]:
+    """Every parameter by one of the two exchanges, or as shapes say; gives what was chosen."""
+    before, chosen = divided_execution.slices_cost_less, []
+
+    def choice(*arguments: Any) -> bool:
+        found = before(*arguments) if kind is None else kind == "slices"
+        chosen.append(found)
+        return found
+
+    divided_execution.slices_cost_less = choice
+    formed = divided_execution.DividedExecution._takes_slices
+    if kind == "slices":
+        divided_execution.DividedExecution._takes_slices = lambda *_: bool(chosen.append(True)) or True
+    try:
+        yield chosen
+    finally:
+        divided_execution.slices_cost_less = before
+        divided_execution.DividedExecution._takes_slices = formed
+
+
+def assert_divided(found: Any, expected: Any, size: int, axis: int = 0) -> None:
+    """Equal to 1e-14, and every rank holds the rows of its samples."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_divided(found[key], expected[key], size, axis)
+        return
+    assert isinstance(found, DTensor)
+    assert found.placements == (Shard(axis),)
+    assert found.shape == expected.shape
+    whole = found.full_tensor()
+    assert_close(whole, expected)
+    assert_same_everywhere(whole)
+    chunks = expected.chunk(size, axis)
+    rows = chunks[dist.get_rank()].shape[axis] if dist.get_rank() < len(chunks) else 0
+    assert found.to_local().shape[axis] == rows
+
+
+@on_ranks(2, 4)
+def all_modes_of_all_networks_by_either_exchange(rank: int, size: int) -> None:
+    for name, (make, data) in [*CASES.items()][size - 2 :]:
+        model, x = make(), data(9)
+        for outputs in MODES if name == "attention" and size == 2 else ("mean", "each", "full"):
+            expected = ntk(model, x, outputs=outputs)
+            if outputs == "full" and size == 2:
+                assert_close(expected, dense_ntk(model, x, outputs=outputs), 1e-12)
+            for kind in ("ring", "slices"):
+                with exchanged_by(kind) as chosen:
+                    found = ntk(model, x, outputs=outputs, group="world")
+                assert (kind == "ring") or any(chosen)
+                assert_divided(found, expected, size, 1 if outputs == "each" else 0)
+
+
+@on_ranks(2, 4)
+def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> None:
+    for name in ("convolution", "attention")[: 4 // size]:
+        make, data = CASES[name]
+        model, x = make(), data(11)
+        x2 = data(18)[11:]
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        model(x).square().sum().backward()
+        optimizer.step()
+        for kind in ("ring", "slices"):
+            for options in (
+                {"by": "layer"}, {"by": "parameter", "verify": True}, {"optimizer": optimizer, "outputs": "each"},
+                {"parameters": "*weight*", "verify": True, "outputs": "full"},
+            ):  # fmt: skip
+                axis = 1 if options.get("outputs") == "each" else 0
+                for second in (None, x2)[1 if options.get("by") == "layer" else 0 :]:
+                    expected = ntk(model, x, second, **options)
+                    with exchanged_by(kind):
+                        assert_divided(ntk(model, x, second, group="world", **options), expected, size, axis)
+
+
+@on_ranks(2, 4)
+def any_number_of_samples(rank: int, size: int) -> None:
+    model = perceptron()
+    for samples in (1, 3, 5):
+        x, x2 = inputs(samples, 5), inputs(4, 5, seed=3)
+        for kind in ("ring", "slices"):
+            with exchanged_by(kind):
+                found, crossed = (ntk(model, x, second, outputs="sum", group="world") for second in (None, x2))
+            assert_divided(found, ntk(model, x, outputs="sum"), size)
+            assert_divided(crossed, ntk(model, x, x2, outputs="sum"), size)
+
+
+@on_ranks(2, 4)
+def little_memory_makes_blocks_and_passes(rank: int, size: int) -> None:
+    model, x = perceptron(), inputs(45, 5)
+    small, picture = convolution(), inputs(30, 2, 6, 6)
+    for outputs in ("sum", "each", "full"):
+        axis = 1 if outputs == "each" else 0
+        expected = ntk(model, x, outputs=outputs)
+        room = expected.nbytes // size + 40_000
+        assert_divided(ntk(model, x, outputs=outputs, memory=room, group="world"), expected, size, axis)
+        expected = ntk(small, picture, outputs=outputs, verify=True)
+        with exchanged_by("slices"):
+            room = 2 * expected.nbytes + 400_000
+            found = ntk(small, picture, outputs=outputs, memory=room, group="world", verify=True)
+        assert_divided(found, expected, size, axis)
+
+
+@on_ranks(4)
+def the_exchange_follows_from_shapes(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    many_positions = nn.Sequential(nn.Conv1d(5, 20, 3, padding=1), nn.ReLU(), nn.Conv1d(20, 1, 60)).double()
+    wide = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 1)).double()
+    with exchanged_by(None) as chosen:
+        assert_divided(
+            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0], group="world"),
+            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0]), size,
+        )  # fmt: skip
+    assert any(chosen)
+    with exchanged_by(None) as chosen:
+        ntk(wide, inputs(20, 40), group="world")
+    assert not any(chosen)
+
+
+@on_ranks(2)
+def one_direction_stands_for_all_outputs_everywhere(rank: int, size: int) -> None:
+    torch.manual_seed(2)
+    wide = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 9)).double()
+    x = inputs(30, 7)
+    single, before = [], divided_execution.same_directions
+
+    def noted(ranks: Any, found: Any) -> Any:
+        result = before(ranks, found)
+        single.extend(name for name in found if result[name].directions < found[name].directions)
+        return result
+
+    worthwhile, proportional_outputs.worthwhile = proportional_outputs.worthwhile, lambda _: True
+    divided_execution.same_directions = noted
+    try:
+        found = ntk(wide, x, group="world")
+        # Where one rank does not look for it, none takes it.
+        proportional_outputs.worthwhile = lambda _: rank != size - 1
+        assert single == ["2.weight", "4.weight"], single
+        again = ntk(wide, x, group="world")
+    finally:
+        divided_execution.same_directions, proportional_outputs.worthwhile = before, worthwhile
+    assert single == ["2.weight", "4.weight"], single
+    for kernel in (found, again):
+        assert_divided(kernel, ntk(wide, x), size)
+
+
+@on_ranks(2, 4)
+def samples_of_some_ranks_use_other_parameters(rank: int, size: int) -> None:
+    model, x = branches(), inputs(12, 5)
+    x[:, 0] = torch.where(torch.arange(12) < 12 // size, 1.0, -1.0)
+    for kind in ("ring", "slices"):
+        with exchanged_by(kind):
+            assert_divided(ntk(model, x, by="parameter", group="world"), ntk(model, x, by="parameter"), size)
+
+
+@on_ranks(2)
+def a_session_measures_again(rank: int, size: int) -> None:
+    model, x = perceptron(), inputs(10, 5)
+    divided, one = Session(model, x, group="world"), Session(model, x)
+    for step in range(3):
+        with torch.no_grad():
+            model[0].weight += 0.1 * inputs(8, 5, seed=step)
+        assert_divided(divided.ntk(), one.ntk(), size)
+        assert_divided(divided.ntk(x=x[:7], outputs="each"), one.ntk(x=x[:7], outputs="each"), size, 1)
+    model[4] = nn.Linear(7, 2).double()
+    torch.nn.init.constant_(model[4].weight, 0.3)
+    torch.nn.init.constant_(model[4].bias, 0.1)
+    assert_divided(divided.ntk(), one.ntk(), size)
+    assert list(divided.neural_features()) == list(one.neural_features())
+
+
+@on_ranks(2)
+def single_precision_is_as_good_as_in_one_process(rank: int, size: int) -> None:
+    for make, data in CASES.values():
+        model, x = make(), data(13)
+        exact = ntk(model, x)
+        model.float()
+        x = x.float() if x.is_floating_point() else x
+        found, one = ntk(model, x, group="world").full_tensor(), ntk(model, x)
+        bound = 4 * float((one - exact).abs().max()) + 1e-6 * float(exact.abs().max())
+        assert float((found - exact).abs().max()) <= bound
+        assert_divided(ntk(model, x, dtype=torch.float64, group="world"), ntk(model, x, dtype=torch.float64), size)
