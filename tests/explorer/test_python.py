@@ -62,6 +62,7 @@ def difference(curves: dict[str, Any], given: dict[str, Any]) -> float:
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("page", [pytest.param(one, id=f"{one['topic']}-{i}") for i, one in enumerate(drawn())])
 def test_the_code_draws_what_the_page_draws(page: dict[str, Any]):
+    plt.close("all")
     namespace: dict[str, Any] = {}
     exec(compile(page["python"], f"{page['topic']}.py", "exec"), namespace)
     assert difference(namespace["curves"], page["curves"]) < 1e-6

@@ -308,7 +308,8 @@ class Watch:
         self._observer.synchronise()
         begun, clock = time.perf_counter(), self._observer.clock()
         self._waited += begun - asked
-        self._trained = self._trained_before + self._stopwatch.training
+        # what a step takes beside training is known when it ends: counted until then, it must not make seconds fall
+        self._trained = max(self._trained, self._trained_before + self._stopwatch.training)
         try:
             act()
         finally:
