@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
-from featlearn.distributed.agreement import expect_same_tensors
+from featlearn.distributed.agreement import expect_same_arguments, expect_same_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
@@ -78,6 +78,9 @@ class AuditedModel:
         entering = self.measuring(inputs, keep_weights=keep_weights, builtin=builtin)
         with self.group.entered(entering) as measurement:
             model = measurement.model
+            expect_same_arguments(
+                self.group, {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
+            )
             expect_same_tensors(
                 self.group, "the weight or buffer", {**dict(model.named_parameters()), **dict(model.named_buffers())},
                 "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",

@@ -63,6 +63,11 @@ def other_weights_are_refused(rank: int, size: int) -> None:
         for call in quantities(model, x, y):
             said = refusal(call, InputValueError)
             assert f"{place} of rank {size - 1} differs" in said, said
+    model = perceptron()
+    model[0].bias.requires_grad_(rank < size - 1)  # its gradients would be missing for some of the samples
+    for call in quantities(model, x, y):
+        said = refusal(call, InputValueError)
+        assert f"requires_grad of 0.bias is False on rank {size - 1} and True on rank 0" in said, said
     operator = NTKOperator(model := perceptron(), x, group="world")
     operator @ inputs(6, 3)
     with torch.no_grad():

@@ -32,7 +32,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, parameter: int, row: int | slice, err
         before = out.clone()
         real(out, *args, **options)
         if next(calls) == parameter:
-            kernel_sum.mirror(out, args[2])
+            if options["symmetric"]:
+                kernel_sum.mirror(out, args[2])
             added = (out - before).clone()
             out[..., row, :] += error * added[..., row, :]
             if isinstance(row, int):
@@ -59,6 +60,22 @@ def test_one_percent_in_one_layer_is_caught(samples: int, monkeypatch: pytest.Mo
     plant(monkeypatch, 2, slice(None))
     with pytest.raises(VerificationError, match="fails its check"):
         fl.ntk(model, x, verify=True)
+
+
+@pytest.mark.parametrize("samples", [2, 4, 6, 64])
+@pytest.mark.parametrize("columns", [None, 1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_wrong_kernel_of_a_bias_is_caught_where_rows_are_equally_long(
+    samples: int, columns: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    torch.manual_seed(0)
+    model, x = nn.Linear(samples, 1).float(), torch.eye(samples, dtype=torch.float32)
+    x2 = None if columns is None else torch.ones(columns, samples, dtype=torch.float32)
+    for parameter in (0, 1):
+        with monkeypatch.context() as patched:
+            plant(patched, parameter, slice(None))
+            with pytest.raises(VerificationError, match="fails its check"):
+                fl.ntk(model, x, x2, verify=True)
+    fl.ntk(model, x, x2, verify=True)
 
 
 def test_one_percent_is_caught_in_blocks_of_a_cross_kernel_of_all_outputs(monkeypatch: pytest.MonkeyPatch):

@@ -54,7 +54,9 @@ class KernelVerification:
         rows, columns = samples or (measurement.batches[0].samples, measurement.batches[-1].samples)
         kept = 1 if directions.mode == "sum" else directions.count
         self._w = torch.randn(VECTORS, kept, columns, generator=generator, dtype=torch.float64, device="cpu")
-        self._signs = 2.0 * torch.randint(2, (kept, rows), generator=generator, device="cpu").double() - 1.0
+        # Of unequal size: signs alone may add up to 0, and then hide a bias, whose kernel is constant.
+        drawn = torch.rand(kept, rows, generator=generator, dtype=torch.float64, device="cpu") - 0.5
+        self._v = drawn + 0.5 * drawn.sign()
         self._products: dict[str, Tensor] = defaultdict(lambda: self._w.new_zeros(VECTORS, kept, rows))
         self._lengths: dict[str, Tensor] = defaultdict(lambda: self._w.new_zeros(kept, rows))
         """Of the rows of every parameter's kernel."""
@@ -80,7 +82,7 @@ class KernelVerification:
     def conclude(self) -> None:
         """Raise where a kernel disagrees with the backward passes."""
         self._take_own_rows()
-        v = self._signs * self._balance()
+        v = self._v * self._balance()
         expected, sizes = self._from_backward_passes(v, self._block)
         given = {name: self._in_blocks((v * self._products[name]).movedim(-1, 0), torch.sum) for name in expected}
         lengths = {name: self._in_blocks((v * self._lengths[name])[None].movedim(-1, 0), _norm) for name in expected}
@@ -97,12 +99,12 @@ class KernelVerification:
 
     def _take_own_rows(self) -> None:
         """What all ranks have noted of the rows of this one."""
-        own = self._ranks.share(self._signs.shape[1])
+        own = self._ranks.share(self._v.shape[1])
         for name in self._measurement.parameters if self._ranks.size > 1 else ():
             squares = self._lengths[name].square()
             self._ranks.add_up([self._products[name], squares])
             self._products[name], self._lengths[name] = self._products[name][..., own], squares.sqrt()[:, own]
-        self._signs = self._signs[:, own]
+        self._v = self._v[:, own]
 
     def _amplified(self, v: Tensor, names: Sequence[str], expected: Forms, allowed: Forms) -> dict[str, Tensor]:
         """Differences that networks may have which amplify rounding.
@@ -120,7 +122,7 @@ class KernelVerification:
 
     def _balance(self) -> Tensor:
         """(directions, samples): what makes all rows about equally long, as far as a backward pass can bear it."""
-        lengths = reduce(torch.hypot, self._lengths.values(), torch.zeros_like(self._signs))
+        lengths = reduce(torch.hypot, self._lengths.values(), torch.zeros_like(self._v))
         limit = torch.finfo(self._measurement.example().outputs.dtype).max ** 0.25
         known = lengths[(lengths > 0) & lengths.isfinite()]
         typical = known.log().mean().exp()
@@ -214,6 +216,7 @@ def _refuse(name: str, given: Tensor, expected: Tensor) -> None:
     worst = int((given - expected).abs().nan_to_num(nan=torch.inf).flatten().argmax())
     raise VerificationError(
         f"the kernel of {name} fails its check: v^T K w = {float(given.flatten()[worst])}, (J^T v) . (J^T w) = "
-        f"{float(expected.flatten()[worst])} for some of its rows; this is a bug of featlearn or of a rule registered "
-        "by you: fl.plan(model, x) shows which rule read the parameter"
+        f"{float(expected.flatten()[worst])} for some of its rows; either its gradients have lost their digits to "
+        "rounding (saturated attention, say), which dtype=torch.float64 tells, or this is a bug of featlearn or of a "
+        "rule registered by you: fl.plan(model, x) shows which rule read the parameter"
     )
