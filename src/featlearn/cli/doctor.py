@@ -17,6 +17,7 @@ EXTRAS = {
     "wandb": ("wandb", "the Weights & Biases sink"),
     "tensorboard": ("tensorboard", "the TensorBoard sink"),
     "xarray": ("xarray", "Run.to_xarray"),
+    "dask": ("dask", "many runs on a dask scheduler"),
     "distributed": ("dask", "many runs on a dask scheduler"),
     "submitit": ("slurm", "many runs on Slurm"),
     "starlette": ("live", "the live page of a run"),

@@ -38,7 +38,7 @@ HELD = 8
 class Sketch:
     """How gradients are sketched: `fl.ntk(..., sketch=fl.Sketch(k=4096, repeats=4))`.
 
-    An entry of the kernel has an error of about sqrt(K_ii K_jj / (k repeats)), up to 2.5 times that where gradients
+    An entry of the kernel has an error of about sqrt(K_ii K_jj / (k repeats)), up to 2.8 times that where gradients
     are outer products of vectors that are much alike. Time and memory are in proportion to `k repeats`. The repeats
     are independent, and their spread gives the standard error: two leave it so uncertain that it is widened 7 times,
     four 1.65 times, eight 1.21 times.
