@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from featlearn.planning.rank_costs import RankCosts, SharedParameter, rank_costs
+from featlearn.planning.exchange import SharedKernel, SharedParameter
+from featlearn.planning.rank_costs import DEVICES, RankCosts, rank_costs
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ def costs(case: Case) -> RankCosts:
     parameters = [SharedParameter(f"weight {i}", n * m, t * (n + m), t) for i, (t, n, m) in enumerate(case.matrices)]
     forward = sum(2 * math.prod(one) for one in case.matrices)
     # Gradients are sent and multiplied in float32, whatever the precision of the network.
+    samples, device = case.samples, DEVICES["H100"]
+    kernel = SharedKernel(case.ranks, (samples, samples), True, samples**2, 1, 4, device.memory / 2)
     return rank_costs(
-        parameters, case.samples, case.ranks, "H100", sample_operations=2 * forward,
+        parameters, kernel, device, sample_operations=2 * forward,
         weight_bytes=sum(n * m for _, n, m in case.matrices) * case.dtype.itemsize,
         network_dtype=case.dtype,
     )  # fmt: skip

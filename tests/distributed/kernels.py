@@ -9,10 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from featlearn.contraction import proportional_outputs
+from featlearn.contraction import hardware, proportional_outputs
 from featlearn.gradients.directions import Probes
+from featlearn.planning.exchange import SharedKernel
 from featlearn.quantities import divided_execution
 from featlearn.quantities.ntk import ntk
+from featlearn.quantities.ntk_plan import plan
 from featlearn.session import Session
 from tests.references.jacobian import dense_ntk
 
@@ -24,24 +26,24 @@ MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Probes(4))
 
 
 @contextmanager
-def exchanged_by(kind: str | None) -> Iterator[list[bool]]:
-    """Every parameter by one of the two exchanges, or as shapes say; gives what was chosen."""
-    before, chosen = divided_execution.slices_cost_less, []
+def exchanged_by(kind: str | None) -> Iterator[set[str]]:
+    """Every parameter by one of the two exchanges, or as the plan says; gives those that were sliced."""
+    before: Any = SharedKernel.sliced
+    found: set[str] = set()
 
-    def choice(*arguments: Any) -> bool:
-        found = before(*arguments) if kind is None else kind == "slices"
-        chosen.append(found)
-        return found
+    def choice(kernel: SharedKernel, parameters: Any, groups: Any) -> frozenset[str]:
+        parameters = list(parameters)
+        chosen = before(kernel, parameters, groups)
+        if kind is not None:
+            chosen = frozenset(one.name for one in parameters if kind == "slices")
+        found.update(chosen)
+        return chosen
 
-    divided_execution.slices_cost_less = choice
-    formed = divided_execution.DividedExecution._takes_slices
-    if kind == "slices":
-        divided_execution.DividedExecution._takes_slices = lambda *_: bool(chosen.append(True)) or True
+    SharedKernel.sliced = choice
     try:
-        yield chosen
+        yield found
     finally:
-        divided_execution.slices_cost_less = before
-        divided_execution.DividedExecution._takes_slices = formed
+        SharedKernel.sliced = before
 
 
 def assert_divided(found: Any, expected: Any, size: int, axis: int = 0) -> None:
@@ -126,20 +128,52 @@ def little_memory_makes_blocks_and_passes(rank: int, size: int) -> None:
         assert_divided(found, expected, size, axis)
 
 
-@on_ranks(4)
-def the_exchange_follows_from_shapes(rank: int, size: int) -> None:
+def many_positions() -> nn.Module:
+    """Forming a gradient takes longer here than sending it, and it is larger than its factors."""
     torch.manual_seed(0)
-    many_positions = nn.Sequential(nn.Conv1d(5, 20, 3, padding=1), nn.ReLU(), nn.Conv1d(20, 1, 60)).double()
+    return nn.Sequential(nn.Conv1d(16, 24, 5), nn.ReLU(), nn.AvgPool1d(40), nn.Flatten(), nn.Linear(24, 2)).double()
+
+
+@on_ranks(2, 4)
+def the_exchange_is_that_of_the_plan(rank: int, size: int) -> None:
+    before, hardware._measured = hardware._measured, lambda *_: 8.0  # else every process times its own
+    try:
+        expect_planned_exchanges(size)
+    finally:
+        hardware._measured = before
+
+
+def expect_planned_exchanges(size: int) -> None:
+    """What `fl.plan` says is what is run."""
+    torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 1)).double()
-    with exchanged_by(None) as chosen:
-        assert_divided(
-            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0], group="world"),
-            ntk(many_positions, inputs(12, 5, 60), readout=lambda f: f[:, 0]), size,
-        )  # fmt: skip
-    assert any(chosen)
-    with exchanged_by(None) as chosen:
-        ntk(wide, inputs(20, 40), group="world")
-    assert not any(chosen)
+    positions = many_positions()
+    cases: list[tuple[nn.Module, torch.Tensor, dict[str, Any], bool, int]] = [
+        (wide, inputs(21, 40), {}, False, 10**8),
+        (positions, inputs(13, 16, 44), {}, True, 10**8),
+        (positions, inputs(13, 16, 44), {"outputs": "each"}, True, 10**8),
+        (positions, inputs(13, 16, 44), {"by": "layer"}, True, 10**8),
+        (positions, inputs(41, 16, 44), {}, False, 300_000),  # blocks of samples
+    ]
+    for model, x, options, some, memory in cases:
+        with exchanged_by(None) as sliced:
+            found = ntk(model, x, memory=memory, group="world", **options)
+        assert_divided(found, ntk(model, x, **options), size, 1 if "outputs" in options else 0)
+        planned = plan(model, x, memory=memory, ranks=size, **options).rank_costs
+        assert planned is not None
+        assert {one.name for one in planned.parameters if one.exchange == "slices"} == sliced
+        assert bool(sliced) == some, (size, options, sliced)
+
+
+@on_ranks(4)
+def columns_in_blocks_travel_around_a_ring(rank: int, size: int) -> None:
+    """Few rows are held at once, many columns are not."""
+    model, x, x2 = many_positions(), inputs(4, 16, 44), inputs(200, 16, 44, seed=3)
+    for memory in (400_000, 10**8):
+        with exchanged_by(None) as sliced:
+            found = ntk(model, x, x2, memory=memory, group="world")
+        assert_divided(found, ntk(model, x, x2), size)
+        assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
 
 
 @on_ranks(2)

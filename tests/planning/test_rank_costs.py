@@ -1,6 +1,7 @@
 """The model of kernels on several devices: its formulas by hand, its compute against counted operations."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +11,23 @@ from torch.utils.flop_counter import FlopCounterMode
 import featlearn as fl
 from benchmarks.rank_costs import CASES, costs
 from featlearn.errors import InputValueError
-from featlearn.planning.rank_costs import DEVICES, Device, SharedParameter, rank_costs
+from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.exchange import SharedKernel, SharedParameter
+from featlearn.planning.rank_costs import DEVICES, Device, rank_costs
 
 SLOW = Device("slow", 1e9, 4e9, 8e6, 1e6, 1e5, 4)
+
+
+def shared(samples: int, ranks: int, memory: float = 4e6, **changes) -> SharedKernel:
+    """The float32 kernel of one batch."""
+    kernel = SharedKernel(ranks, (samples, samples), True, samples**2, 1, 4, memory)
+    return replace(kernel, **changes)
 
 
 def test_few_positions_travel_around_a_ring():
     """One position, n = 30, m = 20: 50 factors against 600 / 4 entries; by hand for P = 40 on 4 ranks."""
     one = SharedParameter("w", 600, 50, 1, pair=55)
-    found = rank_costs([one], 40, 4, SLOW, sample_operations=1e6)
+    found = rank_costs([one], shared(40, 4), SLOW, sample_operations=1e6)
     (share,) = found.parameters
     assert share.exchange == "ring"
     assert share.sent == 40 * 50 / 2
@@ -30,30 +39,62 @@ def test_few_positions_travel_around_a_ring():
     assert found.contraction_seconds == pytest.approx(2 * 11000 / 1e9)
     assert found.exchange_seconds == pytest.approx(4000 / 1e6)
     assert found.seconds == pytest.approx(0.01 + 2.2e-5 + 0.004)
-    assert found.memory == 1000 * 4 + 1600 * 4
-    formed = rank_costs([SharedParameter("w", 600, 50, 2)], 40, 4, SLOW, sample_operations=0).parameters[0]
-    assert formed.operations == (10 + 20) * 2 * 600 + 200 * 600  # its own samples and those that visit
+    assert found.memory == 1000 * 4 + 400 * 4  # 10 rows of the kernel
+    formed, early = (
+        rank_costs([SharedParameter("w", 600, 50, 2, early=early)], shared(40, 4), SLOW, sample_operations=0)
+        for early in (False, True)
+    )
+    assert formed.parameters[0].operations == (10 + 20) * 2 * 600 + 200 * 600  # its own samples and those that visit
+    assert early.parameters[0].operations == 10 * 2 * 600 + 200 * 600
+    three = rank_costs([one], shared(39, 3), SLOW, sample_operations=0).parameters[0]
+    assert three.sent == 13 * 50  # of three ranks each sends to one
 
 
 def test_many_positions_are_sent_as_slices():
-    """64 positions of 10 + 8 numbers against 80 / 4 entries; what is held does not fit, and groups sweep again."""
-    one = SharedParameter("w", 80, 64 * 18, 64)
-    found = rank_costs([one], 1000, 8, SLOW, sample_operations=1e6, weight_bytes=320.0)
-    (share,) = found.parameters
-    assert share.exchange == "slices"
+    """64 positions of 10 + 8 numbers against 80 / 8 entries, for several parameters, which share one kernel of P^2."""
+    device = replace(SLOW, memory=32e6)
+    several = [SharedParameter(str(i), 80, 64 * 18, 64) for i in range(5)]
+    found = rank_costs(several, shared(1000, 8, 16e6), device, sample_operations=1e6, weight_bytes=320.0)
+    assert {share.exchange for share in found.parameters} == {"slices"}
+    share = found.parameters[0]
     assert share.sent == share.held == 1000 * 80 / 8
     assert share.operations == 1000 / 8 * 64 * 80 + 1000**2 / 2 / 8 * 80
-    assert found.sent_bytes == (10_000 + 1000**2) * 4
+    assert found.sent_bytes == (5 * 10_000 + 1000**2) * 4
     assert found.exchange_seconds == pytest.approx(found.sent_bytes / 1e5)  # two nodes
-    assert found.memory == 40_000 + 4e6 + 640
+    assert found.memory == 5 * 40_000 + 4e6 / 8 + 4e6 + 640
     assert found.fits
-    many = rank_costs([one] * 1000, 1000, 8, SLOW, sample_operations=1e6)
-    assert many.groups == 10  # 40 MB in halves of 8 MB
-    assert many.pass_seconds == pytest.approx(10 * 125 * 1e6 / 1e9)
-    assert many.memory == pytest.approx(4e6 + 4e6)
-    assert not rank_costs([one], 2000, 8, SLOW, sample_operations=0).fits
-    alone = rank_costs([one], 1000, 1, SLOW, sample_operations=0)
+    many = rank_costs(several * 200, shared(1000, 8, 16e6), device, sample_operations=1e6)
+    assert many.groups == 3  # 40 MB in halves of 32 MB
+    assert many.pass_seconds == pytest.approx(3 * 125 * 1e6 / 1e9)
+    assert many.memory == pytest.approx(40e6 / 3 + 4e6 / 8 + 4e6)
+    assert not rank_costs(several, shared(9000, 8), device, sample_operations=0).fits
+    alone = rank_costs(several, shared(1000, 1, 16e6), device, sample_operations=0)
     assert alone.sent_bytes == 0
+
+
+def test_which_exchange_is_taken():
+    """By hand for P = 1000 on 8 ranks, 125 samples each: what slices of a parameter save, against 1000^2 once."""
+    kernel = shared(1000, 8, 16e6)
+    one = SharedParameter("w", 80, 64 * 18, 64)
+    # ring 4 x 125 x (1152 + 80) + 125 x 80, slices 125 x (80 + 80), where 64 products take as long as a number sent
+    gain = 4 * 125 * (1152 + 80) + 125 * 80 - 125 * 160
+    assert gain < 1000**2 < 2 * gain
+    assert kernel.sliced([one]) == set()
+    assert kernel.sliced([one, replace(one, name="v")]) == {"v", "w"}
+    pair = [one, replace(one, name="v")]
+    assert kernel.reserved == 4e6
+    assert replace(kernel, memory=15.9e6).reserved == 0
+    assert replace(kernel, memory=15.9e6).sliced(pair) == set()
+    assert replace(kernel, kernels=2, memory=64e6).sliced(pair) == set()  # both would be added up
+    assert kernel.sliced([*pair, replace(one, name="u", pair=1.0)]) == {"v", "w"}
+    assert kernel.sliced([*pair, SharedParameter("few", 800, 50, 0, early=True)]) == {"v", "w"}
+    blocks = [ParameterGroup(("v",), 124, 1, 10), ParameterGroup(("w", "u"), 125, 1, 10)]
+    assert kernel.sliced([*pair, replace(one, name="u")], blocks) == {"u", "w"}
+    crossed = replace(kernel, samples=(1000, 80), symmetric=False, entries=80_000)
+    # ring 7 x 10 x (1152 + 80) + 125 x 80 = 96,240, slices 135 x 160 = 21,600
+    assert crossed.sliced([one]) == set()
+    assert crossed.sliced(pair) == {"v", "w"}
+    assert shared(1000, 1, 16e6).sliced(pair * 10) == set()
 
 
 def test_precisions_have_their_rates():
@@ -96,11 +137,12 @@ def test_the_plan_prints_the_model_and_says_what_it_is():
     plan = fl.plan(model, x, ranks=64, device="A100")
     found = plan.rank_costs
     assert (found.ranks, found.device.name, found.samples) == (64, "A100", 64)
-    # 40 + 3 x 90 factors, of which half is sent, against 3 x 3600 / 64 entries
+    # For a single sample of each rank pairs of positions are multiplied in the weights.
     assert {p.name: p.exchange for p in found.parameters} == {
-        "0.weight": "ring", "0.bias": "slices", "2.weight": "slices", "2.bias": "slices",
+        "0.weight": "ring", "0.bias": "slices", "2.weight": "ring", "2.bias": "slices",
     }  # fmt: skip
-    assert fl.plan(model, x, ranks=70).rank_costs.parameters[0].exchange == "slices"
+    small = fl.plan(model, x, ranks=64, device="A100", memory="60kB").rank_costs  # the kernel takes 16 kB of it
+    assert {p.exchange for p in small.parameters} == {"ring"}
     assert found.weight_bytes == 4 * (40 * 90 + 90 + 270 + 3)
     said = str(plan)
     assert "on 64 A100 (a model that was not run on several GPUs): about" in said

@@ -1,11 +1,12 @@
 """What a kernel costs when its samples are divided among several devices: a model, from shapes and rates alone.
 
-P samples on R ranks. Per parameter the ranks exchange one of two things, whichever is fewer numbers:
+P samples on R ranks. Per parameter the ranks exchange one of two things, chosen by the function that chooses when the
+kernel is measured (`SharedKernel.sliced`):
 
 - *ring*: factors of f numbers a sample travel to half of the ranks, P f / 2 numbers sent by each; a rank multiplies
   its own samples with those that visit it;
 - *slices*: each rank gets 1 / R of the gradients' N entries of all samples, P N / R numbers sent by each, and one P x P
-  kernel is summed over ranks at the end, P^2 numbers.
+  kernel is summed over ranks at the end, P^2 numbers; each rank holds one meanwhile.
 
 Forward and backward passes are divided. What a rank holds of all samples (factors, twice for the ring, or slices) must
 fit into half of its memory; where it does not, parameters are taken in several groups, and the passes are made anew for
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 import torch
 
 from featlearn.errors import InputValueError
-from featlearn.planning.cost import ParameterPlan
+from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.exchange import SharedKernel, SharedParameter
 from featlearn.planning.memory import readable_bytes
 
 
@@ -62,20 +64,6 @@ DEVICES = {
 
 
 @dataclass(frozen=True)
-class SharedParameter:
-    """A parameter in the model: numbers of one sample, all output directions together."""
-
-    name: str
-    size: float
-    """Entries of its gradient."""
-    factors: float
-    """Numbers of the factors; 0 where gradients come formed."""
-    positions: float
-    pair: float | None = None
-    """Multiply-adds for a pair of samples where pairs of positions are multiplied; None where gradients are formed."""
-
-
-@dataclass(frozen=True)
 class RankShare:
     """What one rank does for a parameter."""
 
@@ -95,8 +83,7 @@ class RankCosts:
     """Compute, bytes moved and memory of one rank, and where the time goes; `str()` says it."""
 
     device: Device
-    ranks: int
-    samples: int
+    kernel: SharedKernel
     parameters: tuple[RankShare, ...]
     dtype: torch.dtype
     """Of the contraction."""
@@ -106,11 +93,24 @@ class RankCosts:
     weight_bytes: float
 
     @property
+    def ranks(self) -> int:
+        """R"""
+        return self.kernel.ranks
+
+    @property
+    def samples(self) -> int:
+        """P"""
+        return self.kernel.samples[0]
+
+    @property
+    def summed_bytes(self) -> float:
+        """Bytes of the kernels of all pairs of samples that are added up over ranks, where there are slices."""
+        return self.kernel.held if any(p.exchange == "slices" for p in self.parameters) else 0
+
+    @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends."""
-        kernel = self.samples**2 if any(p.exchange == "slices" for p in self.parameters) else 0
-        numbers = sum(p.sent for p in self.parameters) + kernel
-        return numbers * self.dtype.itemsize if self.ranks > 1 else 0.0
+        return sum(p.sent for p in self.parameters) * self.dtype.itemsize + self.summed_bytes
 
     @property
     def held_bytes(self) -> float:
@@ -124,9 +124,10 @@ class RankCosts:
 
     @property
     def memory(self) -> float:
-        """Bytes of a rank: what is held of a group, the kernel, and the weights with a copy of them."""
-        kernel = self.samples**2 * self.dtype.itemsize
-        return self.held_bytes / self.groups + kernel + 2 * self.weight_bytes
+        """Bytes of a rank: what is held of a group, its rows of the kernels, those that are added up, and the weights
+        with a copy of them."""
+        rows = self.kernel.held / self.ranks
+        return self.held_bytes / self.groups + rows + self.summed_bytes + 2 * self.weight_bytes
 
     @property
     def pass_seconds(self) -> float:
@@ -177,17 +178,21 @@ class RankCosts:
 
 
 def rank_costs(
-    parameters: Sequence[SharedParameter], samples: int, ranks: int, device: str | Device, *,
+    parameters: Sequence[SharedParameter], kernel: SharedKernel, device: str | Device, *,
     sample_operations: float, weight_bytes: float = 0.0, dtype: torch.dtype = torch.float32,
-    network_dtype: torch.dtype = torch.float32,
+    network_dtype: torch.dtype = torch.float32, groups: Sequence[ParameterGroup] = (),
 ) -> RankCosts:  # fmt: skip
-    """The costs of a symmetric kernel of so many samples."""
+    """The costs of a symmetric kernel; `groups`: of the plan of a rank, if there is one."""
+    sliced = kernel.sliced(parameters, groups)
+    shares = tuple(_share(one, kernel, one.name in sliced) for one in parameters)
+    return RankCosts(checked_device(device), kernel, shares, dtype, network_dtype, sample_operations, weight_bytes)
+
+
+def checked_ranks(ranks: int) -> int:
+    """A number of devices."""
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise InputValueError(f"ranks={ranks!r}, expected a number of devices >= 1")
-    shares = tuple(_share(one, samples, ranks) for one in parameters)
-    return RankCosts(
-        checked_device(device), ranks, samples, shares, dtype, network_dtype, sample_operations, weight_bytes
-    )
+    return ranks
 
 
 def checked_device(device: str | Device) -> Device:
@@ -199,27 +204,18 @@ def checked_device(device: str | Device) -> Device:
     return DEVICES[device]
 
 
-def shared_parameters(plans: Sequence[ParameterPlan], samples: int, directions: int) -> list[SharedParameter]:
-    """Parameters of a plan, in the terms of the model."""
-    return [
-        SharedParameter(
-            p.name, math.prod(p.shape) * directions, p.factors, p.positions,
-            p.operations / samples**2 if p.route == "pairs" else None,
-        )
-        for p in plans
-        if p.uses
-    ]  # fmt: skip
-
-
-def _share(one: SharedParameter, samples: int, ranks: int) -> RankShare:
-    pairs = samples**2 / 2 / ranks  # of a symmetric kernel
+def _share(one: SharedParameter, kernel: SharedKernel, sliced: bool) -> RankShare:
+    samples, _ = kernel.samples
+    own = samples / kernel.ranks
+    pairs = samples**2 / 2 / kernel.ranks  # of a symmetric kernel
     formed = one.positions * one.size
-    ring, slices = samples * one.factors / 2, samples * one.size / ranks
-    if one.factors and ring < slices:
-        own, visiting = samples / ranks, samples / 2
-        operations = pairs * one.pair if one.pair is not None else (own + visiting) * formed + pairs * one.size
-        return RankShare(one.name, "ring", operations, ring, 2 * own * one.factors)
-    return RankShare(one.name, "slices", samples / ranks * formed + pairs * one.size, slices, slices)
+    if sliced:
+        sent = samples * one.size / kernel.ranks
+        return RankShare(one.name, "slices", own * formed + pairs * one.size, sent, sent)
+    visiting = own * kernel.turns
+    forming = own * formed + (0 if one.early else visiting * formed)
+    operations = pairs * one.pair if one.pair is not None else forming + pairs * one.size
+    return RankShare(one.name, "ring", operations, visiting * one.kept, 2 * own * one.kept)
 
 
 def _seconds(seconds: float) -> str:

@@ -1,10 +1,10 @@
 """The rows of a tangent kernel that one rank computes; all ranks follow one plan, and gradients travel between them.
 
-Two exchanges, chosen for every parameter from shapes. *Ring*: at distance s = 1 .. R/2 every rank sends the gradients
-of its samples, as factors where they are factors, to the rank s places on, and multiplies what it receives; K is
-symmetric, so the rest is sent back as entries of the kernel. *Slices*: every rank takes one R-th of the parameter for
-all samples, and the rows of all kernels are added up. With f numbers kept of a sample and N entries of the parameter a
-rank of a ring sends P f / 2 numbers; with slices it sends P N / R + P^2, and holds a P x P kernel.
+Two exchanges, chosen for every parameter from the plan, in `planning.exchange`. *Ring*: at distance s = 1 .. R/2 every
+rank sends the gradients of its samples, as factors where they are factors, to the rank s places on, and multiplies what
+it receives; K is symmetric, so the rest is sent back as entries of the kernel. *Slices*: every rank takes one R-th of
+the parameter for all samples, and the rows of all kernels are added up. With f numbers kept of a sample and N entries
+of the parameter a rank of a ring sends P f / 2 numbers; with slices it sends P N / R + P^2, and holds a P x P kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from featlearn.distributed.same_directions import same_directions
 from featlearn.gradients.directions import Directions
 from featlearn.measurement import Measurement
 from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.exchange import SharedKernel, shared_parameters
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.divided_samples import DividedGradients, Division, alike
@@ -34,11 +35,12 @@ class DividedExecution:
 
     def __init__(
         self, execution: KernelExecution, measurement: Measurement, plan: Plan, directions: Directions,
-        division: Division, keys: Mapping[str, str], checks: KernelVerification | None,
+        division: Division, kernel: SharedKernel, keys: Mapping[str, str], checks: KernelVerification | None,
     ) -> None:  # fmt: skip
         self._execution, self._measurement, self._plan, self._directions = execution, measurement, plan, directions
         self._division, self._ranks, self._keys, self._checks = division, division.ranks, keys, checks
         self._formed = {one.name for one in plan.parameters if one.route != Route.PAIRS.value}
+        self._taken_by_slices = kernel.sliced(shared_parameters(plan, measurement.dtype.itemsize), plan.groups)
         self._total = self._sum(division.places(0), keys)
         self._sliced: KernelSum | None = None
         """Kernels of all pairs of samples, from the slices of parameters that this rank has."""
@@ -117,22 +119,13 @@ class DividedExecution:
                 size = parameter.numel() * (2 if parameter.is_complex() else 1)
                 with self._ranks.together():
                     left, right = left.dense(size), right.dense(size)
-            if self._takes_slices(name, left, right):
+            if name in self._taken_by_slices:
                 self._add_slices(name, left, right, chosen)
             else:
                 failure = self._add_ring(name, left, right, chosen) or failure
         with self._ranks.together():
             if failure is not None:
                 raise failure
-
-    def _takes_slices(self, name: str, left: DividedGradients, right: DividedGradients) -> bool:
-        """Whether every rank takes a slice of a parameter; decided from shapes, alike on all ranks."""
-        division = self._division
-        whole = torch.Size(self._directions.kernel_shape(*division.samples)).numel()
-        held = whole * self._measurement.dtype.itemsize * len(set(self._keys.values()))
-        if name not in self._formed or not division.is_whole(left.places) or held > self._plan.memory / 8:
-            return False
-        return slices_cost_less(right.numbers, left.directions * left.size, left.positions, division)
 
     def _add_ring(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> Exception | None:
         """Send gradients round; an error while they are multiplied waits until all ranks have what they expect."""
@@ -232,22 +225,3 @@ class DividedExecution:
                 )[source]  # fmt: skip
             for key, block in zip(sliced.kernels, found, strict=True):
                 self._total.block(key, every, own).add_(block)
-
-
-# Multiply-adds of forming gradients in the time in which a number is sent: 30 to 40 were measured with gloo on two
-# cores; between GPUs of one node it is some 200 at the full rate of both.
-SENT = 64
-
-
-def slices_cost_less(kept: int, size: int, positions: int, division: Division) -> bool:
-    """Whether slices of a parameter of `size` entries take less than a ring, in numbers that a rank sends.
-
-    `kept`: numbers that stand for the samples of a rank. Gradients are formed from `positions` products for each entry:
-    with slices each rank forms those of its samples, in a ring those that it receives, too.
-    """
-    ranks, (rows, columns) = division.ranks.size, division.samples
-    left, right = -(-rows // ranks), -(-columns // ranks)
-    formed = size * positions / SENT
-    if division.symmetric:
-        return left * (size + formed) + rows**2 < kept * ranks / 2 + left * formed * (1 + ranks / 2)
-    return (left + right) * (size + formed) + rows * columns < (kept + right * formed) * (ranks - 1) + left * formed

@@ -14,6 +14,7 @@ from featlearn.gradients.directions import Directions, Outputs, Probes, output_d
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, batch_size, describe
 from featlearn.network.isolation import collector_paused
+from featlearn.planning.exchange import shared_kernel
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.divided_execution import DividedExecution
@@ -82,13 +83,15 @@ def _measured(
         directions = output_directions(outputs, pair.classes)
         budget = byte_budget(audited.memory, pair.device)
     budget = smallest_budget(ranks, budget, pair.device, measured=audited.memory is None)
+    shared = shared_kernel(ranks.size, division.samples, division.symmetric, directions, pair, by, budget)
     with ranks.together():
-        mine = plan_kernel(pair, directions, elementwise(rates), by, budget, verify, division.samples[1])
+        left = budget - shared.reserved
+        mine = plan_kernel(pair, directions, elementwise(rates), by, left, verify, division.samples[1])
     plan = ranks.from_first(mine)
     execution = KernelExecution(pair, plan, directions, rates, by, None)
     checks = KernelVerification(pair, directions, rates, plan, division.samples, ranks) if verify else None
     keys = kernel_keys(pair.parameters, by)
-    kernels = DividedExecution(execution, pair, plan, directions, division, keys, checks).run()
+    kernels = DividedExecution(execution, pair, plan, directions, division, shared, keys, checks).run()
     pair.has_gradient = ranks.any(pair.has_gradient)
     pair.refuse_no_gradient()
     if checks is not None:

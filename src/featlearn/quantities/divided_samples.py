@@ -33,10 +33,6 @@ class Division:
             for b in sample_blocks(shares[0].stop - shares[0].start, size)
         ]
 
-    def is_whole(self, places: Sequence[slice]) -> bool:
-        """Whether a block has all rows."""
-        return list(places) == self.ranks.shares(self.samples[0])
-
 
 @dataclass(frozen=True)
 class DividedGradients:
@@ -70,17 +66,6 @@ class DividedGradients:
         """Entries along the axis that slices divide."""
         one = self.known[0]
         return self.size if isinstance(one, Dense) else int(max(one.first, one.second))
-
-    @property
-    def positions(self) -> int:
-        """Products that an entry of a gradient is formed from; 0 where it is formed."""
-        one = self.known[0]
-        return 0 if isinstance(one, Dense) else sum(int(part.grads.shape[2]) for part in one.parts)
-
-    @property
-    def numbers(self) -> int:
-        """Numbers that a rank sends of its samples, at most."""
-        return max(sum(int(kind.numbers) for kind in contents(one)) for one in self.known)
 
     def dense(self, size: int) -> "DividedGradients":
         """With gradients that are formed, on every rank."""

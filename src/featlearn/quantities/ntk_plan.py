@@ -1,6 +1,6 @@
 """`fl.plan`: what a kernel will do and cost, before anything is paid."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -13,16 +13,17 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Outputs, Probes, output_directions
-from featlearn.measurement import Measurement
+from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.planning.exchange import shared_kernel, shared_parameters
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.plan import Plan
-from featlearn.planning.rank_costs import Device, RankCosts, checked_device, rank_costs, shared_parameters
+from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import checked_by, checked_rates
-from featlearn.quantities.optimizer_kernel import elementwise
+from featlearn.quantities.optimizer_kernel import Rate, elementwise
 from featlearn.quantities.sketched_kernel import checked_sketch
+from featlearn.quantities.stream import taken
 
 
 @overload
@@ -81,20 +82,30 @@ def kernel_plan(
         if sketch is not None:
             return plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
         found = plan_kernel(measurement, directions, elementwise(rates), by, audited.memory, verify)
-        return found if ranks is None else replace(found, rank_costs=_rank_costs(measurement, found, ranks, device))
+    if ranks is None:
+        return found
+    return replace(found, rank_costs=_rank_costs(audited, x, found, directions, rates, by, ranks, device))
 
 
-def _rank_costs(measurement: Measurement, found: Plan, ranks: int, device: str | Device) -> RankCosts:
-    """The costs on several devices; passes are counted on a few samples."""
-    (batch,) = measurement.batches
-    few = min(2, batch.samples)
-    with FlopCounterMode(display=False) as counted:
-        outputs = batch.outputs(torch.arange(few, device="cpu"))
-    # As many operations again for each direction: gradients of activations, never of weights.
-    each = counted.get_total_flops() / few * (1 + found.directions)
-    weights = list(measurement.model.parameters())
-    return rank_costs(
-        shared_parameters(found.parameters, found.samples[0], found.directions), found.samples[0], ranks, device,
-        sample_operations=each, weight_bytes=sum(p.numel() * p.element_size() for p in weights),
-        dtype=measurement.dtype, network_dtype=outputs.dtype,
-    )  # fmt: skip
+def _rank_costs(
+    audited: AuditedModel, x: Inputs, found: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
+    ranks: int, device: str | Device,
+) -> RankCosts:  # fmt: skip
+    """The costs on several devices, from the plan that rank 0 would make; passes are counted on a few samples."""
+    device, samples = checked_device(device), found.samples[0]
+    own = -(-samples // checked_ranks(ranks))
+    with audited.measuring([taken(x, samples, torch.arange(own, device="cpu"))]) as measurement:
+        (batch,) = measurement.batches
+        with FlopCounterMode(display=False) as counted:
+            outputs = batch.outputs(torch.arange(min(2, own), device="cpu"))
+        memory = int(device.memory / 2) if audited.memory is None else found.memory
+        pair = measurement.of_pair(batch, batch)
+        kernel = shared_kernel(ranks, (samples, samples), True, directions, measurement, by, memory)
+        plan = plan_kernel(pair, directions, elementwise(rates), by, memory - kernel.reserved, found.verified, samples)
+        return rank_costs(
+            shared_parameters(plan, measurement.dtype.itemsize), kernel, device,
+            # As many operations again for each direction: gradients of activations, never of weights.
+            sample_operations=counted.get_total_flops() / min(2, own) * (1 + found.directions),
+            weight_bytes=sum(p.numel() * p.element_size() for p in measurement.model.parameters()),
+            dtype=measurement.dtype, network_dtype=outputs.dtype, groups=plan.groups,
+        )  # fmt: skip
