@@ -3,8 +3,8 @@
     python examples/trainings/gpt2.py
 
 The network of `transformers` with random weights; tokens are the bytes of Shakespeare. What is measured is the mean
-log-probability of a sequence. About 1 minute on an H200; needs `transformers`, and shakespeare/input.txt in
-FEATLEARN_DATA.
+log-probability of a sequence. About 2 minutes on an H200 with other work; needs `transformers`, and
+shakespeare/input.txt in FEATLEARN_DATA.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
     python examples/trainings/gpt_shakespeare.py
 
-Six blocks of width 384, 256 places, batches of 64, no dropout. About 2 minutes on an H200; needs shakespeare/input.txt
-in FEATLEARN_DATA.
+Six blocks of width 384, 256 places, batches of 64, no dropout. About 3 minutes on an H200 with other work; needs
+shakespeare/input.txt in FEATLEARN_DATA.
 """
 
 import torch

@@ -2,8 +2,9 @@
 
     python examples/trainings/grokking.py
 
-One block without norms (as in Nanda et al. 2023), 40 % of all pairs, all of them in each step, AdamW with weight decay.
-The output is divided by gamma < 1, which makes the start lazy (Kumar et al. 2024). About 2 minutes on an H200.
+One block without norms (as in Nanda et al. 2023), 40 % of all pairs, all of them in each step, AdamW with weight
+decay. The output is divided by gamma < 1, which makes the start lazier (Kumar et al. 2024): 0.003 is lazy for 500
+steps, 0.3 is not. About 4 minutes on an H200 with other work.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     python examples/trainings/lora_svhn.py --weights runs/vit-cifar10.pt
 
-Rank 8 on queries, keys, values and outputs of the attention (Hu et al. 2021) and a new readout; 20,000 digits of SVHN.
-About 1 minute on an H200; needs the files of SVHN in FEATLEARN_DATA.
+Rank 8 on queries, keys, values and outputs of the attention (Hu et al. 2021) and a new readout; 20,000 digits of
+SVHN. About 1 minute on an H200 with other work; needs the files of SVHN in FEATLEARN_DATA.
 """
 
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     python examples/trainings/resnet_cifar10.py --gamma 1
 
-SGD with momentum and weight decay, random crops, 50,000 images. About 3 minutes on an H200; needs the files of CIFAR-10
-in FEATLEARN_DATA.
+SGD with momentum and weight decay, random crops, 50,000 images. 3 to 5 minutes on an H200 with other work; needs the
+files of CIFAR-10 in FEATLEARN_DATA.
 """
 
 import torch

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from featlearn.errors import RunError
 from featlearn.metrics import kernel_distance
 from featlearn.monitoring import resumption as resumption_module
 from featlearn.monitoring.entry import watch
+from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import open_run
 
 from .children import Child, children, wait_for, wait_for_end
@@ -198,3 +200,14 @@ def test_control_c_ends_a_run_in_order(tmp_path: Path):
     kinds = [event["kind"] for event in run.events]
     assert (kinds[0], kinds[-2:]) == ("started", ["interrupted", "finished"])
     assert run.scalar("ntk/norm")[0][-1] == run.config["steps"]
+
+
+def test_seconds_of_training_never_fall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # time that a step takes beside training is taken out when it ends, so that the clock may seem to go back
+    readings = count(100, -1)
+    monkeypatch.setattr(Stopwatch, "training", property(lambda _: float(next(readings))))
+    _, _, seen = begun(tmp_path / "run", 5)
+    seen.__exit__(None, None, None)
+    seconds = [line["seconds"] for line in seen.run.lines]
+    assert len(seconds) > 3
+    assert seconds == sorted(seconds)

@@ -2,8 +2,8 @@
 
 The vectors v_b cover 64 samples each, and are scaled so that rows of all lengths count. Rounding in such a form is a
 few units of the last digit of |J_b^T v_b| |J^T w|, which grows like the square root of the number of samples; a row
-that is wrong shows as it is. So an error of 1 % in one row is seen among thousands of samples in float32; docs/concepts/capture.md
-has the trials. Entries of v_b differ in size: signs alone may add up to zero, and then say nothing of a bias.
+that is wrong shows as it is. So an error of 1 % in one row is seen among thousands of samples in float32; the page on
+capture has the trials. Entries of v_b differ in size: signs alone may add up to zero, and then say nothing of a bias.
 """
 
 from collections import defaultdict
