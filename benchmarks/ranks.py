@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MUST = {"kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8, "estimate_alignment": 1.8}
+MUST = {"kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8}
 
 
 def workloads(group: Any, small: bool) -> dict[str, Callable[[], object]]:

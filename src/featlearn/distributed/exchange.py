@@ -79,24 +79,41 @@ def swapped(
     device: torch.device,
 ) -> dict[int, list[Tensor]]:  # fmt: skip
     """Send tensors to some ranks and receive those of others; `expected`: the kinds that each of them sends."""
-    home = device if group.sends_from(device) else group.device
-    sent = {rank: [TensorKind.of(one).sent(one).to(home) for one in several] for rank, several in outgoing.items()}
-    found = {
-        rank: [torch.empty(kind.sent_shape, dtype=kind.dtype, device=home) for kind in several]
-        for rank, several in expected.items()
-    }
-    operations = []
-    for act, messages in ((dist.isend, sent), (dist.irecv, found)):
-        for rank, several in messages.items():
-            operations += [
-                dist.P2POp(act, one, group=group.process_group, group_peer=rank) for one in several if one.numel()
-            ]
-    for work in dist.batch_isend_irecv(operations) if operations else ():
-        work.wait()
-    return {
-        rank: [kind.received(one.to(device)) for kind, one in zip(expected[rank], several, strict=True)]
-        for rank, several in found.items()
-    }
+    return Swap(group, outgoing, expected, device).received()
+
+
+class Swap:
+    """Tensors on their way between ranks, so that this rank can work meanwhile."""
+
+    def __init__(
+        self, group: RankGroup, outgoing: Mapping[int, Sequence[Tensor]],
+        expected: Mapping[int, Sequence[TensorKind]], device: torch.device,
+    ) -> None:  # fmt: skip
+        home = device if group.sends_from(device) else group.device
+        self._expected, self._device = expected, device
+        self._sent = {
+            rank: [TensorKind.of(one).sent(one).to(home) for one in several] for rank, several in outgoing.items()
+        }
+        self._found = {
+            rank: [torch.empty(kind.sent_shape, dtype=kind.dtype, device=home) for kind in several]
+            for rank, several in expected.items()
+        }
+        operations = []
+        for act, messages in ((dist.isend, self._sent), (dist.irecv, self._found)):
+            for rank, several in messages.items():
+                operations += [
+                    dist.P2POp(act, one, group=group.process_group, group_peer=rank) for one in several if one.numel()
+                ]
+        self._works = dist.batch_isend_irecv(operations) if operations else ()
+
+    def received(self) -> dict[int, list[Tensor]]:
+        """What the others have sent; waits for it."""
+        for work in self._works:
+            work.wait()
+        return {
+            rank: [kind.received(one.to(self._device)) for kind, one in zip(self._expected[rank], several, strict=True)]
+            for rank, several in self._found.items()
+        }
 
 
 def refilled(skeleton: Any, tensors: Sequence[Tensor], order: Tensor | None) -> Gradients:

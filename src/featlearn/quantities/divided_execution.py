@@ -9,8 +9,6 @@ of the parameter a rank of a ring sends P f / 2 numbers; with slices it sends P 
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from featlearn.contraction.factors import Factors, Gradients, as_dense
 from featlearn.contraction.gram import Route, mirror
 from featlearn.contraction.kernel_sum import Kernels, KernelSum
@@ -129,10 +127,12 @@ class DividedExecution:
 
     def _add_ring(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> Exception | None:
         """Send gradients round; an error while they are multiplied waits until all ranks have what they expect."""
-        ranks, failure = self._ranks, None
+        ranks, failure, device = self._ranks, None, self._measurement.device
         mine: Gradients | None = None
-        for distance in range(ranks.size // 2 + 1 if self._division.symmetric else ranks.size):
-            found = right.received(distance, self._measurement.device)
+        count = ranks.size // 2 + 1 if self._division.symmetric else ranks.size
+        first = right.arriving(1, device) if count > 1 else None  # on their way while the own samples are multiplied
+        for distance in range(count):
+            found = first() if first and distance == 1 else right.arriving(distance, device)()
             try:
                 mine = self._formed_once(name, left) if mine is None else mine
                 if mine is not None and found is not None:
@@ -157,17 +157,13 @@ class DividedExecution:
         """Multiply the samples of this rank with those of the rank `distance` places before it."""
         if self._division.symmetric and distance == 0 and columns.start > rows.start:
             return  # the other triangle
-        if self._division.symmetric and distance and 2 * distance == self._ranks.size:
-            # Two ranks meet twice: one takes the first half of its rows, the other all of its rows with the second.
-            if self._ranks.rank < distance:
-                middle = (rows.start + rows.stop) // 2
-                rows, own = slice(rows.start, middle), own.take(slice(0, middle - rows.start))
-            else:
-                middle = (columns.start + columns.stop) // 2
-                found = found.take(slice(middle - columns.start, columns.stop - columns.start))
-                columns = slice(middle, columns.stop)
-        if rows.start < rows.stop and columns.start < columns.stop:
-            self._total.add(name, own, found, rows, columns, chosen)
+        few, some = (
+            _common(place, bounds)
+            for place, bounds in zip((rows, columns), self._division.computed(self._ranks.rank, distance), strict=True)
+        )
+        if few.start < few.stop and some.start < some.stop:
+            own, found = _part(own, rows, few), _part(found, columns, some)
+            self._total.add(name, own, found, few, some, chosen)
 
     def _add_slices(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> None:
         """Take one slice of a parameter for all samples, in as many passes as memory asks for."""
@@ -190,23 +186,19 @@ class DividedExecution:
         """Complete symmetric kernels: the own block here, others from the ranks that have computed them."""
         ranks, division, total = self._ranks, self._division, self._total
         every, own = slice(None), division.places(0)
-        mode = self._directions.mode
-
-        def turned(key: str, rank: int) -> torch.Tensor:
-            block = total.block(key, every, own, division.places(1, rank))
-            return block.permute(1, 0, 3, 2) if mode == "full" else block.mT
-
         for key in total.kernels if own.start < own.stop else ():
-            mirror(total.block(key, every, own, own), mode)
+            mirror(total.block(key, every, own, own), self._directions.mode)
         for distance in range(1, ranks.size // 2 + 1):
             to, source = (ranks.rank - distance) % ranks.size, (ranks.rank + distance) % ranks.size
-            outgoing = [turned(key, to).contiguous() for key in total.kernels]
-            there = division.places(0, source)
-            shape = self._directions.kernel_shape(own.stop - own.start, there.stop - there.start)
-            expected = [TensorKind(tuple(shape), self._measurement.dtype, tuple(range(len(shape))))] * len(outgoing)
-            found = swapped(ranks, {to: outgoing}, {source: expected}, self._measurement.device)[source]
+            outgoing = [total.block(key, every, *division.computed(ranks.rank, distance)) for key in total.kernels]
+            there, here = division.computed(source, distance)
+            shape = tuple(self._directions.kernel_shape(there.stop - there.start, here.stop - here.start))
+            expected = [TensorKind(shape, self._measurement.dtype, tuple(range(len(shape))))] * len(outgoing)
+            sent = [block.contiguous() for block in outgoing]
+            found = swapped(ranks, {to: sent}, {source: expected}, self._measurement.device)[source]
             for key, block in zip(total.kernels, found, strict=True):
-                total.block(key, every, own, there).add_(block)
+                turned = block.permute(1, 0, 3, 2) if self._directions.mode == "full" else block.mT
+                total.block(key, every, here, there).add_(turned.contiguous())
 
     def _add_rows(self, sliced: KernelSum) -> None:
         """Add up the rows that this rank has from the slices of all ranks."""
@@ -225,3 +217,15 @@ class DividedExecution:
                 )[source]  # fmt: skip
             for key, block in zip(sliced.kernels, found, strict=True):
                 self._total.block(key, every, own).add_(block)
+
+
+def _common(one: slice, other: slice) -> slice:
+    """The samples in both."""
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _part(gradients: Gradients, samples: slice, wanted: slice) -> Gradients:
+    """The gradients of some samples of those that are there."""
+    if wanted == samples:
+        return gradients
+    return gradients.take(slice(wanted.start - samples.start, wanted.stop - samples.start))

@@ -1,6 +1,6 @@
 """Samples and their gradients, divided among ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.factors import Dense, Factors, Gradients, as_dense, dense_slice
-from featlearn.distributed.exchange import TensorKind, contents, refilled, swapped
+from featlearn.distributed.exchange import Swap, TensorKind, contents, refilled, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.quantities.kernel_execution import sample_blocks
 
@@ -24,6 +24,20 @@ class Division:
     def places(self, side: int, rank: int | None = None) -> slice:
         """The samples of a rank, this one by default: its rows, and the columns whose gradients it captures."""
         return self.ranks.share(self.samples[side], rank)
+
+    def computed(self, rank: int, distance: int) -> tuple[slice, slice]:
+        """Rows and columns of the entries that a rank computes with the samples of the rank `distance` before it.
+
+        Where the kernel is symmetric, two ranks that are half of all ranks apart meet twice: one of them takes the
+        first half of its rows, the other all of its rows with the second half of these.
+        """
+        rows, columns = self.places(0, rank), self.places(1, (rank - distance) % self.ranks.size)
+        if self.symmetric and distance and 2 * distance == self.ranks.size:
+            if rank < distance:
+                rows = slice(rows.start, (rows.start + rows.stop) // 2)
+            else:
+                columns = slice((columns.start + columns.stop) // 2, columns.stop)
+        return rows, columns
 
     def blocks(self, side: int, size: int) -> list[list[slice]]:
         """For every block of samples that is captured at a time, those of each rank."""
@@ -80,17 +94,22 @@ class DividedGradients:
         own = None if self.own is None else Dense(as_dense(self.own).gradient.contiguous())
         return replace(self, own=own, kinds=[formed(*each) for each in zip(self.kinds, self.places, strict=True)])
 
-    def received(self, distance: int, device: torch.device) -> Gradients | None:
-        """The gradients of the rank `distance` places before this one; those of this one go as far on."""
+    def arriving(self, distance: int, device: torch.device) -> Callable[[], Gradients | None]:
+        """Begin to send the gradients of this rank `distance` places on; gives those of the rank as far before it."""
         if distance == 0:
-            return self.own
+            return lambda: self.own
         to, source = ((self.ranks.rank + step) % self.ranks.size for step in (distance, -distance))
         there = self.kinds[source]
         outgoing = [] if self.own is None else contents(self.own)
         expected = [] if there is None else contents(there)
-        found = swapped(self.ranks, {to: outgoing}, {source: expected}, device)[source]
-        order = self.own.order if isinstance(self.own, Factors) else None
-        return None if there is None else refilled(there, found, order)
+        swap = Swap(self.ranks, {to: outgoing}, {source: expected}, device)
+
+        def received() -> Gradients | None:
+            found = swap.received()[source]
+            order = self.own.order if isinstance(self.own, Factors) else None
+            return None if there is None else refilled(there, found, order)
+
+        return received
 
     def slice_of_all(self, number: int, passes: int, device: torch.device) -> Dense:
         """This rank's slice of the parameter, of those of one pass, for the samples of all ranks."""
