@@ -111,6 +111,7 @@ class AuditedModel:
                     inside,
                     lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout),
                     only_read=not reuse,  # a quantity of the user's own may write to them
+                    guarded=not reuse,
                 )
             )
             twin = copied(model, self.dtype) if copying else model
@@ -121,7 +122,7 @@ class AuditedModel:
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             batches = tuple(
                 ModelWithInputs(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
-                      copying=not isolation.builtin, held=isolation.state.tensors)
+                      copying=not isolation.builtin, held=isolation.state.tensors, guard=isolation.state.guard)
                 for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
             )  # fmt: skip
             measurement = Measurement(

@@ -25,7 +25,7 @@ class DeferredChecks:
     def expect_sizes(self, test: Callable[..., bool], tensors: Sequence[Tensor]) -> None:
         """Require that the test of the largest entry of each of these tensors passes."""
         distant = [tensor for tensor in tensors if tensor.is_cuda]
-        self._sizes += [(test, tensor) for tensor in distant]
+        self._sizes += [(test, _once(tensor)) for tensor in distant]
         for tensor in (tensor for tensor in tensors if not tensor.is_cuda):
             low, high = tensor.aminmax()
             self.expect(lambda low, high: test(max(-low, high)), low, high)
@@ -46,6 +46,13 @@ class DeferredChecks:
         found = iter(_fetched(numbers))
         counted = [(test, sum(tensor.numel() for tensor in several)) for test, several in self._expected]
         return all(test(*islice(found, count)) for test, count in counted)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """One of the entries that stand for many: the norms of tensors that repeat entries take a launch each."""
+    if 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple([slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()])]
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[float]:

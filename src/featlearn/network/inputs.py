@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.network.write_guard import WriteGuard
 
 Inputs = Any
 """A tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`), batch first."""
@@ -140,6 +141,8 @@ class ModelWithInputs:
     """Whether the model gets a copy of its inputs, into which it may write."""
     held: Sequence[Tensor] = ()
     """The tensors that the model held when the measurement began."""
+    guard: WriteGuard | None = None
+    """Has weights copied before the model writes to them."""
 
     def take(self, indices: Tensor | slice) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
@@ -161,23 +164,33 @@ class ModelWithInputs:
 
     def call(self, indices: Tensor | slice) -> tuple[Any, Inputs]:
         """What the model returns for some of the samples, and the inputs it was given."""
-        x = self.take(indices)
-        self.rewind()
-        with _explained(self, x):
-            return self._called(x), x
+        found: tuple[Any, Inputs] = self._run(indices, _unnoted, lambda x: (self._called(x), x))
+        return found
 
     def outputs(self, indices: Tensor | slice, noting: PassContext = _unnoted) -> Tensor:
         """(samples, C) outputs with their graph. All code that makes them runs inside of `noting`."""
-        x = self.take(indices)
-        self.rewind()
-        with _explained(self, x), noting(tensors_in(x)):
-            read = read_output(self._called(x), x, self.readout)
+        read = self._run(indices, noting, lambda x: read_output(self._called(x), x, self.readout))
         count = len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
         outputs = _checked(read, count, self.readout is not None, self.waiting)
         if outputs.dim() == 2:
             return outputs
         with noting(()):
             return outputs[:, None]
+
+    def _run(self, indices: Tensor | slice, noting: PassContext, code: Callable[[Inputs], Any]) -> Any:
+        """Run code of the user on a copy of some of the samples."""
+        x = self.take(indices)
+        self.rewind()
+        if self.guard is None:
+            with _explained(self, x), noting(tensors_in(x)):
+                return code(x)
+        try:
+            with _explained(self, x), noting(tensors_in(x)), self.guard.watching():
+                return code(x)
+        except UnsupportedModelError:  # some code does not bear that its ops are seen
+            if not self.guard.give_up():
+                raise
+        return self._run(indices, noting, code)
 
     def _called(self, x: Inputs) -> Any:
         if isinstance(x, tuple):

@@ -37,12 +37,13 @@ _measuring = threading.RLock()
 @contextmanager
 def undisturbed(
     inside: Inventory, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda modules: False, *,
-    only_read: bool = True,
+    only_read: bool = True, guarded: bool = False,
 ) -> Iterator[Isolation]:  # fmt: skip
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
     `is_builtin` says whether a forward pass of these modules leaves no trace anyway. `only_read`: weights that were
-    written to are put back, and refused.
+    written to are put back, and refused. `guarded`: all code of the model runs under the guard of its state, if it has
+    one.
     """
     with _measuring, torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         if is_builtin(inside.modules):  # asked here: another thread may have muted hooks before
@@ -51,7 +52,7 @@ def undisturbed(
             return
         rewind = stack.enter_context(random_state_kept())
         stack.enter_context(_settings_for_measuring(inside))
-        state = stack.enter_context(state_kept(inside, only_read=only_read))
+        state = stack.enter_context(state_kept(inside, only_read=only_read, guarded=guarded))
         stack.enter_context(_hooks_muted(inside))
 
         untouched = True

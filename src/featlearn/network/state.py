@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
 from featlearn.network.inventory import Inventory
+from featlearn.network.kept_tensors import GUARDED, guarded_weights, kept, replaced, restore, rewind_tensors, version_of
+from featlearn.network.write_guard import WriteGuard
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "container": (list, dict, set, deque),
@@ -41,6 +43,8 @@ class KeptState:
     """Identities of the tensors that have been written to."""
     tensors: Sequence[Tensor] = ()
     """All tensors that it held."""
+    guard: WriteGuard | None = None
+    """Where weights are not copied before they are written to: all code of the model runs under its eyes."""
 
 
 NOTHING_KEPT = KeptState(lambda: None, set)
@@ -48,10 +52,11 @@ NOTHING_KEPT = KeptState(lambda: None, set)
 
 
 @contextmanager
-def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptState]:
+def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = False) -> Iterator[KeptState]:
     """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
 
-    `only_read`: weights that were written to are put back and then refused.
+    `only_read`: weights that were written to are put back and then refused. `guarded`: models run under the guard
+    that is given, so that weights of large ones need not be copied before something writes to them.
     """
     held = _held(inside.modules)
     weights = set(map(id, inside.parameters))
@@ -61,20 +66,22 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = [tensor for tensor in held["tensor"] if tensor.device.type != "meta"]
-    kept_weights = _kept([tensor for tensor in tensors if id(tensor) in weights])
-    kept_others = _kept([tensor for tensor in tensors if id(tensor) not in weights])
+    own = [tensor for tensor in tensors if id(tensor) in weights]
+    large = guarded and sum(tensor.nbytes for tensor in own) > GUARDED
+    guard, kept_weights = guarded_weights(own) if large else (None, kept(own))
+    kept_others = kept([tensor for tensor in tensors if id(tensor) not in weights])
     grads = [(parameter, parameter.grad) for parameter in inside.parameters]
 
     def rewind() -> None:
-        tables, own = {id(part.__dict__) for part in inside.modules}, set(map(id, hooks))
+        tables, own_hooks = {id(part.__dict__) for part in inside.modules}, set(map(id, hooks))
         for container, entries in containers:
             if id(container) in tables:
                 _refill_attributes(container, entries)
-            elif id(container) not in own and (container or entries):
+            elif id(container) not in own_hooks and (container or entries):
                 _refill(container, entries)
         put_back_outside()
-        _replaced(kept_others)
-        _rewind(kept_others)
+        replaced(kept_others)
+        rewind_tensors(kept_others)
 
     def put_back_outside() -> None:
         """Random generators and arrays."""
@@ -87,16 +94,16 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
     def rewritten() -> set[int]:
         return {
             id(tensor)
-            for kept in (*kept_weights, *kept_others)
-            for tensor, version, changed in zip(kept.tensors, kept.versions, kept.changed(), strict=True)
-            if changed or _version(tensor) != version
+            for one in (*kept_weights, *kept_others)
+            for tensor, version, changed in zip(one.tensors, one.versions, one.changed(), strict=True)
+            if changed or version_of(tensor) != version
         }
 
     changed: list[Tensor] = []
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten, held["tensor"])
+        yield KeptState(rewind, rewritten, held["tensor"], guard)
         written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
         if written:
             raise UnsupportedModelError(
@@ -112,173 +119,23 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
             if table:
                 table.clear()
         try:
-            changed += _replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
-            _replaced(kept_others)
-            changed += _restore(kept_weights)
-            _restore(kept_others)
+            changed += replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
+            replaced(kept_others)
+            changed += restore(kept_weights)
+            restore(kept_others)
         finally:  # last: a gradient must fit its weight
             for parameter, grad in grads:
                 parameter.grad = grad
+        if any(one.lost for one in kept_weights):
+            raise UnsupportedModelError(
+                "the model's code has rewritten weights without an op of torch (through a pointer, or a numpy array); "
+                f"of models above {GUARDED >> 20} MiB they cannot be put back then; load them again, and measure a "
+                "model that only reads its weights"
+            )
     if only_read and changed:
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
         )
-
-
-class _KeptTensors:
-    """Tensors with a copy of what they hold: small ones of one type and device together, another one alone."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-        self.versions = [_version(tensor) for tensor in tensors]
-        self._trainable = [tensor.requires_grad for tensor in tensors]
-        self._kinds = [_kind(tensor) for tensor in tensors] if len(tensors) > 1 or tensors[0].is_cuda else []
-        self._copy = _side_by_side(tensors)
-        self._places = [_place(tensor) for tensor in tensors]
-
-    def put_in_place(self) -> list[Tensor]:
-        """Give tensors the memory that they had; those that held something else in another one are returned."""
-        found: list[Tensor] = []
-        for i, (tensor, place) in enumerate(zip(self.tensors, self._places, strict=True)):
-            if place is None or _lies_at(tensor, place):
-                continue
-            if not bool(self._is_same(tensor, self.copies()[i], self.versions[i])):
-                found.append(tensor)
-            tensor.data = place
-        return found
-
-    def copies(self) -> list[Tensor]:
-        """What each of them held."""
-        if len(self.tensors) == 1:
-            return [self._copy]
-        pieces = self._copy.split([shape.numel() for shape, *_ in self._kinds])
-        return [piece.view(shape) for piece, (shape, *_) in zip(pieces, self._kinds, strict=True)]
-
-    def is_alike(self) -> bool:
-        """Whether they still have the shapes, types and places that they had."""
-        return [_kind(tensor) for tensor in self.tensors] == self._kinds
-
-    def same(self) -> bool | Tensor:
-        """Whether all hold what they held; on a GPU an answer that is not waited for."""
-        if len(self.tensors) > 1:
-            return self.is_alike() and _same_bits(_side_by_side(self.tensors), self._copy)
-        return self._is_same(self.tensors[0], self._copy, self.versions[0])
-
-    @staticmethod
-    def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
-        a = tensor.detach()
-        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
-            return _version(tensor) == version  # their bits cannot be compared
-        return a.shape == copy.shape and a.dtype == copy.dtype and a.device == copy.device and _same_bits(a, copy)
-
-    def changed(self) -> list[bool]:
-        """Which of them hold something else."""
-        found = _answers(
-            [self._is_same(*each) for each in zip(self.tensors, self.copies(), self.versions, strict=True)]
-        )
-        return [not same for same in found]
-
-    def restore(self, changed: Sequence[bool]) -> None:
-        """Write only where something changed: versions count."""
-        for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
-            # Through .data, so that graphs which have saved the tensor do not see a new version of it.
-            alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
-                copy.shape, copy.dtype, copy.device
-            )  # fmt: skip
-            if written and alike:
-                # of an expanded tensor every number is there once
-                once = tuple(slice(None) if step else slice(0, 1) for step in tensor.stride())
-                tensor.data[once].copy_(copy[once])
-            elif written:
-                tensor.data = copy.clone()
-        for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
-            if tensor.requires_grad != trainable and tensor.is_leaf:
-                tensor.requires_grad_(trainable)
-
-
-# Bytes of tensors that are looked at together, and the kinds that are.
-_TOGETHER = 2**26
-_COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
-
-
-def _kept(tensors: Sequence[Tensor]) -> list[_KeptTensors]:
-    """All with copies of what they hold: each by itself takes longer than a small copy."""
-    groups: dict[object, list[Tensor]] = {}
-    sizes: dict[object, int] = {}
-    alone: list[list[Tensor]] = []
-    for t in tensors:
-        plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _COMMON and t.layout == torch.strided
-        if not (
-            plain and 0 < t.nbytes < _TOGETHER // 4 and t.is_contiguous() and not t.is_neg() and not t.is_inference()
-        ):
-            alone.append([t])
-            continue
-        alike = (t.dtype, t.device)
-        if sizes.get(alike, 0) > _TOGETHER:
-            alone.append(groups.pop(alike))
-            sizes[alike] = 0
-        groups.setdefault(alike, []).append(t)
-        sizes[alike] = sizes.get(alike, 0) + t.nbytes
-    return [_KeptTensors(some) for some in (*groups.values(), *alone)]
-
-
-def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of one tensor, or of all entries of several."""
-    if len(tensors) == 1:
-        return tensors[0].detach().clone()
-    with torch.no_grad():
-        flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
-        return flat
-
-
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
-
-
-def _place(tensor: Tensor) -> Tensor | None:
-    """Another tensor in the same memory, which stays there; None for kinds whose memory is not theirs alone to name."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
-    return tensor.data if plain and not tensor.is_inference() else None
-
-
-def _lies_at(tensor: Tensor, place: Tensor) -> bool:
-    return (
-        tensor.data_ptr() == place.data_ptr()
-        and tensor.shape == place.shape
-        and tensor.stride() == place.stride()
-        and tensor.dtype == place.dtype
-    )
-
-
-def _replaced(kept: Sequence[_KeptTensors]) -> list[Tensor]:
-    """Tensors that are back in their memory, and held something else meanwhile."""
-    return [tensor for one in kept for tensor in one.put_in_place()]
-
-
-def _rewind(kept: Sequence[_KeptTensors]) -> None:
-    """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
-    distant = [one for one in kept if one.tensors[0].is_cuda and one.is_alike()]
-    if distant:
-        now, before = [t.data for one in distant for t in one.tensors], [c for one in distant for c in one.copies()]
-        torch._foreach_copy_(now, before)
-    _restore([one for one in kept if one not in distant])
-
-
-def _restore(kept: Sequence[_KeptTensors]) -> list[Tensor]:
-    """Put back what was changed, which is returned."""
-    found: list[Tensor] = []
-    for one, same in zip(kept, _answers([one.same() for one in kept]), strict=True):
-        changed = [False] * len(one.tensors) if same else one.changed()
-        one.restore(changed)
-        found += [tensor for tensor, written in zip(one.tensors, changed, strict=True) if written]
-    return found
-
-
-def _answers(given: Sequence[bool | Tensor]) -> list[bool]:
-    """Answers that a device may still be computing, fetched together."""
-    pending = [answer for answer in given if isinstance(answer, Tensor)]
-    known = iter(torch.stack([answer.to(pending[0].device) for answer in pending]).tolist() if pending else ())
-    return [bool(next(known)) if isinstance(answer, Tensor) else answer for answer in given]
 
 
 def _generator_state(generator: Any) -> Any:
@@ -359,21 +216,3 @@ def _refill(container: Any, entries: Any) -> None:
     if changed:
         container.clear()
         container.update(entries) if isinstance(container, dict | set) else container.extend(entries)
-
-
-def _version(tensor: Tensor) -> int:
-    """Counts what was written in place; tensors of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
-    """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
-    if a.is_complex() or a.is_neg() or b.is_neg():
-        a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
-        a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
-    bits = _WHOLE[a.element_size()]
-    a, b = a.view(bits), b.view(bits)
-    return torch.equal(a, b) if a.device.type == "cpu" else (a == b).all()

@@ -1,0 +1,230 @@
+"""Tensors with what is needed to put them back bit for bit: a copy, or a guard that makes one in time."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.network.write_guard import WriteGuard
+
+
+class KeptTensors:
+    """Tensors with a copy of what they hold: small ones of one type and device together, another one alone.
+
+    `later`: a single one that is copied when it is about to be written to. Until then the sum of its bits tells whether
+    it was.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, later: bool = False) -> None:
+        self.tensors = tensors
+        self.lost = False
+        """Whether it was written to before it was copied."""
+        self.versions = [version_of(tensor) for tensor in tensors]
+        self._trainable = [tensor.requires_grad for tensor in tensors]
+        self._kinds = [_kind(tensor) for tensor in tensors] if len(tensors) > 1 or tensors[0].is_cuda else []
+        self._copy = None if later else _side_by_side(tensors)
+        self._sum = _bit_sum(tensors[0]) if later else None
+        self._places = [_place(tensor) for tensor in tensors]
+
+    def copy(self) -> None:
+        """Copy what it holds, if that was not done."""
+        if self._copy is None:
+            self._copy = self._memory().clone()
+
+    def _memory(self) -> Tensor:
+        """A single tensor in the memory that it had."""
+        place = self._places[0]
+        assert place is not None
+        return place
+
+    def put_in_place(self) -> list[Tensor]:
+        """Give tensors the memory that they had; those that held something else in another one are returned."""
+        found: list[Tensor] = []
+        for i, (tensor, place) in enumerate(zip(self.tensors, self._places, strict=True)):
+            if place is None or _lies_at(tensor, place):
+                continue
+            if not bool(self._is_same(tensor, self.copies()[i], self.versions[i])):
+                found.append(tensor)
+            tensor.data = place
+        return found
+
+    def copies(self) -> list[Tensor]:
+        """What each of them held."""
+        if self._copy is None:
+            return [self._memory()]  # still holds it
+        if len(self.tensors) == 1:
+            return [self._copy]
+        pieces = self._copy.split([shape.numel() for shape, *_ in self._kinds])
+        return [piece.view(shape) for piece, (shape, *_) in zip(pieces, self._kinds, strict=True)]
+
+    def is_alike(self) -> bool:
+        """Whether they still have the shapes, types and places that they had."""
+        return [_kind(tensor) for tensor in self.tensors] == self._kinds
+
+    def same(self) -> bool | Tensor:
+        """Whether all hold what they held; on a GPU an answer that is not waited for."""
+        if self._copy is None:
+            return self._sum == _bit_sum(self._memory())
+        if len(self.tensors) > 1:
+            return self.is_alike() and _same_bits(_side_by_side(self.tensors), self._copy)
+        return self._is_same(self.tensors[0], self._copy, self.versions[0])
+
+    @staticmethod
+    def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
+        a = tensor.detach()
+        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
+            return version_of(tensor) == version  # their bits cannot be compared
+        return a.shape == copy.shape and a.dtype == copy.dtype and a.device == copy.device and _same_bits(a, copy)
+
+    def changed(self) -> list[bool]:
+        """Which of them hold something else."""
+        if self._copy is None:
+            return [not same for same in _answers([self.same()])]
+        found = _answers(
+            [self._is_same(*each) for each in zip(self.tensors, self.copies(), self.versions, strict=True)]
+        )
+        return [not same for same in found]
+
+    def restore(self, changed: Sequence[bool]) -> None:
+        """Write only where something changed: versions count."""
+        if self._copy is None and any(changed):
+            self.lost = True
+            return
+        for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
+            # Through .data, so that graphs which have saved the tensor do not see a new version of it.
+            alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
+                copy.shape, copy.dtype, copy.device
+            )  # fmt: skip
+            if written and alike:
+                # of an expanded tensor every number is there once
+                once = tuple(slice(None) if step else slice(0, 1) for step in tensor.stride())
+                tensor.data[once].copy_(copy[once])
+            elif written:
+                tensor.data = copy.clone()
+        for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
+            if tensor.requires_grad != trainable and tensor.is_leaf:
+                tensor.requires_grad_(trainable)
+
+
+# Bytes of tensors that are looked at together, and the kinds that are.
+_TOGETHER = 2**26
+_COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
+
+
+def kept(tensors: Sequence[Tensor]) -> list[KeptTensors]:
+    """All with copies of what they hold: each by itself takes longer than a small copy."""
+    groups: dict[object, list[Tensor]] = {}
+    sizes: dict[object, int] = {}
+    alone: list[list[Tensor]] = []
+    for t in tensors:
+        plain = type(t) in (Tensor, nn.Parameter) and t.dtype in _COMMON and t.layout == torch.strided
+        if not (
+            plain and 0 < t.nbytes < _TOGETHER // 4 and t.is_contiguous() and not t.is_neg() and not t.is_inference()
+        ):
+            alone.append([t])
+            continue
+        alike = (t.dtype, t.device)
+        if sizes.get(alike, 0) > _TOGETHER:
+            alone.append(groups.pop(alike))
+            sizes[alike] = 0
+        groups.setdefault(alike, []).append(t)
+        sizes[alike] = sizes.get(alike, 0) + t.nbytes
+    return [KeptTensors(some) for some in (*groups.values(), *alone)]
+
+
+GUARDED = 2**28
+"""Bytes of weights above which they are not copied before something writes to them."""
+
+
+def guarded_weights(weights: Sequence[Tensor]) -> tuple[WriteGuard, list[KeptTensors]]:
+    """A guard for weights whose bits can be summed, and all of them; the others are copied at once."""
+    later = [KeptTensors([t], later=True) for t in weights if _place(t) is not None and t.is_contiguous()]
+    guarded = {id(one.tensors[0]) for one in later}
+    memory: dict[int, list[Callable[[], None]]] = {}
+    for one in later:
+        memory.setdefault(one.tensors[0].untyped_storage().data_ptr(), []).append(one.copy)
+    return WriteGuard(memory), [*later, *kept([t for t in weights if id(t) not in guarded])]
+
+
+def _bit_sum(tensor: Tensor) -> Tensor:
+    """The sum of a contiguous tensor's bits, as large integers; on a GPU not waited for."""
+    flat = tensor.detach().view(-1)
+    flat = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+    return flat.view(_WHOLE[8 if flat.nbytes % 8 == 0 else flat.element_size()]).sum(dtype=torch.int64)
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of one tensor, or of all entries of several."""
+    if len(tensors) == 1:
+        return tensors[0].detach().clone()
+    with torch.no_grad():
+        flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
+        return flat
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+
+
+def _place(tensor: Tensor) -> Tensor | None:
+    """Another tensor in the same memory, which stays there; None for kinds whose memory is not theirs alone to name."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
+    return tensor.data if plain and not tensor.is_inference() else None
+
+
+def _lies_at(tensor: Tensor, place: Tensor) -> bool:
+    return (
+        tensor.data_ptr() == place.data_ptr()
+        and tensor.shape == place.shape
+        and tensor.stride() == place.stride()
+        and tensor.dtype == place.dtype
+    )
+
+
+def replaced(kept: Sequence[KeptTensors]) -> list[Tensor]:
+    """Tensors that are back in their memory, and held something else meanwhile."""
+    return [tensor for one in kept for tensor in one.put_in_place()]
+
+
+def rewind_tensors(kept: Sequence[KeptTensors]) -> None:
+    """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
+    distant = [one for one in kept if one.tensors[0].is_cuda and one.is_alike()]
+    if distant:
+        now, before = [t.data for one in distant for t in one.tensors], [c for one in distant for c in one.copies()]
+        torch._foreach_copy_(now, before)
+    restore([one for one in kept if one not in distant])
+
+
+def restore(kept: Sequence[KeptTensors]) -> list[Tensor]:
+    """Put back what was changed, which is returned."""
+    found: list[Tensor] = []
+    for one, same in zip(kept, _answers([one.same() for one in kept]), strict=True):
+        changed = [False] * len(one.tensors) if same else one.changed()
+        one.restore(changed)
+        found += [tensor for tensor, written in zip(one.tensors, changed, strict=True) if written]
+    return found
+
+
+def _answers(given: Sequence[bool | Tensor]) -> list[bool]:
+    """Answers that a device may still be computing, fetched together."""
+    pending = [answer for answer in given if isinstance(answer, Tensor)]
+    known = iter(torch.stack([answer.to(pending[0].device) for answer in pending]).tolist() if pending else ())
+    return [bool(next(known)) if isinstance(answer, Tensor) else answer for answer in given]
+
+
+def version_of(tensor: Tensor) -> int:
+    """Counts what was written in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
+    """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
+    if a.is_complex() or a.is_neg() or b.is_neg():
+        a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
+        a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
+    bits = _WHOLE[a.element_size()]
+    a, b = a.view(bits), b.view(bits)
+    return torch.equal(a, b) if a.device.type == "cpu" else (a == b).all()

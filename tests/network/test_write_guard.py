@@ -1,0 +1,131 @@
+"""Weights of large models are not copied, and yet put back whatever writes to them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.errors import UnsupportedModelError
+from featlearn.network import state
+from featlearn.network.inventory import Inventory
+from featlearn.network.kept_tensors import KeptTensors
+from featlearn.network.state import state_kept
+
+
+class Writing(nn.Module):
+    """Layers, one tied to another, and an act of the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 5, bias=False), nn.Linear(5, 4), nn.Linear(4, 5, bias=False)
+        self.c.weight = self.a.weight
+        self.factor = nn.Parameter(torch.tensor([0.5, -1.5, 2.0]))
+        self.act: Callable[[Writing], object] = lambda model: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.act(self)
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))) * self.factor.sum()
+
+
+ACTS: dict[str, Callable[[Writing], object]] = {
+    "in place": lambda m: m.a.weight.data.mul_(1.5),
+    "under no_grad": lambda m: torch.no_grad()(m.b.bias.add_)(1.0),
+    "a row": lambda m: m.a.weight.data[2].zero_(),
+    "by out=": lambda m: torch.add(m.b.weight.data, 1.0, out=m.b.weight.data),
+    "several": lambda m: torch._foreach_mul_([m.a.weight.data, m.b.bias.data], 3.0),
+    "by index": lambda m: m.b.weight.data.index_fill_(0, torch.tensor([1]), 7.0),
+    "in a view of another shape": lambda m: m.b.weight.detach().view(-1)[3:7].copy_(torch.ones(4)),
+    "twice": lambda m: [m.factor.data.neg_(), m.factor.data.add_(1.0)],
+    "elsewhere": lambda m: setattr(m.b.weight, "data", m.b.weight.data * 2),
+    "elsewhere and there": lambda m: [setattr(m.b.weight, "data", m.b.weight.data * 2), m.b.weight.data.add_(1.0)],
+}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "GUARDED", -1)
+
+
+def bits(model: nn.Module) -> list[tuple[int, list[int]]]:
+    return [(p.data_ptr(), p.detach().view(-1).view(torch.int32).tolist()) for p in model.parameters()]
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("name", ACTS)
+def test_weights_that_are_written_to_are_refused_and_put_back(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Writing(), torch.randn(9, 4)
+    session = fl.Session(model, x)
+    expected, before = session.ntk(), bits(model)
+    model.act = ACTS[name]
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match="rewrites"):
+            session.ntk()
+        assert bits(model) == before
+    model.act = lambda model: None
+    assert torch.equal(session.ntk(), expected)
+
+
+@pytest.mark.usefixtures("always")
+def test_weights_that_are_written_to_behind_torch_are_told() -> None:
+    torch.manual_seed(0)
+    model, x = Writing(), torch.randn(9, 4)
+    held = model.b.weight.detach().numpy()
+    model.act = lambda model: held.__setitem__((1, 2), 0.25)
+    with pytest.raises(UnsupportedModelError, match="without an op of torch"):
+        fl.ntk(model, x)
+
+
+@pytest.mark.usefixtures("always")
+def test_weights_that_are_only_read_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[object] = []
+    monkeypatch.setattr(KeptTensors, "copy", lambda self: copied.append(self))
+    model, x = Writing(), torch.randn(9, 4)
+    fl.ntk(model, x)
+    assert not copied
+    model.act = ACTS["in place"]
+    with pytest.raises(UnsupportedModelError):
+        fl.ntk(model, x)
+    assert copied
+
+
+def test_small_models_are_copied_at_once() -> None:
+    model = Writing()
+    with state_kept(Inventory(model), guarded=True) as kept:
+        assert kept.guard is None
+
+
+@pytest.mark.usefixtures("always")
+def test_code_that_does_not_bear_to_be_seen_runs_without() -> None:
+    class Shy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch._C._len_torch_dispatch_stack():
+                raise RuntimeError("no modes")
+            return torch.tanh(self.layer(x))
+
+    torch.manual_seed(0)
+    model, x = Shy().double(), torch.randn(9, 4).double()
+    rows = [torch.autograd.grad(f, tuple(model.parameters()), retain_graph=True) for f in model(x).flatten()]
+    jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).view(9, 3, -1)
+    expected = torch.einsum("ick,jck->ij", jacobian, jacobian) / 3
+    torch.testing.assert_close(fl.ntk(model, x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_any_bit_of_a_weight_counts(dtype: torch.dtype) -> None:
+    for place in (0, 4, 6):
+        module = nn.Module()
+        module.weight = nn.Parameter(torch.randn(7).to(dtype))
+        with state_kept(Inventory(module), only_read=False, guarded=True) as kept:
+            assert kept.guard is not None
+            assert not kept.rewritten()
+            module.weight.data.view(torch.uint8)[place * dtype.itemsize] ^= 1  # nobody watches
+            assert kept.rewritten() == {id(module.weight)}
+            module.weight.data.view(torch.uint8)[place * dtype.itemsize] ^= 1
