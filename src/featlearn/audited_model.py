@@ -118,16 +118,20 @@ class AuditedModel:
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 inside = Inventory(twin)
-                isolation = stack.enter_context(undisturbed(inside))
+                isolation = stack.enter_context(undisturbed(inside, guarded=not reuse))
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             batches = tuple(
                 ModelWithInputs(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
                       copying=not isolation.builtin, held=isolation.state.tensors, guard=isolation.state.guard)
                 for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
             )  # fmt: skip
+            copied_bytes = isolation.state.copied_bytes
+            if twin is not model:
+                copied_bytes += sum(tensor.numel() * tensor.element_size() for tensor in inside.tensors)
             measurement = Measurement(
                 twin, parameters, originals, batches, self.audits, 0, torch.float32, torch.device("cpu"),
-                builtin=isolation.builtin, reuse=reuse, passes=self._passes, readings=self._readings,
+                builtin=isolation.builtin, copied_bytes=copied_bytes, reuse=reuse, passes=self._passes,
+                readings=self._readings,
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )  # fmt: skip
             stack.callback(measurement.close)

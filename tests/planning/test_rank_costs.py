@@ -61,7 +61,7 @@ def test_many_positions_are_sent_as_slices():
     assert share.operations == 1000 / 8 * 64 * 80 + 1000**2 / 2 / 8 * 80
     assert found.sent_bytes == (5 * 10_000 + 1000**2) * 4
     assert found.exchange_seconds == pytest.approx(found.sent_bytes / 1e5)  # two nodes
-    assert found.memory == 5 * 40_000 + 4e6 / 8 + 4e6 + 640
+    assert found.memory == 5 * 40_000 + 4e6 / 8 + 4e6 + 320
     assert found.fits
     many = rank_costs(several * 200, shared(1000, 8, 16e6), device, sample_operations=1e6)
     assert many.groups == 3  # 40 MB in halves of 32 MB

@@ -45,12 +45,21 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     assert repr(plan) == str(plan)
 
 
+class Own(nn.Module):
+    """Does nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 def test_what_is_held_at_most_is_counted_by_hand():
     model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
     plan = fl.plan(model, torch.randn(100, 6))
     activations, arriving = 5 + 5 + 3, 3 * (5 + 3)  # of one sample; what arrives has three directions
     formed = max(6 + 3 * 5, 5 + 3 * 3)  # one layer's rows and gradients
-    assert plan.peak == 4 * (100 * 100 + 6 * 5 + 5 * 3 + 100 * (activations + arriving + formed))
+    assert plan.peak == 4 * (100 * 100 + 100 * (activations + arriving + formed))
+    wrapped = fl.plan(nn.Sequential(Own(), model), torch.randn(100, 6))  # weights are copied, unless torch reads them
+    assert wrapped.peak == plan.peak + 4 * (6 * 5 + 5 * 3)
     few = fl.plan(model, torch.randn(100, 6), memory=60_000)
     assert few.kernel_bytes < few.peak < few.memory
 

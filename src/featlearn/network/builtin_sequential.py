@@ -103,9 +103,8 @@ def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readou
 
 def _is_as_torch_made_it(layer: nn.Module) -> bool:
     own = layer.__dict__
-    for key, value in own.items():
-        if key not in _TABLES and type(value) not in _VALUES:
-            return False  # a method, or a weight, in the place of torch's
+    if any(type(own[key]) not in _VALUES for key in own.keys() - _TABLES):
+        return False  # a method, or a weight, in the place of torch's
     if own.get("inplace") or own["_buffers"]:
         return False
     for hooks in _HOOKS:

@@ -128,29 +128,31 @@ def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
                 part.__dict__["training"] = flag
 
 
-_BACKENDS: Any = torch.backends  # parts of it are unknown to the type stubs
-_PRECISION_OWNERS: tuple[Any, ...] = (
-    _BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn,
-    _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn, _BACKENDS.mkldnn.matmul,
+_PRODUCTS = (
+    ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn"), ("mkldnn", "matmul"),
 )  # fmt: skip
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """No TF32 or bfloat16 in float32 products; set through `fp32_precision` alone, the two interfaces do not mix."""
-    before = [owner.fp32_precision for owner in _PRECISION_OWNERS]
+    """No TF32 or bfloat16 in float32 products; set as `fp32_precision` alone, the two interfaces do not mix.
+
+    By the functions behind `torch.backends`, whose attributes take as long as ops.
+    """
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    before = [read(*product) for product in _PRODUCTS]
     try:
-        for owner, precision in zip(_PRECISION_OWNERS, before, strict=True):
+        for product, precision in zip(_PRODUCTS, before, strict=True):
             if precision != "ieee":
-                owner.fp32_precision = "ieee"
+                write(*product, "ieee")
         yield
     finally:
-        for owner, precision in zip(_PRECISION_OWNERS, before, strict=True):
-            if owner.fp32_precision != precision:
+        for product, precision in zip(_PRODUCTS, before, strict=True):
+            if read(*product) != precision:
                 # "none" inherits from the general setting, and reads as what it inherits.
-                owner.fp32_precision = "none"
-                if owner.fp32_precision != precision:
-                    owner.fp32_precision = precision
+                write(*product, "none")
+                if read(*product) != precision:
+                    write(*product, precision)
 
 
 @contextmanager

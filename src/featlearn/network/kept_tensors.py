@@ -31,6 +31,11 @@ class KeptTensors:
         if self._copy is None:
             self._copy = self._memory().clone()
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copy."""
+        return 0 if self._copy is None else self._copy.numel() * self._copy.element_size()
+
     def _memory(self) -> Tensor:
         """A single tensor in the memory that it had."""
         place = self._places[0]

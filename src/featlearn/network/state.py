@@ -43,6 +43,8 @@ class KeptState:
     """Identities of the tensors that have been written to."""
     tensors: Sequence[Tensor] = ()
     """All tensors that it held."""
+    copied_bytes: int = 0
+    """Bytes of all copies that were made of them."""
     guard: WriteGuard | None = None
     """Where weights are not copied before they are written to: all code of the model runs under its eyes."""
 
@@ -67,9 +69,10 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = [tensor for tensor in held["tensor"] if tensor.device.type != "meta"]
     own = [tensor for tensor in tensors if id(tensor) in weights]
-    large = guarded and sum(tensor.nbytes for tensor in own) > GUARDED
+    large = guarded and sum(tensor.numel() * tensor.element_size() for tensor in own) > GUARDED
     guard, kept_weights = guarded_weights(own) if large else (None, kept(own))
     kept_others = kept([tensor for tensor in tensors if id(tensor) not in weights])
+    copied = sum(one.copied_bytes for one in (*kept_weights, *kept_others))
     grads = [(parameter, parameter.grad) for parameter in inside.parameters]
 
     def rewind() -> None:
@@ -103,7 +106,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten, held["tensor"], guard)
+        yield KeptState(rewind, rewritten, held["tensor"], copied, guard)
         written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
         if written:
             raise UnsupportedModelError(

@@ -66,7 +66,7 @@ def grouped(
         if one > available:
             raise MemoryBudgetError(
                 f"{plan.name} needs about {readable_bytes(one)} for a single sample, expected at most "
-                f"{readable_bytes(max(available, 0))}, which is what the kernel and a copy of the weights leave of the "
+                f"{readable_bytes(max(available, 0))}, which is what the kernel and copies of weights leave of the "
                 "budget; raise memory=, or leave the parameter out with parameters="
             )
         if plan.kept * held > keep:

@@ -64,10 +64,7 @@ def plan_kernel(
         (example.graph.structure.output_bytes // len(example.indices) if example.graph else 0)
         for example in measurement.examples
     )
-    # The weights are held a second time, to be put back should the model change them.
-    tensors = (*measurement.model.parameters(), *measurement.model.buffers())
-    weights = sum(t.numel() * t.element_size() for t in tensors)
-    available, symmetric = budget - needed - weights, len(sizes) == 1
+    available, symmetric = budget - needed - measurement.copied_bytes, len(sizes) == 1
     one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
     checked = not measurement.builtin
     proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
@@ -75,7 +72,7 @@ def plan_kernel(
         plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
         largest_chunk(measurement, max(samples), count), one_by_one, not checked or None not in proofs,
     )  # fmt: skip
-    peak = needed + weights + held_bytes(measurement, plans, groups, samples, symmetric, count)
+    peak = needed + measurement.copied_bytes + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = checked and any(example.unproved for example in measurement.examples)
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     return Plan(

@@ -35,7 +35,7 @@ class Plan:
     scratch: int
     """Bytes for temporaries of a contraction."""
     peak: int
-    """About how many bytes will be held at most: the kernel, the weights once more, and what it is made from."""
+    """About how many bytes will be held at most: the kernel, copies of weights, and what it is made from."""
     checked: bool = True
     """Whether it is checked that samples do not influence each other: of torch's own layers in sequence it is known."""
     launch_bytes: int = 0

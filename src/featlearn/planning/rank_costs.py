@@ -125,9 +125,9 @@ class RankCosts:
     @property
     def memory(self) -> float:
         """Bytes of a rank: what is held of a group, its rows of the kernels, those that are added up, and the weights
-        with a copy of them."""
+        with copies of them."""
         rows = self.kernel.held / self.ranks
-        return self.held_bytes / self.groups + rows + self.summed_bytes + 2 * self.weight_bytes
+        return self.held_bytes / self.groups + rows + self.summed_bytes + self.weight_bytes
 
     @property
     def pass_seconds(self) -> float:

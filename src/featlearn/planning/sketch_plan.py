@@ -141,8 +141,8 @@ def plan_sketch(
             f"errors {readable_bytes(kernels)}, expected at most {readable_bytes(0.9 * budget)} of the budget "
             f"{readable_bytes(budget)}; take a smaller k, by='network', fewer samples, or a larger memory="
         )
-    weights = sum(t.numel() * t.element_size() for t in measurement.model.parameters())
-    available = max(budget - features - kernels - weights, 1)
+    copied = measurement.copied_bytes
+    available = max(budget - features - kernels - copied, 1)
     each = captured_bytes(measurement, directions.count)
     chunk = min(held, samples_within(measurement, 0.5 * available, directions.count))
     found = tuple(_planned(measurement, name, directions.count, sketch, held, name in elementwise)
@@ -151,7 +151,7 @@ def plan_sketch(
     passing = min(chunk * max(p.passing for p in found), scratch)
     return SketchPlan(
         found, samples, symmetric, directions.count, sketch.k, sketch.repeats, chunk, keys if forming else 0, features,
-        kernels, budget, scratch, features + kernels + weights + chunk * each + passing,
+        kernels, budget, scratch, features + kernels + copied + chunk * each + passing,
     )  # fmt: skip
 
 

@@ -106,6 +106,7 @@ def _rank_costs(
             shared_parameters(plan, measurement.dtype.itemsize), kernel, device,
             # As many operations again for each direction: gradients of activations, never of weights.
             sample_operations=counted.get_total_flops() / min(2, own) * (1 + found.directions),
-            weight_bytes=sum(p.numel() * p.element_size() for p in measurement.model.parameters()),
+            weight_bytes=measurement.copied_bytes
+            + sum(p.numel() * p.element_size() for p in measurement.model.parameters()),
             dtype=measurement.dtype, network_dtype=outputs.dtype, groups=plan.groups,
         )  # fmt: skip
