@@ -46,22 +46,24 @@ def exchanged_by(kind: str | None) -> Iterator[set[str]]:
         SharedKernel.sliced = before
 
 
-def assert_divided(found: Any, expected: Any, size: int, axis: int = 0) -> None:
-    """Equal to 1e-14, and every rank holds the rows of its samples."""
+def assert_divided(found: Any, expected: Any, size: int) -> None:
+    """Equal to 1e-14, and every rank holds the rows of its samples, or the kernels of its outputs."""
     if isinstance(expected, dict):
         assert list(found) == list(expected)
         for key in expected:
-            assert_divided(found[key], expected[key], size, axis)
+            assert_divided(found[key], expected[key], size)
         return
     assert isinstance(found, DTensor)
-    assert found.placements == (Shard(axis),)
+    assert found.placements == (Shard(0),)
     assert found.shape == expected.shape
     whole = found.full_tensor()
     assert_close(whole, expected)
     assert_same_everywhere(whole)
-    chunks = expected.chunk(size, axis)
-    rows = chunks[dist.get_rank()].shape[axis] if dist.get_rank() < len(chunks) else 0
-    assert found.to_local().shape[axis] == rows
+    chunks = expected.chunk(size)
+    own = chunks[dist.get_rank()] if dist.get_rank() < len(chunks) else expected[:0]
+    assert found.to_local().shape == own.shape
+    if own.numel():
+        assert_close(found.to_local(), own, 1e-13)
 
 
 @on_ranks(2, 4)
@@ -76,7 +78,7 @@ def all_modes_of_all_networks_by_either_exchange(rank: int, size: int) -> None:
                 with exchanged_by(kind) as chosen:
                     found = ntk(model, x, outputs=outputs, group="world")
                 assert (kind == "ring") or any(chosen)
-                assert_divided(found, expected, size, 1 if outputs == "each" else 0)
+                assert_divided(found, expected, size)
 
 
 @on_ranks(2, 4)
@@ -93,11 +95,10 @@ def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> Non
                 {"by": "layer"}, {"by": "parameter", "verify": True}, {"optimizer": optimizer, "outputs": "each"},
                 {"parameters": "*weight*", "verify": True, "outputs": "full"},
             ):  # fmt: skip
-                axis = 1 if options.get("outputs") == "each" else 0
                 for second in (None, x2)[1 if options.get("by") == "layer" else 0 :]:
                     expected = ntk(model, x, second, **options)
                     with exchanged_by(kind):
-                        assert_divided(ntk(model, x, second, group="world", **options), expected, size, axis)
+                        assert_divided(ntk(model, x, second, group="world", **options), expected, size)
 
 
 @on_ranks(2, 4)
@@ -117,15 +118,14 @@ def little_memory_makes_blocks_and_passes(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(45, 5)
     small, picture = convolution(), inputs(30, 2, 6, 6)
     for outputs in ("sum", "each", "full"):
-        axis = 1 if outputs == "each" else 0
         expected = ntk(model, x, outputs=outputs)
         room = expected.nbytes // size + 40_000
-        assert_divided(ntk(model, x, outputs=outputs, memory=room, group="world"), expected, size, axis)
+        assert_divided(ntk(model, x, outputs=outputs, memory=room, group="world"), expected, size)
         expected = ntk(small, picture, outputs=outputs, verify=True)
         with exchanged_by("slices"):
             room = 2 * expected.nbytes + 400_000
             found = ntk(small, picture, outputs=outputs, memory=room, group="world", verify=True)
-        assert_divided(found, expected, size, axis)
+        assert_divided(found, expected, size)
 
 
 def many_positions() -> nn.Module:
@@ -158,7 +158,7 @@ def expect_planned_exchanges(size: int) -> None:
     for model, x, options, some, memory in cases:
         with exchanged_by(None) as sliced:
             found = ntk(model, x, memory=memory, group="world", **options)
-        assert_divided(found, ntk(model, x, **options), size, 1 if "outputs" in options else 0)
+        assert_divided(found, ntk(model, x, **options), size)
         planned = plan(model, x, memory=memory, ranks=size, **options).rank_costs
         assert planned is not None
         assert {one.name for one in planned.parameters if one.exchange == "slices"} == sliced
@@ -220,7 +220,7 @@ def a_session_measures_again(rank: int, size: int) -> None:
         with torch.no_grad():
             model[0].weight += 0.1 * inputs(8, 5, seed=step)
         assert_divided(divided.ntk(), one.ntk(), size)
-        assert_divided(divided.ntk(x=x[:7], outputs="each"), one.ntk(x=x[:7], outputs="each"), size, 1)
+        assert_divided(divided.ntk(x=x[:7], outputs="each"), one.ntk(x=x[:7], outputs="each"), size)
     model[4] = nn.Linear(7, 2).double()
     torch.nn.init.constant_(model[4].weight, 0.3)
     torch.nn.init.constant_(model[4].bias, 0.1)

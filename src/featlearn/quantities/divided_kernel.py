@@ -8,6 +8,7 @@ from torch import Tensor
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels, kernel_keys
 from featlearn.distributed.agreement import expect_same_call, expect_same_tensors, smallest_budget
+from featlearn.distributed.exchange import TensorKind, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
@@ -45,9 +46,10 @@ def divided_kernels(
     audited.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
     with collector_paused(), audited.measuring_together(own) as measurement:
         kernels, directions = _measured(measurement, audited, division, outputs, by, rates, verify)
+    if directions.mode == "each":
+        kernels = {key: _by_output(kernel, division) for key, kernel in kernels.items()}
     shape = directions.kernel_shape(*division.samples)
-    axis = 1 if directions.mode == "each" else 0
-    return {key: _sharded(kernel, shape, axis, ranks) for key, kernel in kernels.items()}
+    return {key: _sharded(kernel, shape, ranks) for key, kernel in kernels.items()}
 
 
 def _expect_same(
@@ -101,13 +103,28 @@ def _measured(
     return kernels, directions
 
 
-def _sharded(rows: Tensor, shape: tuple[int, ...], axis: int, ranks: RankGroup) -> Tensor:
-    """The kernel of all samples, of which this rank holds some rows."""
+def _by_output(rows: Tensor, division: Division) -> Tensor:
+    """(C, own samples, P2) -> (own outputs, P, P2): every rank gets the kernels of some outputs, for all samples."""
+    ranks, (outputs, _, columns) = division.ranks, rows.shape
+    own = ranks.share(outputs)
+    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+    outgoing = {rank: [rows[ranks.share(outputs, rank)].contiguous()] for rank in others}
+    expected = {}
+    for rank in others:
+        there = division.places(0, rank)
+        shape = (own.stop - own.start, there.stop - there.start, columns)
+        expected[rank] = [TensorKind(shape, rows.dtype, (0, 1, 2))]
+    found = swapped(ranks, outgoing, expected, rows.device)
+    return torch.cat([found[rank][0] if rank in found else rows[own] for rank in range(ranks.size)], 1)
+
+
+def _sharded(rows: Tensor, shape: tuple[int, ...], ranks: RankGroup) -> Tensor:
+    """The kernel of all samples, of which this rank holds some rows, or those of some outputs."""
     from torch.distributed.device_mesh import DeviceMesh  # takes long to load
     from torch.distributed.tensor import DTensor, Shard
 
     mesh = DeviceMesh.from_group(ranks.process_group, rows.device.type)
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        rows.contiguous(), mesh, [Shard(axis)], run_check=False, shape=torch.Size(shape), stride=strides
+        rows.contiguous(), mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=strides
     )

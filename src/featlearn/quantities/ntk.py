@@ -97,8 +97,8 @@ def ntk(
             networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
             int. Two standard errors hold an entry in about 95 of 100 draws.
         group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples. Every rank makes the
-            same call with all samples, and gets a DTensor that holds the rows of its own ones: `.to_local()` has them,
-            `.full_tensor()` gathers all. None divides nothing.
+            same call with all samples, and gets a DTensor, `Shard(0)`, that holds the rows of its own ones (of `"each"`
+            the kernels of some outputs): `.to_local()` has them, `.full_tensor()` gathers all. None divides nothing.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
