@@ -222,3 +222,10 @@ def test_progress_shows_on_a_terminal_only(capsys: pytest.CaptureFixture[str], m
         shown = capsys.readouterr().err
         assert ("kernel  75%, about 2 s left" in shown) == terminal
         assert shown.endswith("\r") == terminal
+
+
+def test_chunks_have_not_as_many_samples_as_the_pass_that_proves_them_apart():
+    layers = [Own(), nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 9)]
+    plans = [fl.plan(nn.Sequential(*layers), torch.randn(64, 3, 16, 16), memory=f"{n}MiB") for n in range(20, 34)]
+    assert {group.chunk for plan in plans for group in plan.groups} == {5, 6, 8}  # 7 would be run twice
+    assert all("each sample runs 1 times forward" in str(plan) for plan in plans)

@@ -28,11 +28,12 @@ class ParameterGroup:
 def grouped(
     plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
     mode: Mode, directions: int, classes: int, largest_chunk: int, one_by_one: bool, proved: bool = True,
+    avoided: frozenset[int] = frozenset(),
 ) -> tuple[ParameterGroup, ...]:  # fmt: skip
     """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further.
 
     `one_by_one`: where one chunk holds all samples, directions are captured and multiplied one after the other.
-    `proved`: chunks are not run again in parts.
+    `proved`: chunks are not run again in parts, unless they have as many samples as one of `avoided`.
     """
     held = samples[0] if symmetric else sum(samples)
     keep, pass_through = int(0.45 * available), int(0.3 * available)
@@ -53,7 +54,8 @@ def grouped(
         # One sample alone is run beside its copy, and parts of fewer than four beside copies of theirs.
         least = 2 if proved else 4
         fitting = least if least * each <= 0.5 * available else 1
-        return min(block, largest_chunk, max(fitting, pass_through // each))
+        found = min(block, largest_chunk, max(fitting, pass_through // each))
+        return found - 1 if found in avoided and found > 2 else found
 
     def close() -> None:
         if names:

@@ -68,13 +68,14 @@ def plan_kernel(
     one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
     checked = not measurement.builtin
     proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
+    proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     groups = grouped(
         plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
         largest_chunk(measurement, max(samples), count), one_by_one, not checked or None not in proofs,
+        proved_by,
     )  # fmt: skip
     peak = needed + measurement.copied_bytes + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = checked and any(example.unproved for example in measurement.examples)
-    proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     return Plan(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
         checked=checked, launch_bytes=measurement.launch_bytes,
