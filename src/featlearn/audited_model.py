@@ -34,6 +34,8 @@ class OutputFacts(NamedTuple):
     device: torch.device
     launch_bytes: int
     """Bytes of one sample's activations on a GPU, 0 on a CPU."""
+    runs_own_backward: bool
+    """Whether a backward pass runs code that is not torch's."""
 
 
 class AuditedModel:
@@ -153,6 +155,8 @@ class AuditedModel:
             )
         measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
+        if isolation.state.guard is not None and any(one.runs_own_backward for one in facts):
+            isolation.state.guard.copy_all()
 
     def forget_outputs(self) -> None:
         """Drop what is known of the number, precision and device of outputs."""
@@ -196,7 +200,7 @@ def _first_look(measurement: Measurement, number: int, original: nn.Module, isol
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
         activations = max(1, example.graph.structure.output_bytes // len(example.indices))
-    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
+    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations, example.runs_own_backward)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

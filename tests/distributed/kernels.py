@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from featlearn.contraction import hardware, proportional_outputs
+from featlearn.contraction.factors import Dense, Factors
 from featlearn.gradients.directions import Probes
 from featlearn.planning.exchange import SharedKernel
 from featlearn.quantities import divided_execution
@@ -19,7 +20,7 @@ from featlearn.session import Session
 from tests.references.jacobian import dense_ntk
 
 from .comparison import assert_close, assert_same_everywhere
-from .networks import CASES, branches, convolution, inputs, perceptron
+from .networks import CASES, branches, convolution, heads, inputs, perceptron
 from .ranks import on_ranks
 
 MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Probes(4))
@@ -44,6 +45,16 @@ def exchanged_by(kind: str | None) -> Iterator[set[str]]:
         yield found
     finally:
         SharedKernel.sliced = before
+
+
+@contextmanager
+def same_hardware() -> Iterator[None]:
+    """Costs of a machine: every process would time its own."""
+    before, hardware._measured = hardware._measured, lambda *_: 8.0
+    try:
+        yield
+    finally:
+        hardware._measured = before
 
 
 def assert_divided(found: Any, expected: Any, size: int) -> None:
@@ -113,6 +124,29 @@ def any_number_of_samples(rank: int, size: int) -> None:
             assert_divided(crossed, ntk(model, x, x2, outputs="sum"), size)
 
 
+@on_ranks(4)
+def weights_in_another_order_that_some_ranks_do_not_use(rank: int, size: int) -> None:
+    model, x = heads(), inputs(32, 32, 64)
+    formed: list[str] = []
+    before = divided_execution.DividedExecution._formed_once
+
+    def once(self: Any, name: str, gradients: Any) -> Any:
+        found = before(self, name, gradients)
+        formed.extend([name] * (isinstance(found, Dense) and isinstance(gradients.own, Factors)))
+        return found
+
+    divided_execution.DividedExecution._formed_once = once
+    try:
+        for samples, second, memory in ((32, inputs(5, 32, 64, seed=3), None), (32, None, None), (29, None, "4MB")):
+            formed.clear()
+            with exchanged_by("ring"), same_hardware():
+                found = ntk(model, x[:samples], second, memory=memory, group="world")
+            assert_divided(found, ntk(model, x[:samples], second), size)
+            assert memory is not None or "heads" in formed
+    finally:
+        divided_execution.DividedExecution._formed_once = before
+
+
 @on_ranks(2, 4)
 def little_memory_makes_blocks_and_passes(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(45, 5)
@@ -136,11 +170,8 @@ def many_positions() -> nn.Module:
 
 @on_ranks(2, 4)
 def the_exchange_is_that_of_the_plan(rank: int, size: int) -> None:
-    before, hardware._measured = hardware._measured, lambda *_: 8.0  # else every process times its own
-    try:
+    with same_hardware():
         expect_planned_exchanges(size)
-    finally:
-        hardware._measured = before
 
 
 def expect_planned_exchanges(size: int) -> None:
@@ -169,11 +200,12 @@ def expect_planned_exchanges(size: int) -> None:
 def columns_in_blocks_travel_around_a_ring(rank: int, size: int) -> None:
     """Few rows are held at once, many columns are not."""
     model, x, x2 = many_positions(), inputs(4, 16, 44), inputs(200, 16, 44, seed=3)
-    for memory in (400_000, 10**8):
-        with exchanged_by(None) as sliced:
-            found = ntk(model, x, x2, memory=memory, group="world")
-        assert_divided(found, ntk(model, x, x2), size)
-        assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
+    with same_hardware():
+        for memory in (400_000, 10**8):
+            with exchanged_by(None) as sliced:
+                found = ntk(model, x, x2, memory=memory, group="world")
+            assert_divided(found, ntk(model, x, x2), size)
+            assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
 
 
 @on_ranks(2)

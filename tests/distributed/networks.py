@@ -36,6 +36,22 @@ def attention() -> nn.Module:
     return Attention().double()
 
 
+class Heads(nn.Module):
+    """A weight whose entries a product takes in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.last = nn.Parameter(torch.randn(4, 64, 16) / 8), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.einsum("ptd,hde->pthe", x, self.heads).tanh().mean((1, 2)))
+
+
+def heads() -> nn.Module:
+    torch.manual_seed(7)
+    return Heads().double()
+
+
 class Branches(nn.Module):
     """Samples with a positive first entry use one layer, the others another one: decided sample by sample."""
 

@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense
-from featlearn.distributed.agreement import fingerprint
 from featlearn.distributed.exchange import TensorKind, contents, kinds, mapped, refilled
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network import fingerprint as fingerprints
 from featlearn.quantities.ntk import ntk
 
 from .networks import inputs, perceptron
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    return int(fingerprints.fingerprint(tensor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -27,7 +31,7 @@ def test_a_fingerprint_changes_with_every_bit_and_place(dtype: torch.dtype):
 
 
 def test_pieces_of_a_large_tensor_count_by_their_place(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("featlearn.distributed.agreement._PIECE", 7)
+    monkeypatch.setattr("featlearn.network.fingerprint._PIECE", 7)
     tensor = torch.randn(30)
     swapped = torch.cat([tensor[7:14], tensor[:7], tensor[14:]])
     assert fingerprint(swapped) != fingerprint(tensor) == fingerprint(tensor.clone())

@@ -10,7 +10,7 @@ import featlearn as fl
 from featlearn.errors import UnsupportedModelError
 from featlearn.network import state
 from featlearn.network.inventory import Inventory
-from featlearn.network.kept_tensors import KeptTensors
+from featlearn.network.kept_tensors import GuardedWeight
 from featlearn.network.state import state_kept
 
 
@@ -74,14 +74,14 @@ def test_weights_that_are_written_to_behind_torch_are_told() -> None:
     model, x = Writing(), torch.randn(9, 4)
     held = model.b.weight.detach().numpy()
     model.act = lambda model: held.__setitem__((1, 2), 0.25)
-    with pytest.raises(UnsupportedModelError, match="without an op of torch"):
+    with pytest.raises(UnsupportedModelError, match="otherwise than by an op of torch"):
         fl.ntk(model, x)
 
 
 @pytest.mark.usefixtures("always")
 def test_weights_that_are_only_read_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[object] = []
-    monkeypatch.setattr(KeptTensors, "copy", lambda self: copied.append(self))
+    monkeypatch.setattr(GuardedWeight, "copy", lambda self: copied.append(self))
     model, x = Writing(), torch.randn(9, 4)
     fl.ntk(model, x)
     assert not copied
@@ -129,3 +129,110 @@ def test_any_bit_of_a_weight_counts(dtype: torch.dtype) -> None:
             module.weight.data.view(torch.uint8)[place * dtype.itemsize] ^= 1  # nobody watches
             assert kept.rewritten() == {id(module.weight)}
             module.weight.data.view(torch.uint8)[place * dtype.itemsize] ^= 1
+
+
+class Halving(torch.autograd.Function):
+    """Its backward pass writes to the weight."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        ctx.w = w
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        ctx.w.data.mul_(0.5)
+        return grad @ w.T, x.T @ grad
+
+
+class InBackward(nn.Module):
+    def __init__(self, hooked: bool) -> None:
+        super().__init__()
+        self.weight, self.hooked = nn.Parameter(torch.randn(4, 2)), hooked
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.hooked:
+            return Halving.apply(x, self.weight)
+        h = x @ self.weight
+        h.register_hook(lambda grad: self.weight.data.mul_(0.5) and None)
+        return h
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("hooked", [False, True])
+def test_weights_that_a_backward_pass_writes_to_are_put_back(hooked: bool) -> None:
+    torch.manual_seed(0)
+    model, x = InBackward(hooked), torch.randn(5, 4)
+    before, session = bits(model), fl.Session(model, x)
+    for measure in (
+        session.ntk,
+        session.ntk,
+        session.ntk_diagonal,
+        lambda: fl.NTKOperator(model, x) @ torch.ones(5, 2),
+    ):
+        with pytest.raises(fl.FeatlearnError) as said:
+            measure()
+        assert "cannot be put back" not in str(said.value)
+        assert bits(model) == before
+
+
+@pytest.mark.usefixtures("always")
+def test_a_copy_that_came_too_late_is_not_put_back() -> None:
+    torch.manual_seed(0)
+    model, x = Writing(), torch.randn(9, 4)
+    held = model.b.weight.detach().numpy()
+
+    def act(model: Writing) -> None:
+        held[...] *= 2  # not seen
+        model.b.weight.data.add_(1.0)  # seen: copied, as it is by now
+
+    model.act = act
+    with pytest.raises(UnsupportedModelError, match="cannot be put back"):
+        fl.ntk(model, x)
+
+
+@pytest.mark.usefixtures("always")
+def test_what_another_pass_with_moved_weights_writes_is_not_put_back_later() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(7))
+    before = module.weight.detach().clone()
+    with state_kept(Inventory(module), only_read=False, guarded=True) as kept:
+        assert kept.guard is not None
+        module.weight.data.add_(1.0)  # for a while
+        with kept.guard.watching():
+            module.weight.data.mul_(3.0)
+        module.weight.data.copy_(before)
+    assert torch.equal(module.weight, before)
+
+
+@pytest.mark.usefixtures("always")
+def test_weights_in_one_buffer_are_guarded() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Flatten(), nn.Linear(5, 3, bias=False))
+    flat, begin = torch.randn(1 + sum(p.numel() for p in model.parameters())), 1
+    for layer, name in ((model[0], "weight"), (model[0], "bias"), (model[2], "weight")):
+        shape = getattr(layer, name).shape
+        setattr(layer, name, nn.Parameter(flat[begin : begin + shape.numel()].view(shape)))
+        begin += shape.numel()
+    wrapped, x = nn.Sequential(nn.Identity(), Passing(), model), torch.randn(6, 4)
+    before = flat.clone()
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Flatten(), nn.Linear(5, 3, bias=False))
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fl.ntk(wrapped, x), fl.ntk(plain, x))
+    assert torch.equal(flat, before)
+
+
+class Passing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.usefixtures("always")
+def test_inputs_that_do_not_fit_are_told_where_there_is_no_memory_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: GuardedWeight) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(GuardedWeight, "copy", no_room)
+    with pytest.raises(UnsupportedModelError, match="mat1 and mat2 shapes"):
+        fl.ntk(Writing(), torch.randn(9, 7))

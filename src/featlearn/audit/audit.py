@@ -4,7 +4,6 @@ Only what follows from the code of a forward pass is kept. What may change with 
 checked on every batch: `featlearn.audit.independence`, `featlearn.audit.attribution`.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,16 +101,12 @@ def _is_separate(chunk: Chunk) -> bool:
     So it is where torch's own derivatives of these ops are all that runs: no hook, and no node of a function of the
     user's own, whose name would end otherwise. Another number of samples must be run by the same calls.
     """
-    own = chunk.graph is None or not all(map(_OF_TORCH.fullmatch, chunk.graph.structure.names))
-    if chunk.proved is None or chunk.hooked or own:
+    if chunk.proved is None or chunk.runs_own_backward or chunk.graph is None:
         return False
     other = 3 if chunk.proved.samples != 3 else 4
     places = torch.arange(other, device="cpu") % chunk.count
     repeated = RepeatedPass(chunk.proved, chunk.batch.held, other)
     return repeated.holds(chunk.batch.outputs(chunk.indices[places], repeated.noting))
-
-
-_OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")
 
 
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:

@@ -9,37 +9,16 @@ from torch import Tensor
 
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputValueError
+from featlearn.network.fingerprint import fingerprint
 from featlearn.network.inputs import tensors_in
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SAME_DATA = "pass all samples on every rank: they are divided here, so a DistributedSampler must not do it before"
-# Numbers that are multiplied at a time, and odd factors that spread their places over 64 bits.
-_PIECE, _SPREAD = 2**18, (0x5851F42D4C957F2D, 0x14057B7EF767814F)
-
-
-def fingerprint(tensor: Tensor) -> int:
-    """A number that changes with any bit of a tensor, and when entries trade places."""
-    values = tensor.detach()
-    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-    bits = values.contiguous().view(-1).view(_BITS[values.element_size()])
-    places = torch.arange(1, min(len(bits), _PIECE) + 1, device=bits.device)
-    weights = _folded(places * _SPREAD[0]).mul_(_SPREAD[1]).bitwise_or_(1)
-    total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for piece in bits.split(_PIECE):
-        numbers = _folded(piece) if piece.dtype == torch.int64 else piece.long()
-        total = total * _SPREAD[0] + (numbers * weights[: len(piece)]).sum()  # modulo 2^64
-    return int(total)
-
-
-def _folded(numbers: Tensor) -> Tensor:
-    """Upper bits added to the lower ones: products modulo 2^64 would lose pairs of them, two signs say."""
-    return numbers ^ ((numbers >> 32) & 0xFFFFFFFF)
 
 
 def fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
     """Shape, type and fingerprint of every tensor; plain values as they are."""
     return {
-        name: (tuple(value.shape), str(value.dtype), fingerprint(value)) if isinstance(value, Tensor) else (value,)
+        name: (tuple(value.shape), str(value.dtype), int(fingerprint(value))) if isinstance(value, Tensor) else (value,)
         for name, value in tensors.items()
     }
 

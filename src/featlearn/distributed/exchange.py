@@ -34,11 +34,6 @@ class TensorKind:
         """Sizes of what is sent, axes in their order in memory."""
         return tuple(1 if axis in self.repeated else self.shape[axis] for axis in self.order)
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers are sent."""
-        return torch.Size(self.sent_shape).numel()
-
     def sent(self, tensor: Tensor) -> Tensor:
         """What is sent of a tensor of this kind."""
         once = tuple(slice(0, 1) if axis in self.repeated else slice(None) for axis in range(len(self.shape)))
@@ -79,11 +74,17 @@ def swapped(
     device: torch.device,
 ) -> dict[int, list[Tensor]]:  # fmt: skip
     """Send tensors to some ranks and receive those of others; `expected`: the kinds that each of them sends."""
-    return Swap(group, outgoing, expected, device).received()
+    with group.together():
+        swap = Swap(group, outgoing, expected, device)
+    swap.begin()
+    return swap.received()
 
 
 class Swap:
-    """Tensors on their way between ranks, so that this rank can work meanwhile."""
+    """Tensors on their way between ranks, so that this rank can work meanwhile.
+
+    Memory is taken when it is made, which may fail on one rank alone: all of them agree before they `begin`.
+    """
 
     def __init__(
         self, group: RankGroup, outgoing: Mapping[int, Sequence[Tensor]],
@@ -98,13 +99,20 @@ class Swap:
             rank: [torch.empty(kind.sent_shape, dtype=kind.dtype, device=home) for kind in several]
             for rank, several in expected.items()
         }
+        self._group = group
+        self._works: list[Any] = []
+
+    def begin(self) -> None:
+        """Send, and expect the others."""
         operations = []
         for act, messages in ((dist.isend, self._sent), (dist.irecv, self._found)):
             for rank, several in messages.items():
                 operations += [
-                    dist.P2POp(act, one, group=group.process_group, group_peer=rank) for one in several if one.numel()
+                    dist.P2POp(act, one, group=self._group.process_group, group_peer=rank)
+                    for one in several
+                    if one.numel()
                 ]
-        self._works = dist.batch_isend_irecv(operations) if operations else ()
+        self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def received(self) -> dict[int, list[Tensor]]:
         """What the others have sent; waits for it."""

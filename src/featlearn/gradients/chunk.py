@@ -88,6 +88,10 @@ class Chunk:
             self.structured = self.graph is not None
             self.graph = self.graph or build_graph(self.outputs, parameters)
             _refuse_hidden(self.graph)
+        self.runs_own_backward = self.hooked or (self.graph is not None and not self.graph.structure.of_torch)
+        """Whether a backward pass runs code that is not torch's."""
+        if self.runs_own_backward and batch.guard is not None:
+            batch.guard.copy_all()  # it sees forward passes alone
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = (
             self.graph.structure.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps

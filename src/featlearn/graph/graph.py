@@ -1,5 +1,6 @@
 """The autograd graph between a network's outputs and its parameters."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ class Edge(NamedTuple):
     value: Value
     consumer: Node
     operand: int
+
+
+_OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::AccumulateGrad")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class GraphStructure:
                 if child >= 0:
                     coarsest[child] = max(coarsest[child], coarsest[k])
         return {name: coarsest[k] for k, name in self.leaves.items() if name is not None}
+
+    @cached_property
+    def of_torch(self) -> bool:
+        """Whether all nodes are torch's own: the names of those that users define end otherwise."""
+        return all(map(_OF_TORCH.fullmatch, self.names))
 
     @cached_property
     def output_bytes(self) -> int:

@@ -181,14 +181,12 @@ class ModelWithInputs:
         """Run code of the user on a copy of some of the samples."""
         x = self.take(indices)
         self.rewind()
-        if self.guard is None:
-            with _explained(self, x), noting(tensors_in(x)):
-                return code(x)
+        watching = nullcontext() if self.guard is None else self.guard.watching()
         try:
-            with _explained(self, x), noting(tensors_in(x)), self.guard.watching():
+            with _explained(self, x), noting(tensors_in(x)), watching:
                 return code(x)
-        except UnsupportedModelError:  # some code does not bear that its ops are seen
-            if not self.guard.give_up():
+        except UnsupportedModelError:  # some code fails where its ops are seen: run it without, with weights copied
+            if self.guard is None or noting is not _unnoted or not _all_copied(self.guard):
                 raise
         return self._run(indices, noting, code)
 
@@ -196,6 +194,14 @@ class ModelWithInputs:
         if isinstance(x, tuple):
             return self.model(*x)
         return self.model(**x) if isinstance(x, Mapping) else self.model(x)
+
+
+def _all_copied(guard: WriteGuard) -> bool:
+    """Whether all weights have been copied now: not if they were before, and not where there is no memory for it."""
+    try:
+        return guard.copy_all()
+    except RuntimeError:
+        return False
 
 
 @contextmanager

@@ -42,8 +42,7 @@ def undisturbed(
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
     `is_builtin` says whether a forward pass of these modules leaves no trace anyway. `only_read`: weights that were
-    written to are put back, and refused. `guarded`: all code of the model runs under the guard of its state, if it has
-    one.
+    written to are put back, and refused. `guarded`: the model runs under the guard of its state, if it has one.
     """
     with _measuring, torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         if is_builtin(inside.modules):  # asked here: another thread may have muted hooks before

@@ -5,42 +5,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from featlearn.network.fingerprint import INTEGERS, fingerprint
 from featlearn.network.write_guard import WriteGuard
 
 
 class KeptTensors:
-    """Tensors with a copy of what they hold: small ones of one type and device together, another one alone.
+    """Tensors with a copy of what they hold: small ones of one type and device together, another one alone."""
 
-    `later`: a single one that is copied when it is about to be written to. Until then the sum of its bits tells whether
-    it was.
-    """
+    lost = False
+    """Whether they cannot be put back."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, later: bool = False) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
-        self.lost = False
-        """Whether it was written to before it was copied."""
         self.versions = [version_of(tensor) for tensor in tensors]
         self._trainable = [tensor.requires_grad for tensor in tensors]
         self._kinds = [_kind(tensor) for tensor in tensors] if len(tensors) > 1 or tensors[0].is_cuda else []
-        self._copy = None if later else _side_by_side(tensors)
-        self._sum = _bit_sum(tensors[0]) if later else None
+        self._copy = _side_by_side(tensors)
         self._places = [_place(tensor) for tensor in tensors]
-
-    def copy(self) -> None:
-        """Copy what it holds, if that was not done."""
-        if self._copy is None:
-            self._copy = self._memory().clone()
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the copy."""
-        return 0 if self._copy is None else self._copy.numel() * self._copy.element_size()
-
-    def _memory(self) -> Tensor:
-        """A single tensor in the memory that it had."""
-        place = self._places[0]
-        assert place is not None
-        return place
+        return self._copy.numel() * self._copy.element_size()
 
     def put_in_place(self) -> list[Tensor]:
         """Give tensors the memory that they had; those that held something else in another one are returned."""
@@ -48,67 +34,110 @@ class KeptTensors:
         for i, (tensor, place) in enumerate(zip(self.tensors, self._places, strict=True)):
             if place is None or _lies_at(tensor, place):
                 continue
-            if not bool(self._is_same(tensor, self.copies()[i], self.versions[i])):
+            if not bool(_is_same(tensor, self.copies()[i], self.versions[i])):
                 found.append(tensor)
             tensor.data = place
         return found
 
     def copies(self) -> list[Tensor]:
         """What each of them held."""
-        if self._copy is None:
-            return [self._memory()]  # still holds it
         if len(self.tensors) == 1:
             return [self._copy]
         pieces = self._copy.split([shape.numel() for shape, *_ in self._kinds])
         return [piece.view(shape) for piece, (shape, *_) in zip(pieces, self._kinds, strict=True)]
 
     def is_alike(self) -> bool:
-        """Whether they still have the shapes, types and places that they had."""
+        """Whether they still have the shapes, types and devices that they had."""
         return [_kind(tensor) for tensor in self.tensors] == self._kinds
 
     def same(self) -> bool | Tensor:
         """Whether all hold what they held; on a GPU an answer that is not waited for."""
-        if self._copy is None:
-            return self._sum == _bit_sum(self._memory())
         if len(self.tensors) > 1:
             return self.is_alike() and _same_bits(_side_by_side(self.tensors), self._copy)
-        return self._is_same(self.tensors[0], self._copy, self.versions[0])
-
-    @staticmethod
-    def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
-        a = tensor.detach()
-        if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
-            return version_of(tensor) == version  # their bits cannot be compared
-        return a.shape == copy.shape and a.dtype == copy.dtype and a.device == copy.device and _same_bits(a, copy)
+        return _is_same(self.tensors[0], self._copy, self.versions[0])
 
     def changed(self) -> list[bool]:
         """Which of them hold something else."""
-        if self._copy is None:
-            return [not same for same in _answers([self.same()])]
-        found = _answers(
-            [self._is_same(*each) for each in zip(self.tensors, self.copies(), self.versions, strict=True)]
-        )
+        found = _answers([_is_same(*each) for each in zip(self.tensors, self.copies(), self.versions, strict=True)])
         return [not same for same in found]
 
     def restore(self, changed: Sequence[bool]) -> None:
         """Write only where something changed: versions count."""
-        if self._copy is None and any(changed):
-            self.lost = True
-            return
         for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
             # Through .data, so that graphs which have saved the tensor do not see a new version of it.
             alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
                 copy.shape, copy.dtype, copy.device
             )  # fmt: skip
             if written and alike:
-                # of an expanded tensor every number is there once
-                once = tuple(slice(None) if step else slice(0, 1) for step in tensor.stride())
-                tensor.data[once].copy_(copy[once])
+                _each_once(tensor.data).copy_(_each_once(copy))
             elif written:
                 tensor.data = copy.clone()
         for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
-            if tensor.requires_grad != trainable and tensor.is_leaf:
-                tensor.requires_grad_(trainable)
+            _set_trainable(tensor, trainable)
+
+
+class GuardedWeight:
+    """A weight that is copied when an op is about to write to it; a fingerprint tells whether anything else did."""
+
+    copied_bytes = 0
+
+    def __init__(self, weight: Tensor, memory: Tensor) -> None:
+        self.tensors, self.versions = [weight], [version_of(weight)]
+        self.lost = False
+        """Whether it was written to before it was copied, so that it cannot be put back."""
+        self._memory, self._trainable = memory, weight.requires_grad
+        self._fingerprint = fingerprint(memory)
+        self._copy: Tensor | None = None
+
+    def copy(self) -> None:
+        """Copy it, if that was not done."""
+        if self._copy is None:
+            self._copy = self._memory.clone()
+
+    def put_in_place(self) -> list[Tensor]:
+        """Give the weight the memory that it had; it is returned if it held something else in another one."""
+        (weight,) = self.tensors
+        if _lies_at(weight, self._memory):
+            return []
+        same = bool(_is_same(weight, self._memory if self._copy is None else self._copy, self.versions[0]))
+        weight.data = self._memory
+        return [] if same else [weight]
+
+    def same(self) -> Tensor:
+        """Whether it holds what it held; on a GPU an answer that is not waited for."""
+        return fingerprint(self._memory) == self._fingerprint
+
+    def changed(self) -> list[bool]:
+        """Whether it holds something else."""
+        return [not bool(self.same())]
+
+    def restore(self, changed: Sequence[bool]) -> None:
+        """Put it back from a copy that was made in time."""
+        if changed[0]:
+            self.lost = self._copy is None or not bool(fingerprint(self._copy) == self._fingerprint)
+        if changed[0] and not self.lost and self._copy is not None:
+            self._memory.copy_(self._copy)
+        _set_trainable(self.tensors[0], self._trainable)
+
+
+Kept = KeptTensors | GuardedWeight
+
+
+def _set_trainable(tensor: Tensor, trainable: bool) -> None:
+    if tensor.requires_grad != trainable and tensor.is_leaf:
+        tensor.requires_grad_(trainable)
+
+
+def _each_once(tensor: Tensor) -> Tensor:
+    """Every number once: an expanded tensor repeats them."""
+    return tensor[tuple([slice(None) if step else slice(0, 1) for step in tensor.stride()])]
+
+
+def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
+    a = tensor.detach()
+    if a.layout != torch.strided or a.is_quantized or a.is_nested or a.is_mkldnn:
+        return version_of(tensor) == version  # their bits cannot be compared
+    return a.shape == copy.shape and a.dtype == copy.dtype and a.device == copy.device and _same_bits(a, copy)
 
 
 # Bytes of tensors that are looked at together, and the kinds that are.
@@ -141,21 +170,20 @@ GUARDED = 2**28
 """Bytes of weights above which they are not copied before something writes to them."""
 
 
-def guarded_weights(weights: Sequence[Tensor]) -> tuple[WriteGuard, list[KeptTensors]]:
-    """A guard for weights whose bits can be summed, and all of them; the others are copied at once."""
-    later = [KeptTensors([t], later=True) for t in weights if _place(t) is not None and t.is_contiguous()]
-    guarded = {id(one.tensors[0]) for one in later}
-    memory: dict[int, list[Callable[[], None]]] = {}
-    for one in later:
-        memory.setdefault(one.tensors[0].untyped_storage().data_ptr(), []).append(one.copy)
-    return WriteGuard(memory), [*later, *kept([t for t in weights if id(t) not in guarded])]
-
-
-def _bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of a contiguous tensor's bits, as large integers; on a GPU not waited for."""
-    flat = tensor.detach().view(-1)
-    flat = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
-    return flat.view(_WHOLE[8 if flat.nbytes % 8 == 0 else flat.element_size()]).sum(dtype=torch.int64)
+def guarded_weights(weights: Sequence[Tensor]) -> tuple[WriteGuard, list[Kept]]:
+    """A guard for all plain weights, and all weights; the others are copied at once."""
+    guarded: list[GuardedWeight] = []
+    others: list[Tensor] = []
+    for weight in weights:
+        memory = _place(weight)
+        if memory is not None and weight.is_contiguous() and not weight.is_neg():
+            guarded.append(GuardedWeight(weight, memory))
+        else:
+            others.append(weight)
+    copies: dict[int, list[Callable[[], None]]] = {}
+    for one in guarded:
+        copies.setdefault(one.tensors[0].untyped_storage().data_ptr(), []).append(one.copy)
+    return WriteGuard(copies), [*guarded, *kept(others)]
 
 
 def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
@@ -186,7 +214,7 @@ def _lies_at(tensor: Tensor, place: Tensor) -> bool:
     )
 
 
-def replaced(kept: Sequence[KeptTensors]) -> list[Tensor]:
+def moved_back(kept: Sequence[Kept]) -> list[Tensor]:
     """Tensors that are back in their memory, and held something else meanwhile."""
     return [tensor for one in kept for tensor in one.put_in_place()]
 
@@ -195,12 +223,12 @@ def rewind_tensors(kept: Sequence[KeptTensors]) -> None:
     """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
     distant = [one for one in kept if one.tensors[0].is_cuda and one.is_alike()]
     if distant:
-        now, before = [t.data for one in distant for t in one.tensors], [c for one in distant for c in one.copies()]
-        torch._foreach_copy_(now, before)
+        now = [_each_once(tensor.data) for one in distant for tensor in one.tensors]
+        torch._foreach_copy_(now, [_each_once(copy) for one in distant for copy in one.copies()])
     restore([one for one in kept if one not in distant])
 
 
-def restore(kept: Sequence[KeptTensors]) -> list[Tensor]:
+def restore(kept: Sequence[Kept]) -> list[Tensor]:
     """Put back what was changed, which is returned."""
     found: list[Tensor] = []
     for one, same in zip(kept, _answers([one.same() for one in kept]), strict=True):
@@ -222,14 +250,11 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _same_bits(a: Tensor, b: Tensor) -> bool | Tensor:
     """Equal bit for bit: NaN equals itself, and -0.0 is not 0.0."""
     if a.is_complex() or a.is_neg() or b.is_neg():
         a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
         a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
-    bits = _WHOLE[a.element_size()]
+    bits = INTEGERS[a.element_size()]
     a, b = a.view(bits), b.view(bits)
     return torch.equal(a, b) if a.device.type == "cpu" else (a == b).all()

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
 from featlearn.network.inventory import Inventory
-from featlearn.network.kept_tensors import GUARDED, guarded_weights, kept, replaced, restore, rewind_tensors, version_of
+from featlearn.network.kept_tensors import (
+    GUARDED,
+    guarded_weights,
+    kept,
+    moved_back,
+    restore,
+    rewind_tensors,
+    version_of,
+)
 from featlearn.network.write_guard import WriteGuard
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -44,9 +52,10 @@ class KeptState:
     tensors: Sequence[Tensor] = ()
     """All tensors that it held."""
     copied_bytes: int = 0
-    """Bytes of all copies that were made of them."""
+    """Bytes of all copies that were made of them at once."""
     guard: WriteGuard | None = None
-    """Where weights are not copied before they are written to: all code of the model runs under its eyes."""
+    """Where weights are not copied at once: the model runs under it, and `copy_all` is called before user code runs
+    otherwise, in a backward pass."""
 
 
 NOTHING_KEPT = KeptState(lambda: None, set)
@@ -83,7 +92,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
             elif id(container) not in own_hooks and (container or entries):
                 _refill(container, entries)
         put_back_outside()
-        replaced(kept_others)
+        moved_back(kept_others)
         rewind_tensors(kept_others)
 
     def put_back_outside() -> None:
@@ -122,8 +131,8 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
             if table:
                 table.clear()
         try:
-            changed += replaced(kept_weights)  # all, before any is written to: one may lie in the memory of another
-            replaced(kept_others)
+            changed += moved_back(kept_weights)  # all, before any is written to: one may lie in the memory of another
+            moved_back(kept_others)
             changed += restore(kept_weights)
             restore(kept_others)
         finally:  # last: a gradient must fit its weight
@@ -131,9 +140,9 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
                 parameter.grad = grad
         if any(one.lost for one in kept_weights):
             raise UnsupportedModelError(
-                "the model's code has rewritten weights without an op of torch (through a pointer, or a numpy array); "
-                f"of models above {GUARDED >> 20} MiB they cannot be put back then; load them again, and measure a "
-                "model that only reads its weights"
+                "weights have been rewritten otherwise than by an op of torch in a forward pass (through a pointer or "
+                f"a numpy array, say); of models above {GUARDED >> 20} MiB they cannot be put back then; load them "
+                "again, and measure a model that only reads its weights"
             )
     if only_read and changed:
         raise UnsupportedModelError(

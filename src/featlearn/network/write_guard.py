@@ -18,20 +18,20 @@ class WriteGuard:
 
     def __init__(self, weights: Mapping[int, list[Callable[[], None]]]) -> None:
         self._weights = weights
-        self._given_up = False
+        self._all_copied = False
 
     def watching(self) -> AbstractContextManager[object]:
         """While a model runs."""
-        return nullcontext() if self._given_up else _OpsSeen(self)
+        return nullcontext() if self._all_copied else _WriteGuardMode(self)
 
-    def give_up(self) -> bool:
+    def copy_all(self) -> bool:
         """Copy all weights, so that nothing needs to be seen; whether that is new."""
-        if self._given_up:
+        if self._all_copied:
             return False
-        self._given_up = True
         for copies in self._weights.values():
             for copy in copies:
                 copy()
+        self._all_copied = True
         return True
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def _written(function: Any) -> tuple[tuple[int, str], ...]:
     return tuple((place, each.name) for place, each in arguments if each.alias_info and each.alias_info.is_write)
 
 
-class _OpsSeen(TorchDispatchMode):
+class _WriteGuardMode(TorchDispatchMode):
     """Asks the guard before every op."""
 
     supports_higher_order_operators = True
@@ -64,10 +64,10 @@ class _OpsSeen(TorchDispatchMode):
         self._guard = guard
 
 
-def _seen(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     self._guard.before(func, args, kwargs or {})
     return func(*args, **(kwargs or {}))
 
 
 # Not in the body of the class, where torch would look for it and wrap it by its compiler: seconds to import.
-_OpsSeen.__torch_dispatch__ = _seen  # type: ignore[method-assign]
+_WriteGuardMode.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]

@@ -10,8 +10,9 @@ kernel is measured (`SharedKernel.sliced`):
 
 Forward and backward passes are divided. What a rank holds of all samples (factors, twice for the ring, or slices) must
 fit into half of its memory; where it does not, parameters are taken in several groups, and the passes are made anew for
-each. Nothing overlaps. The rates are what large products reach, not those of data sheets. None of this was run on
-several GPUs: take it for the order of magnitude, and for which part is largest.
+each. Nothing overlaps (a first exchange does, with the products of a rank's own samples). The rates are what large
+products reach, not those of data sheets. None of this was run on several GPUs: take it for the order of magnitude, and
+for which part is largest.
 """
 
 import math

@@ -39,7 +39,8 @@ class DividedExecution:
         self._division, self._ranks, self._keys, self._checks = division, division.ranks, keys, checks
         self._formed = {one.name for one in plan.parameters if one.route != Route.PAIRS.value}
         self._taken_by_slices = kernel.sliced(shared_parameters(plan, measurement.dtype.itemsize), plan.groups)
-        self._total = self._sum(division.places(0), keys)
+        with division.ranks.together():
+            self._total = self._sum(division.places(0), keys)
         self._sliced: KernelSum | None = None
         """Kernels of all pairs of samples, from the slices of parameters that this rank has."""
 
@@ -54,7 +55,8 @@ class DividedExecution:
 
     def run(self) -> Kernels:
         """This rank's rows of all kernels."""
-        progress = ProgressLine("tangent kernel", self._plan.passes)
+        # Planned as a cross kernel of this rank's samples, of which one side is the other.
+        progress = ProgressLine("tangent kernel", self._plan.passes // (2 if self._division.symmetric else 1))
         try:
             for group in self._plan.groups:
                 for chosen in self._execution.direction_blocks(group):
@@ -106,17 +108,18 @@ class DividedExecution:
         said = self._ranks.gathered([{name: kinds(one) for name, one in side.items()} for side in own])
         failure: Exception | None = None
         for name in group.names:
-            left, right = (
-                DividedGradients(self._ranks, own[k].get(name), [one[k].get(name) for one in said], places[k])
-                for k in (0, 1)
-            )
+            left = DividedGradients(self._ranks, own[0].get(name), [one[0].get(name) for one in said], places[0])
+            right = left
+            if own[1] is not own[0]:
+                right = DividedGradients(self._ranks, own[1].get(name), [one[1].get(name) for one in said], places[1])
             if not left.known or not right.known:
                 continue
             if not alike([*left.known, *right.known]):
                 parameter = self._measurement.parameters[name]
                 size = parameter.numel() * (2 if parameter.is_complex() else 1)
                 with self._ranks.together():
-                    left, right = left.dense(size), right.dense(size)
+                    same, left = left is right, left.dense(size)
+                    right = left if same else right.dense(size)
             if name in self._taken_by_slices:
                 self._add_slices(name, left, right, chosen)
             else:
@@ -130,9 +133,11 @@ class DividedExecution:
         ranks, failure, device = self._ranks, None, self._measurement.device
         mine: Gradients | None = None
         count = ranks.size // 2 + 1 if self._division.symmetric else ranks.size
-        first = right.arriving(1, device) if count > 1 else None  # on their way while the own samples are multiplied
+        order = left.own.order if isinstance(left.own, Factors) else None
+        # On their way while the own samples are multiplied.
+        first = right.begin_exchange(1, device, order) if count > 1 else None
         for distance in range(count):
-            found = first() if first and distance == 1 else right.arriving(distance, device)()
+            found = first() if first and distance == 1 else right.begin_exchange(distance, device, order)()
             try:
                 mine = self._formed_once(name, left) if mine is None else mine
                 if mine is not None and found is not None:
@@ -157,19 +162,18 @@ class DividedExecution:
         """Multiply the samples of this rank with those of the rank `distance` places before it."""
         if self._division.symmetric and distance == 0 and columns.start > rows.start:
             return  # the other triangle
-        few, some = (
-            _common(place, bounds)
-            for place, bounds in zip((rows, columns), self._division.computed(self._ranks.rank, distance), strict=True)
-        )
-        if few.start < few.stop and some.start < some.stop:
-            own, found = _part(own, rows, few), _part(found, columns, some)
-            self._total.add(name, own, found, few, some, chosen)
+        asked = self._division.computed(self._ranks.rank, distance)
+        own_rows, their_columns = _common(rows, asked[0]), _common(columns, asked[1])
+        if own_rows.start < own_rows.stop and their_columns.start < their_columns.stop:
+            own, found = _part(own, rows, own_rows), _part(found, columns, their_columns)
+            self._total.add(name, own, found, own_rows, their_columns, chosen)
 
     def _add_slices(self, name: str, left: DividedGradients, right: DividedGradients, chosen: slice) -> None:
         """Take one slice of a parameter for all samples, in as many passes as memory asks for."""
         ranks, division = self._ranks, self._division
         if self._sliced is None:
-            self._sliced = self._sum(slice(0, division.samples[0]), self._keys)
+            with ranks.together():
+                self._sliced = self._sum(slice(0, division.samples[0]), self._keys)
         held = sum(division.samples) * left.directions * left.size * self._measurement.dtype.itemsize // ranks.size
         passes = max(1, min(-(-held // max(self._plan.scratch, 1)), left.length // ranks.size))
         rows, columns = (slice(0, count) for count in division.samples)
@@ -194,7 +198,8 @@ class DividedExecution:
             there, here = division.computed(source, distance)
             shape = tuple(self._directions.kernel_shape(there.stop - there.start, here.stop - here.start))
             expected = [TensorKind(shape, self._measurement.dtype, tuple(range(len(shape))))] * len(outgoing)
-            sent = [block.contiguous() for block in outgoing]
+            with ranks.together():
+                sent = [block.contiguous() for block in outgoing]
             found = swapped(ranks, {to: sent}, {source: expected}, self._measurement.device)[source]
             for key, block in zip(total.kernels, found, strict=True):
                 turned = block.permute(1, 0, 3, 2) if self._directions.mode == "full" else block.mT

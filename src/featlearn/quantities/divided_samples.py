@@ -60,7 +60,7 @@ class DividedGradients:
 
     @property
     def known(self) -> list[Any]:
-        """What ranks have any."""
+        """Those of the ranks that have gradients."""
         return [one for one in self.kinds if one is not None]
 
     @property
@@ -94,19 +94,26 @@ class DividedGradients:
         own = None if self.own is None else Dense(as_dense(self.own).gradient.contiguous())
         return replace(self, own=own, kinds=[formed(*each) for each in zip(self.kinds, self.places, strict=True)])
 
-    def arriving(self, distance: int, device: torch.device) -> Callable[[], Gradients | None]:
-        """Begin to send the gradients of this rank `distance` places on; gives those of the rank as far before it."""
+    def begin_exchange(
+        self, distance: int, device: torch.device, order: Tensor | None
+    ) -> Callable[[], Gradients | None]:
+        """Begin to send the gradients of this rank `distance` places on; gives those of the rank as far before it.
+
+        `order`: where the entries of the parameter stand, which is the same on every rank and not sent; a rank whose
+        samples do not use the parameter may still receive gradients of it.
+        """
         if distance == 0:
             return lambda: self.own
         to, source = ((self.ranks.rank + step) % self.ranks.size for step in (distance, -distance))
         there = self.kinds[source]
         outgoing = [] if self.own is None else contents(self.own)
         expected = [] if there is None else contents(there)
-        swap = Swap(self.ranks, {to: outgoing}, {source: expected}, device)
+        with self.ranks.together():
+            swap = Swap(self.ranks, {to: outgoing}, {source: expected}, device)
+        swap.begin()
 
         def received() -> Gradients | None:
             found = swap.received()[source]
-            order = self.own.order if isinstance(self.own, Factors) else None
             return None if there is None else refilled(there, found, order)
 
         return received
