@@ -30,34 +30,41 @@ def sphinx(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def small_site(tmp_path: Path, page: str, extensions: str = "myst_parser,mathml,reference") -> str:
-    """What a site of one page says, which must not build."""
-    source = tmp_path / "source"
-    source.mkdir()
+FAULTY = {
+    "index": "# Title\n\n```{public} ntk plan\n```\n\n```{toctree}\nabsent\nformula\n```\n",
+    "absent": "# Absent\n\n```{public} metrics.aligment\n```\n",
+    "formula": "# Formula\n\n$\\frac12$\n",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What Sphinx says of a site of three pages with a fault each, which must not build."""
+    source = tmp_path_factory.mktemp("source")
     (source / "conf.py").write_text(
         f"import sys\nsys.path[:0] = {[str(path) for path in (EXTENSIONS, EXTENSIONS.parent, TOP / 'src')]!r}\n"
-        f"extensions = {extensions.split(',')!r}\n"
+        "extensions = ['myst_parser', 'mathml', 'reference']\n"
         "html_theme, html_math_renderer, myst_enable_extensions = 'basic', 'mathml', ['dollarmath']\n"
     )
-    (source / "index.md").write_text(page)
-    done = sphinx("-q", "-W", "--keep-going", str(source), str(tmp_path / "built"))
+    for name, page in FAULTY.items():
+        (source / f"{name}.md").write_text(page)
+    done = sphinx("-q", "-W", "--keep-going", str(source), str(source / "built"))
     assert done.returncode != 0
     return done.stderr
 
 
-def test_a_public_name_without_a_page_fails_the_build(tmp_path: Path):
-    said = small_site(tmp_path, "# Title\n\n```{public} ntk plan\n```\n")
+def test_a_public_name_without_a_page_fails_the_build(said: str):
     missing = set(re.findall(r"the public name fl\.(\S+) is on no page", said))
     assert {"Session", "metrics.alignment", "theory.ofe.solve", "errors.RunError", "readouts.token"} <= missing
     assert not missing & {"ntk", "plan"}
 
 
-def test_a_name_that_is_not_there_fails_the_build(tmp_path: Path):
-    assert "featlearn has no metrics.aligment" in small_site(tmp_path, "# Title\n\n```{public} metrics.aligment\n```\n")
+def test_a_name_that_is_not_there_fails_the_build(said: str):
+    assert re.search(r"absent\.md.* featlearn has no metrics\.aligment", said)
 
 
-def test_a_formula_that_cannot_be_read_fails_the_build(tmp_path: Path):
-    assert r"\frac12: " in small_site(tmp_path, "# Title\n\n$\\frac12$\n", "myst_parser,mathml")
+def test_a_formula_that_cannot_be_read_fails_the_build(said: str):
+    assert re.search(r"formula\.md.* \\frac12: ", said)
 
 
 def test_docstrings_become_markdown():
