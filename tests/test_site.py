@@ -30,34 +30,41 @@ def sphinx(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def small_site(tmp_path: Path, page: str, extensions: str = "myst_parser,mathml,reference") -> str:
-    """What a site of one page says, which must not build."""
-    source = tmp_path / "source"
-    source.mkdir()
+FAULTY = {
+    "index": "# Title\n\n```{public} ntk plan\n```\n\n```{toctree}\nabsent\nformula\n```\n",
+    "absent": "# Absent\n\n```{public} metrics.aligment\n```\n",
+    "formula": "# Formula\n\n$\\frac12$\n",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What Sphinx says of a site of three pages with a fault each, which must not build."""
+    source = tmp_path_factory.mktemp("source")
     (source / "conf.py").write_text(
         f"import sys\nsys.path[:0] = {[str(path) for path in (EXTENSIONS, EXTENSIONS.parent, TOP / 'src')]!r}\n"
-        f"extensions = {extensions.split(',')!r}\n"
+        "extensions = ['myst_parser', 'mathml', 'reference']\n"
         "html_theme, html_math_renderer, myst_enable_extensions = 'basic', 'mathml', ['dollarmath']\n"
     )
-    (source / "index.md").write_text(page)
-    done = sphinx("-q", "-W", "--keep-going", str(source), str(tmp_path / "built"))
+    for name, page in FAULTY.items():
+        (source / f"{name}.md").write_text(page)
+    done = sphinx("-q", "-W", "--keep-going", str(source), str(source / "built"))
     assert done.returncode != 0
     return done.stderr
 
 
-def test_a_public_name_without_a_page_fails_the_build(tmp_path: Path):
-    said = small_site(tmp_path, "# Title\n\n```{public} ntk plan\n```\n")
+def test_a_public_name_without_a_page_fails_the_build(said: str):
     missing = set(re.findall(r"the public name fl\.(\S+) is on no page", said))
     assert {"Session", "metrics.alignment", "theory.ofe.solve", "errors.RunError", "readouts.token"} <= missing
     assert not missing & {"ntk", "plan"}
 
 
-def test_a_name_that_is_not_there_fails_the_build(tmp_path: Path):
-    assert "featlearn has no metrics.aligment" in small_site(tmp_path, "# Title\n\n```{public} metrics.aligment\n```\n")
+def test_a_name_that_is_not_there_fails_the_build(said: str):
+    assert re.search(r"absent\.md.* featlearn has no metrics\.aligment", said)
 
 
-def test_a_formula_that_cannot_be_read_fails_the_build(tmp_path: Path):
-    assert r"\frac12: " in small_site(tmp_path, "# Title\n\n$\\frac12$\n", "myst_parser,mathml")
+def test_a_formula_that_cannot_be_read_fails_the_build(said: str):
+    assert re.search(r"formula\.md.* \\frac12: ", said)
 
 
 def test_docstrings_become_markdown():
@@ -109,18 +116,21 @@ def test_the_help_of_every_command_is_there_as_it_is():
 
 
 class Page(HTMLParser):
-    """Links, what is fetched, and places of one page."""
+    """Links, what is fetched, pictures without words, and places of one page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.links: list[str] = []
         self.fetched: list[str] = []
+        self.wordless: list[str] = []
         self.places: set[str] = set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.places |= {value for name, value in attrs if name in ("id", "name") and value}
+        if tag == "img" and len(found.get("alt") or "") < 5:
+            self.wordless.append(str(found.get("src")))
         if tag == "a" and found.get("href"):
             self.links.append(str(found["href"]))
         elif tag in ("img", "script", "iframe", "source") and found.get("src"):
@@ -164,6 +174,11 @@ def test_links_inside_the_site_lead_to_pages_and_places(site: Path, pages: dict[
 
 
 @pytest.mark.slow
+def test_every_picture_is_described(pages: dict[Path, Page]):
+    assert {path.name: page.wordless for path, page in pages.items() if page.wordless} == {}
+
+
+@pytest.mark.slow
 def test_no_page_fetches_anything_from_the_network(pages: dict[Path, Page]):
     fetched = [url for page in pages.values() for url in page.fetched if urlsplit(url).netloc]
     assert fetched == []
@@ -192,6 +207,8 @@ QUESTIONS = {
         "Lightning and the Trainer of transformers", "fl.integrations.lightning.callback(",
     ),
     "Does a kernel explain my test error?": ("Does my kernel explain test error?", "fl.dynamics.kernel_regression("),
+    "Why is training so slow at first?": ("Why is it so slow at first?", "fl.theory.deep_linear.half_time("),
+    "My model is too large, or I have many GPUs": ("Is it too large?", 'fl.ntk(model, x, group="world")'),
 }  # fmt: skip
 """Card of the start page -> the heading where one lands, and code that answers the question."""
 
@@ -228,15 +245,29 @@ def test_a_card_of_the_start_page_leads_to_the_answer(site: Path, window: Browse
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["index", "choose", "concepts/errata", "reference/kernels", "gallery/index"])
-def test_a_page_fits_a_phone_and_fetches_nothing(site: Path, window: Browser, page: str, scheme: str):
+def test_every_page_fits_a_phone_and_fetches_nothing(site: Path, pages: dict[Path, Page], window: Browser, scheme: str):
     window.media(scheme=scheme)
     window.resize(390)
     window.requests()
-    window.open(site / f"{page}.html")
-    assert window.evaluate("document.documentElement.scrollWidth") <= 390
-    assert [url for url in window.requests() if not url.startswith(("file:", "data:", "about:"))] == []
+    wide = {}
+    for page in pages:
+        window.open(page)
+        if (width := window.evaluate("document.documentElement.scrollWidth")) > 390:
+            wide[page.name] = width
+    assert wide == {}
+    assert [url for url in window.requests() if not url.startswith(("file:", "data:", "about:", "blob:"))] == []
     assert [line for line in window.log() if "ERR_" in line or "Uncaught" in line] == []
+
+
+@pytest.mark.browser
+def test_no_table_is_cut_on_a_desktop(pages: dict[Path, Page], window: Browser):
+    window.devtools("Emulation.clearDeviceMetricsOverride")
+    cut = []
+    for page in pages:
+        window.open(page)
+        tables = "[...document.querySelectorAll('article .table-wrapper')]"
+        cut += [page.name] * window.evaluate(f"{tables}.some((one) => one.scrollWidth > one.clientWidth + 2)")
+    assert cut == []
 
 
 @pytest.mark.browser

@@ -1,5 +1,7 @@
 """One direction for the sum of all: taken where directions are proportional in every unit, and never elsewhere."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Factor, Factors
 from featlearn.contraction.gram import add_gram, mirror
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
-from tests.references.jacobian import dense_ntk
+from tests.references.jacobian import dense_jacobian, dense_ntk, kernel_of
 
 DIRECTIONS, SAMPLES, POSITIONS, ROWS, UNITS = 4, 23, 3, 5, 7
 
@@ -159,14 +161,20 @@ NETWORKS = {
 }  # fmt: skip
 
 
+@cache
+def network_and_jacobian(name: str, samples: int) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+    """Also of the samples that are drawn: one Jacobian for all modes."""
+    model, shape = NETWORKS[name]
+    x = torch.randn(samples, *shape, dtype=torch.float64)
+    return model, x, dense_jacobian(model.double(), x)
+
+
 @pytest.mark.parametrize("samples", [1, 2, 25, 40])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("outputs", ["mean", "sum", "each", "full"])
 def test_kernels_stay_exact_call_after_call(name: str, outputs: str, samples: int):
-    model, shape = NETWORKS[name]
-    model = model.double()
-    x = torch.randn(samples, *shape, dtype=torch.float64)
-    expected = dense_ntk(model, x, outputs=outputs)
+    model, x, jacobian = network_and_jacobian(name, samples)
+    expected = kernel_of(jacobian, jacobian, outputs)
     for _ in range(3):
         found = fl.ntk(model, x, outputs=outputs)
         assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
@@ -241,15 +249,21 @@ class Experts(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [Heads, Twice, Experts])
-@pytest.mark.parametrize("memory", ["20kB", "40kB", "60kB"])
-@pytest.mark.parametrize("late", [3, 17, 29])
-def test_chunks_of_different_kinds(kind: type[nn.Module], memory: str, late: int):
+@cache
+def changing_batch(kind: type[nn.Module], late: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model, a batch that is of another kind from one sample on, and their kernel."""
     torch.manual_seed(0)
     model, x = kind().double(), torch.randn(31, 6, dtype=torch.float64)
     x[:, 0] = -x[:, 0].abs() / 10
     x[late:, 0] = x[late:, 0].abs() * 30
-    expected = dense_ntk(model, x)
+    return model, x, dense_ntk(model, x)
+
+
+@pytest.mark.parametrize("kind", [Heads, Twice, Experts])
+@pytest.mark.parametrize("memory", ["20kB", "40kB", "60kB"])
+@pytest.mark.parametrize("late", [3, 17, 29])
+def test_chunks_of_different_kinds(kind: type[nn.Module], memory: str, late: int):
+    model, x, expected = changing_batch(kind, late)
     found = fl.ntk(model, x, memory=memory)
     assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
 

@@ -1,6 +1,6 @@
 """fl.ntk against dense Jacobians, one backward pass per scalar output, on every model of the zoo."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -8,19 +8,42 @@ from torch import Tensor
 
 import featlearn as fl
 from featlearn.network.inputs import map_tensors
-from tests.references.jacobian import dense_ntk, eval_mode, outputs_of
+from tests.references.jacobian import dense_jacobian, eval_mode, kernel_of, outputs_of
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, default_dtype
 from tests.zoo.families import CASES as FAMILIES
+
+AWKWARD_ON_CPU = [(case, "cpu") for case in CASES]
+
+
+class Measured(NamedTuple):
+    """A case on a device, with the Jacobians of its two batches, from which all references follow."""
+
+    case: Case
+    device: str
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+
+    def reference(self, outputs: str, by: str = "network", cross: bool = False) -> Any:
+        return kernel_of(self.first, self.second if cross else self.first, outputs, by)
 
 
 def cases() -> list[Any]:
     devices = (("cpu", ()), ("cuda", (pytest.mark.gpu,)))
     return [
-        pytest.param(case, device, id=f"{case.name}-{device}", marks=marks)
+        pytest.param((case, device), id=f"{case.name}-{device}", marks=marks)
         for device, marks in devices
         for case in (*CASES, *FAMILIES)
     ]
+
+
+@pytest.fixture(scope="module", params=cases())
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """pytest runs the tests of one case after the other, so that each Jacobian is computed once and then let go."""
+    case, device = request.param
+    with default_dtype(torch.float64):
+        model, x, x2, readout = on(device, case)
+        return Measured(case, device, *(dense_jacobian(model, part, readout) for part in (x, x2)))
 
 
 def on(device: str, case: Case) -> tuple[Any, ...]:
@@ -36,11 +59,11 @@ def assert_close(kernel: Tensor, reference: Tensor, scale: Tensor, tolerance: fl
     assert float((kernel - reference).abs().max()) <= tolerance * float(scale)
 
 
-@pytest.mark.parametrize(("case", "device"), cases())
-def test_every_mode_equals_the_dense_jacobian(case: Case, device: str):
+def test_every_mode_equals_the_dense_jacobian(measured: Measured):
+    case = measured.case
     with default_dtype(torch.float64):
-        model, x, x2, readout = on(device, case)
-        full, cross = (dense_ntk(model, x, other, outputs="full", readout=readout) for other in (None, x2))
+        model, x, x2, readout = on(measured.device, case)
+        full, cross = (measured.reference("full", cross=cross) for cross in (False, True))
         scale, classes = full.abs().max(), full.shape[-1]
 
         assert_close(fl.ntk(model, x, outputs="full", readout=readout), full, scale, case.tolerance)
@@ -52,27 +75,28 @@ def test_every_mode_equals_the_dense_jacobian(case: Case, device: str):
         assert_close(fl.ntk(model, x, readout=readout, verify=True), mean, scale, case.tolerance)
 
 
-@pytest.mark.parametrize(("case", "device"), cases())
-def test_every_parameter_and_layer_equals_the_dense_jacobian(case: Case, device: str):
+def test_every_parameter_and_layer_equals_the_dense_jacobian(measured: Measured):
+    case = measured.case
     with default_dtype(torch.float64):
-        model, x, _, readout = on(device, case)
-        references = dense_ntk(model, x, outputs="sum", readout=readout, by="parameter")
+        model, x, _, readout = on(measured.device, case)
+        references = measured.reference("sum", by="parameter")
         scale = sum(references.values()).abs().max()
         kernels = fl.ntk(model, x, outputs="sum", readout=readout, by="parameter", verify=True)
         assert list(kernels) == list(references)
         for name, reference in references.items():
             assert_close(kernels[name], reference, scale, case.tolerance)
         layers = fl.ntk(model, x, outputs="sum", readout=readout, by="layer")
-        for name, reference in dense_ntk(model, x, outputs="sum", readout=readout, by="layer").items():
+        for name, reference in measured.reference("sum", by="layer").items():
             assert_close(layers[name], reference, scale, case.tolerance)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-def test_a_small_budget_gives_the_same_kernel(case: Case):
+@pytest.mark.parametrize("measured", [one for one in cases() if one.values[0] in AWKWARD_ON_CPU], indirect=True)
+def test_a_small_budget_gives_the_same_kernel(measured: Measured):
     """Chunks of one or two samples, many blocks, output by output."""
+    case = measured.case
     with default_dtype(torch.float64):
         model, x, x2, readout = on("cpu", case)
-        full, cross = (dense_ntk(model, x, other, outputs="full", readout=readout) for other in (None, x2))
+        full, cross = (measured.reference("full", cross=cross) for cross in (False, True))
         budget = smallest_budget(model, x, x2, readout)
         plan = fl.plan(model, x, outputs="full", readout=readout, memory=budget)
         samples = full.shape[0]

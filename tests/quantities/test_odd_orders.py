@@ -19,7 +19,7 @@ from tests.zoo.odd_pooling import counts_of
 from tests.zoo.test_zoo import take
 
 SEEDS = range(10)
-BATCHES = 12
+BATCHES = 6
 
 # nested and compressed tensors may be refused, by an error of the library's own
 REFUSABLE = [case for case in ODD_ORDERS if "refusable" in case.flags]

@@ -16,7 +16,7 @@ from featlearn.gradients import chunk
 from featlearn.graph.graph import Graph
 from featlearn.graph.layout import splits
 from featlearn.planning import chunks, cost
-from tests.references.jacobian import dense_ntk
+from tests.references.jacobian import dense_jacobian, dense_ntk, kernel_of
 
 
 def images() -> tuple[nn.Module, Tensor, Tensor]:
@@ -62,13 +62,16 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, Tensor]:
     return model.double(), x, x2
 
 
-def assert_exact(case: tuple[nn.Module, Tensor, Tensor], **options: object) -> None:
+def assert_exact(case: tuple[nn.Module, Tensor, Tensor], *options: dict[str, object]) -> None:
+    """Every mode, of one batch and of two, under each of the options."""
     model, x, x2 = case
+    first, second = dense_jacobian(model, x), dense_jacobian(model, x2)
     for outputs in ("sum", "each", "full"):
-        for other in (None, x2):
-            expected = dense_ntk(model, x, other, outputs=outputs)
-            found = fl.ntk(model, x, other, outputs=outputs, **options)  # type: ignore[call-overload]
-            assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+        for other, jacobian in ((None, first), (x2, second)):
+            expected = kernel_of(first, jacobian, outputs)
+            for chosen in options or ({},):
+                found = fl.ntk(model, x, other, outputs=outputs, **chosen)  # type: ignore[call-overload]
+                assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -233,8 +236,7 @@ def test_a_chunk_of_all_samples_and_many_chunks_agree():
     assert {group.chunk for group in fl.plan(model, x).groups} == {60}
     small = 400_000
     assert max(group.chunk for group in fl.plan(model, x, memory=small).groups) < 60
-    assert_exact((model, x, x2))
-    assert_exact((model, x, x2), memory=small)
+    assert_exact((model, x, x2), {}, {"memory": small})
 
 
 def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPatch):

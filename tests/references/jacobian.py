@@ -74,7 +74,13 @@ def dense_ntk(
 ) -> Tensor | dict[str, Tensor]:
     """mean, sum, int -> (P, P2); each -> (C, P, P2); full -> (P, P2, C, C); a dict of these by layer or parameter."""
     first = dense_jacobian(model, x, readout)
-    second = first if x2 is None else dense_jacobian(model, x2, readout)
+    return kernel_of(first, first if x2 is None else dense_jacobian(model, x2, readout), outputs, by)
+
+
+def kernel_of(
+    first: dict[str, Tensor], second: dict[str, Tensor], outputs: str | int = "mean", by: str = "network"
+) -> Tensor | dict[str, Tensor]:
+    """The kernel that belongs to two Jacobians, which are the slow part: one serves all modes."""
     kernels = {name: contract(first[name], second[name], outputs) for name in first}
     if by == "parameter":
         return kernels

@@ -91,6 +91,14 @@ def test_limits_hold_all_that_was_measured_before():
     assert constant == (pytest.approx(1.9), pytest.approx(2.1))
 
 
+def test_an_axis_does_not_end_below_all_values():
+    mixed, beyond = (
+        Chart("gap", "Gap", [ChartLine("a", [0, 5], y, 0)], "y", most=1.5) for y in ([1.0, 9.0], [8.0, 9.0])
+    )
+    assert (mixed.limits, mixed.remark) == ((1.0, 1.5), BEYOND.format(1.5))
+    assert (beyond.limits, beyond.remark) == (None, "")
+
+
 def test_limits_of_a_logarithmic_axis_are_positive():
     lines = ChartLine("zero", [0, 1], [0.0, 10.0], 0), ChartLine("broken", [0, 1], [1000.0, 1e30], 1, until=0)
     low, high = chart(*lines, axis="log").limits

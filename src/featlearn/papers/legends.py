@@ -21,7 +21,8 @@ PASSES = 3
 def arrange_legends(figure: Any) -> None:
     """Move each legend to where no curve is: inside its panel, with room made above the curves, or below the panel.
 
-    Below the panels stands what the bands of `drawing.curve` are.
+    Below the panels stands what the bands of `drawing.curve` are. The layout is then kept: one for other pixels, as
+    each file would have, could put a legend over a curve again.
     """
     _name_bands(figure)
     for _ in range(PASSES):
@@ -31,6 +32,9 @@ def arrange_legends(figure: Any) -> None:
             _move(ax)
         if not crossed:
             break
+    else:
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 def crossing_legends(figure: Any) -> list[str]:

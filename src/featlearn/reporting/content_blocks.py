@@ -91,7 +91,7 @@ class Chart:
     least: tuple[float, float] | None = None
     """what the vertical axis shows at least"""
     most: float = math.inf
-    """where the vertical axis ends at the latest"""
+    """where the vertical axis ends at the latest, if there is a value below it"""
 
     def rows(self) -> Iterator[tuple[float, list[tuple[float, float, float]]]]:
         """(x, [(y, low, high) for each line]) for every x of any line; nan where a line has no value."""
@@ -108,7 +108,7 @@ class Chart:
         if self.logarithmic:
             found = [(sound, v) for sound, v in found if v > 0]
         sound, all_values = [v for kept, v in found if kept], [v for _, v in found]
-        if max(all_values, default=0.0) > self.most:
+        if max(all_values, default=0.0) > self.most > min(all_values):
             return min([*all_values, *(self.least or ())]), self.most
         if not sound or (min(sound), max(sound)) == (min(all_values), max(all_values)):
             return None
