@@ -87,7 +87,7 @@ def run(model: nn.Module, folder: Path | None, **options: Any) -> list[Any]:
     else:
         test = (inputs(6, 5, seed=2), inputs(6, 3, seed=3))
         with watch(
-            model, probe=(x, y), out=folder, every=2, budget=None, test=test, optimizer=optimizer, **options
+            model, probe=(x, y), out=folder, budget=None, test=test, optimizer=optimizer, **{"every": 2, **options}
         ) as seen:
             losses = loop(seen.step)
     moments = [value for state in optimizer.state.values() for value in state.values()]
@@ -159,6 +159,21 @@ def ranks_measure_with_the_buffers_of_rank_0_and_keep_their_own(rank: int, size:
     assert not torch.equal(running[0], running[1]), "else this shows nothing"
     assert not events(path / "True", "failed", "undivided")
     assert_same_numbers(open_run(path / "True"), open_run(path / "False"))
+
+
+@on_ranks(2)
+def a_resumed_run_goes_on_at_the_same_step_on_every_rank(rank: int, size: int) -> None:
+    path = same_folder()
+    for together in (False, True):
+        model = DistributedDataParallel(plain())
+        for resume in (False, True):
+            with sharing(together) as asked:
+                run(model, path / str(together), every="log", resume=resume)
+            assert bool(asked["features"]) == together
+    found = open_run(path / "True")
+    assert found.scalar("ntk/norm")[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 10, 12]
+    assert not events(path / "True", "failed", "undivided")
+    assert_same_numbers(found, open_run(path / "False"))
 
 
 class Watched:

@@ -73,9 +73,9 @@ class SharedMeasurement:
         return self._divided is not None and self._ranks.all_at_end(well and self._failure is None)
 
     def untold_failure(self) -> str | None:
-        """On rank 0: why the ranks cannot measure together, once."""
-        found, self._untold = self._untold, None
-        return found
+        """On rank 0: that and why the ranks do not measure together any more, once."""
+        why, self._untold = self._untold, None
+        return None if why is None else f"the ranks cannot measure together, so rank 0 measures alone: {why}"
 
     @contextmanager
     def leading(self) -> Iterator[None]:

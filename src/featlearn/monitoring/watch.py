@@ -93,10 +93,14 @@ class Watch:
                     self._begin()
                 except BaseException as error:
                     message = f"rank 0 could not begin: {error}"
-                    self._ranks.agreed(lambda: message)
+                    self._ranks.agreed(lambda: json.dumps([message, 0]))
                     raise
-        if refusal := self._ranks.agreed(lambda: ""):
+        refusal, begins = json.loads(self._ranks.agreed(lambda: json.dumps(["", self.steps])))
+        if refusal:
             raise RunError(refusal)
+        if begins > self.steps:  # rank 0 has found where a resumed run goes on
+            self.steps = begins
+            self._schedule.due(begins)
         self._writes = self._ranks.first
         self._stopwatch.begin(time.perf_counter() - begun)
         return self
@@ -161,8 +165,8 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         # A rank that ends with an error cannot ask the others for their part of the weights.
-        ranks, observer = self._ranks, self._observer
-        if ranks is not None:
+        if (ranks := self._ranks) is not None:
+            observer = self._observer
             with gathered_weights(observer.watched.model, needed=error is None) as whole:
                 together = observer.shared is not None and observer.shared.ends_together(error is None)
                 observer.act(ranks.first, lambda: self._end(error, whole), together)
@@ -338,8 +342,7 @@ class Watch:
         for one, error in found.failures:
             self._failed(one.name, error, step)
         if found.undivided is not None:
-            words = f"the ranks cannot measure together, so rank 0 measures alone: {found.undivided}"
-            self._written().failure("undivided", "ranks", step, words, message=words)
+            self._written().failure("undivided", "ranks", step, found.undivided, message=found.undivided)
 
     def _failed(self, what: str, error: Exception, step: int) -> None:
         kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
@@ -372,9 +375,8 @@ class Watch:
         return self._run_log
 
     def _last(self) -> None:
-        if not self.steps or not self._measured:
-            return
-        if chosen := self._observer.missing_at_end(self.steps, self._recorded, self._quantities):
+        chosen = self._observer.missing_at_end(self.steps, self._recorded, self._quantities)
+        if chosen and self.steps and self._measured:
             self._spend(lambda: self._observed(chosen, last=True))
 
     def _finish(self, finished: bool) -> None:
