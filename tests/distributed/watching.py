@@ -228,6 +228,27 @@ def ranks_that_cannot_measure_together_leave_it_to_rank_0(rank: int, size: int) 
 
 
 @on_ranks(2)
+def a_thinned_probe_is_divided_anew(rank: int, size: int) -> None:
+    path = same_folder()
+    for together in (False, True):
+        with sharing(together) as asked:
+            one = Watched(path / str(together))
+            with one.watch:
+                for _ in range(3):
+                    one.train()
+                if rank == 0:
+                    one.watch._thin(2)
+                for _ in range(3):
+                    one.train()
+        assert asked["probes"] == 2 * together
+        dist.barrier()
+    found = open_run(path / "True")
+    assert [found.array("kernel", step)["mean"].shape for step in (3, 6)] == [(9, 9), (5, 5)]
+    assert not events(path / "True", "failed", "undivided")
+    assert_same_numbers(found, open_run(path / "False"))
+
+
+@on_ranks(2)
 def nobody_waits_for_ranks_that_do_not_come(rank: int, size: int) -> None:
     path, begun = same_folder(), time.monotonic()
     with sharing(True) as asked:
