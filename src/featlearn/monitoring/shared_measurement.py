@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
@@ -21,7 +20,7 @@ from featlearn.errors import InputTypeError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
-from featlearn.network.inputs import Inputs, map_tensors
+from featlearn.network.inputs import Inputs, map_tensors, tensors_in
 from featlearn.quantities.divided_kernel import divided_kernels
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.neural_features import neural_features_of
@@ -42,6 +41,7 @@ class SharedMeasurement:
 
     def __init__(self, ranks: Ranks, watched: WatchedNetwork, audited: AuditedModel) -> None:
         self._ranks, self._model, self._readout, self._audits = ranks, watched.model, watched.readout, audited.audits
+        self._home = tensors_in(watched.probe.x)[0].device
         self._divided: AuditedModel | None = None
         self._probes: dict[str, Inputs] = {}
         self._initial: Mapping[str, Any] = {}
@@ -130,7 +130,7 @@ class SharedMeasurement:
     def _audited(self) -> AuditedModel:
         """The network in a process group of its own: what the user's code sends never meets what is sent here."""
         if self._divided is None:  # all ranks come here together
-            backend = None if _home(self._model).type == "cuda" else "gloo"
+            backend = None if self._home.type == "cuda" else "gloo"
             group = dist.new_group(backend=backend, timeout=self._ranks.timeout)
             self._divided = AuditedModel(self._model, readout=self._readout, group=group)
             self._divided.audits = self._audits
@@ -161,8 +161,8 @@ class SharedMeasurement:
         """Samples and initial weights for ranks that do not have them."""
         probe, begun = self._sent
         if probe is not watched.probe:
-            tests = {} if watched.test is None else {"test": watched.test.x}
-            self._ask("probes", map_tensors({"probe": watched.probe.x, **tests}, lambda one: one.detach().cpu()))
+            self._probes = {"probe": watched.probe.x} | ({} if watched.test is None else {"test": watched.test.x})
+            self._ask("probes", map_tensors(self._probes, lambda one: one.to("meta")))
         if initial and begun is not watched.initial:
             if not all(isinstance(one, Tensor) for one in watched.initial.values()):
                 raise InputTypeError("the state of the model holds other things than tensors, which are not sent")
@@ -181,10 +181,12 @@ class SharedMeasurement:
         }  # fmt: skip
         return acts[act](*arguments)
 
-    def _take(self, probes: dict[str, Inputs]) -> None:
-        home = _home(self._model)
+    def _take(self, kinds: dict[str, Inputs]) -> None:
+        """The probes of rank 0; `kinds`: the same with tensors that hold nothing."""
+        own = {str(place): tensor for place, tensor in enumerate(tensors_in(self._probes))}
+        found = iter(tensors_of_first(self._group, own).values())
         with self._group.together():
-            self._probes = map_tensors(probes, lambda one: one.to(home))
+            self._probes = map_tensors(kinds, lambda _: next(found).to(self._home))
 
     def _begin(self) -> None:
         found = tensors_of_first(self._group, self._initial)
@@ -199,7 +201,3 @@ class SharedMeasurement:
     def _features(self, compared: bool, outputs: Probes | None) -> NeuralFeatures:
         initial = self._initial if compared else None
         return neural_features_of(self._audited, self._probes["probe"], initial=initial, outputs=outputs)
-
-
-def _home(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
