@@ -39,14 +39,15 @@ def sharing(ranks: bool, patience: float = 10.0) -> Iterator[Counter[str]]:
         asked[act] += 1
         return perform(self, act, arguments)
 
-    before = shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE, run_ranks.PATIENCE
-    shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE = (1, 0.0) if ranks else before[:2]
+    before = shared_measurement.LEAST_SHARE, SharedMeasurement._faster, run_ranks.PATIENCE
+    if ranks:
+        shared_measurement.LEAST_SHARE, SharedMeasurement._faster = 1, lambda *_: True  # type: ignore[method-assign]
     SharedMeasurement._perform, run_ranks.PATIENCE = counted, patience  # type: ignore[method-assign]
     try:
         yield asked
     finally:
         SharedMeasurement._perform = perform  # type: ignore[method-assign]
-        shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE, run_ranks.PATIENCE = before
+        shared_measurement.LEAST_SHARE, SharedMeasurement._faster, run_ranks.PATIENCE = before  # type: ignore[method-assign]
 
 
 def same_folder() -> Path:
