@@ -96,9 +96,10 @@ class AuditedModel:
     def _expect_same_outputs(self, measurement: Measurement, common: Inputs) -> None:
         """Refuse ranks on which the same weights and samples give other outputs."""
         with self.group.together():
-            samples = batch_size(common)
-            batch = replace(measurement.batches[0], x=cast_inputs(common, self.dtype), samples=samples)
-            outputs = batch.outputs(torch.arange(min(2, samples), device="cpu"))
+            batch, samples = measurement.batches[0], batch_size(common)
+            few = slice(0, min(2, samples))
+            x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.dtype)
+            outputs = replace(batch, x=x, samples=few.stop).outputs(few)
             kinds = {p.dtype for p in measurement.parameters.values()}
             precision = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
         expect_same_outputs(self.group, outputs, precision)
