@@ -1,4 +1,4 @@
-"""How much faster ranks are together than one process: kernels, operator and alignment with `group="world"`.
+"""How much faster ranks are together than one process: kernels, operator, alignment, and `fl.watch`.
 
     python benchmarks/ranks.py [--ranks 2] [--repeats 5] [--small]
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MUST = {"kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8}
+MUST = {"kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8, "step of fl.watch": 1.0}
 
 
-def workloads(group: Any, small: bool) -> dict[str, Callable[[], object]]:
+def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], object]]:
     """What is timed."""
     import torch
     from torch import nn
@@ -47,7 +47,31 @@ def workloads(group: Any, small: bool) -> dict[str, Callable[[], object]]:
         "kernel, convolutions": sessions[1].ntk,
         "op @ v": lambda: operator @ v,
         "estimate_alignment": lambda: fl.estimate_alignment(wide, small_x, y, probes=64, group=group),
+        "step of fl.watch": watched_step(small, folder),
     }
+
+
+def watched_step(small: bool, folder: Path) -> Callable[[], object]:
+    """All default quantities of a convolutional network with BatchNorm on 256 images, measured at one step."""
+    import torch
+    from torch import nn
+
+    import featlearn as fl
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    samples = 64 if small else 256
+    probe = (torch.randn(samples, 3, 16, 16), torch.arange(samples) % 10)
+    seen = fl.watch(model, probe, folder / "run", every=1, budget=None).__enter__()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.01
+    for _ in range(3):  # the first ones are measured by rank 0 alone, and tell how long it takes
+        seen.step()
+    return seen.step
 
 
 def rank_main(rank: int, size: int, folder: Path, small: bool) -> None:
@@ -59,7 +83,7 @@ def rank_main(rank: int, size: int, folder: Path, small: bool) -> None:
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     found = {}
-    for name, call in workloads("world" if size > 1 else None, small).items():
+    for name, call in workloads("world" if size > 1 else None, small, folder).items():
         call()
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
-from featlearn.distributed.agreement import expect_same_arguments, expect_same_tensors
+from featlearn.distributed.agreement import expect_same_arguments, expect_same_outputs, expect_same_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
@@ -18,7 +19,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, map_tensors
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
@@ -74,9 +75,12 @@ class AuditedModel:
 
     @contextmanager
     def measuring_together(
-        self, inputs: Sequence[Inputs], *, keep_weights: bool = False, builtin: bool = True
+        self, inputs: Sequence[Inputs], *, common: Inputs, keep_weights: bool = False, builtin: bool = True
     ) -> Iterator[Measurement]:
-        """The same on every rank of the group, each with its inputs, after a check that all have the same network."""
+        """The same on every rank of the group, each with its inputs, after a check that all have the same network.
+
+        `common`: samples that all ranks have; the outputs of two of them are compared.
+        """
         entering = self.measuring(inputs, keep_weights=keep_weights, builtin=builtin)
         with self.group.entered(entering) as measurement:
             model = measurement.model
@@ -87,7 +91,20 @@ class AuditedModel:
                 self.group, "the weight or buffer", {**dict(model.named_parameters()), **dict(model.named_buffers())},
                 "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
             )  # fmt: skip
+            if self.group.size > 1:
+                self._expect_same_outputs(measurement, common)
             yield measurement
+
+    def _expect_same_outputs(self, measurement: Measurement, common: Inputs) -> None:
+        """Refuse ranks on which the same weights and samples give other outputs."""
+        with self.group.together():
+            batch, samples = measurement.batches[0], batch_size(common)
+            few = slice(0, min(2, samples))
+            x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.dtype)
+            outputs = replace(batch, x=x, samples=few.stop).outputs(few)
+            kinds = {p.dtype for p in measurement.parameters.values()}
+            precision = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+        expect_same_outputs(self.group, outputs, precision)
 
     @contextmanager
     def _keeping_weights(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:

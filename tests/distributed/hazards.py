@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from featlearn.contraction import kernel_sum
-from featlearn.errors import FeatlearnError, InputValueError, RankError, VerificationError
+from featlearn.errors import FeatlearnError, InputValueError, MemoryBudgetError, RankError, VerificationError
 from featlearn.gradients.directions import Probes
 from featlearn.planning import memory
 from featlearn.quantities.alignment_estimate import estimate_alignment
@@ -100,6 +100,34 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
     works()
 
 
+class Scaled(nn.Module):
+    """A factor that is neither a weight nor a buffer."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inside, self.factor = perceptron(), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.inside(x)
+
+
+@on_ranks(2, 4)
+def other_attributes_and_readouts_are_refused(rank: int, size: int) -> None:
+    x, y, last = inputs(6, 5), inputs(6), size - 1
+    for call in quantities(Scaled(1.001 if rank == last else 1.0), x, y):
+        said = refusal(call, InputValueError)
+        assert f"other outputs on rank {last} than on rank 0" in said, said
+    model = perceptron()
+    said = refusal(lambda: ntk(model, x, readout=lambda out: out[:, : 1 + min(rank, 1)], group="world"))
+    assert f"on rank{'s' * (size > 2)} {', '.join(map(str, range(1, size)))} than" in said, said
+    x[2:, 0] += 0.5 * rank  # of samples that are not compared
+    assert "argument x of rank 1 differs" in refusal(lambda: ntk(model, x, group="world"))
+    # Rounding is no difference: other hardware adds up in another order.
+    near = Scaled(1.0 + 1e-12 * rank)
+    assert_close(ntk(near, inputs(6, 5), group="world").full_tensor(), ntk(model, inputs(6, 5)), 1e-11)
+    works()
+
+
 @on_ranks(2)
 def other_memory_is_agreed_on(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(400, 5)
@@ -117,8 +145,12 @@ def other_memory_is_agreed_on(rank: int, size: int) -> None:
     assert_close(found.full_tensor(), expected)
     assert_close(product, NTKOperator(model, x[:40]) @ v[:40])
     assert_close(features["2"].ptk_covariance, neural_features(model, x)["2"].ptk_covariance)
-    said = refusal(lambda: ntk(model, x, memory=2**20 if rank else 60_000, group="world"))
+    uneven = x[:301]  # what one rank would say of its own samples is not what the other would
+    said = refusal(lambda: ntk(model, uneven, memory=2**20 if rank else 60_000, group="world"), MemoryBudgetError)
     assert "of the budget 58.6 KiB" in said, said
+    texts: list[str] = [""] * size
+    dist.all_gather_object(texts, said)
+    assert len(set(texts)) == 1, texts
     works()
 
 

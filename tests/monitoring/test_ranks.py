@@ -1,14 +1,19 @@
 """Two processes train one network: rank 0 decides and measures, and no rank goes another way."""
 
+import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from featlearn.audited_model import AuditedModel
+from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
+from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.record import open_run
 
-from .children import Child, children, wait_for_end
+from .children import Child, children, wait_for, wait_for_end
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,44 @@ def test_what_rank_0_cannot_measure_stops_all(path: Path):
     assert "max_norm" in (path / "refusal 0").read_text()
     assert "rank 0 could not begin" in (path / "refusal 1").read_text()
     assert not (path / "refused").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_while_all_measure_is_missed_by_training_alone(victim: int, tmp_path: Path):
+    ranks = [Child("killed_rank.py", rank, victim, tmp_path, log=tmp_path / f"log {rank}") for rank in range(2)]
+    with children(*ranks):
+        wait_for(lambda: all(one.process.poll() is not None for one in ranks), ranks, 40)
+    assert ranks[victim].process.returncode == -signal.SIGKILL
+    assert ranks[1 - victim].process.returncode == 0, ranks[1 - victim].said
+    survived = json.loads((tmp_path / "survived.json").read_text())
+    assert survived["seconds"] < 10
+    assert "losed by peer" in survived["error"] or "reset by peer" in survived["error"], "what training says"
+    run = open_run(tmp_path / "run")
+    measured, _ = run.scalar("ntk/norm")
+    kinds = [event["kind"] for event in run.events]
+    if victim == 0:  # the run ends where it was
+        assert measured.tolist() == [0, 1]
+        return
+    assert {"undivided", "interrupted"} <= set(kinds)
+    assert [event["step"] for event in run.events if event["kind"] == "undivided"] == [2]
+    assert measured.tolist() == [0, 1, 2], "rank 0 has measured alone what they could not measure together"
+
+
+def test_ranks_share_what_takes_rank_0_long_unless_they_are_slower(tmp_path: Path):
+    model = torch.nn.Linear(3, 2)
+    watched = WatchedNetwork(model, ProbeData(torch.randn(40, 3), None))
+    shared, request = SharedMeasurement(Ranks(tmp_path), watched, AuditedModel(model)), (40, "kernels")
+    assert not shared._faster(request), "rank 0 has not tried it alone"
+    shared._alone[request] = 0.24
+    assert not shared._faster(request)
+    shared._alone[request] = 0.26
+    assert shared._faster(request)
+    shared._together[request] = [0.9]
+    assert shared._faster(request), "the first time prepares much"
+    shared._together[request] = [0.9, 0.2]
+    assert shared._faster(request)
+    shared._together[request] = [0.9, 0.3]
+    assert not shared._faster(request)
 
 
 def test_one_process_decides_for_itself(tmp_path: Path):

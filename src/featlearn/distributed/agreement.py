@@ -65,6 +65,28 @@ def expect_same_tensors(group: RankGroup, what: str, tensors: Mapping[str, Any],
         )
 
 
+def expect_same_outputs(group: RankGroup, outputs: Tensor, precision: float) -> None:
+    """Refuse a network that gives other outputs for the same samples on other ranks, on every rank; says on which.
+
+    Its weights are the same, so that its code, a plain attribute or the readout differs. `precision`: the machine
+    epsilon of its weights; equal networks on unequal hardware differ by some roundings.
+    """
+    said = group.gathered(outputs.detach().cpu())
+    first = said[0]
+    slack = max(precision, torch.finfo(first.dtype).eps) ** 0.5 * float(first.abs().max())
+    odd = [
+        str(rank)
+        for rank, there in enumerate(said)
+        if there.shape != first.shape or not bool(((there - first).abs() <= slack).all())
+    ]
+    if odd:
+        raise InputValueError(
+            f"the model or its readout gives other outputs on rank{'s' * (len(odd) > 1)} {', '.join(odd)} than on rank "
+            "0, for the same samples and weights, expected the same network on every rank; compare the readouts, and "
+            "attributes of the model that are neither weights nor buffers"
+        )
+
+
 def _differences(said: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, Any]]:
     """(name, rank, what it says) where a rank says something else than rank 0."""
     return [

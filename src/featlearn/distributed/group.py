@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from featlearn.errors import InputTypeError, InputValueError, RankError
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, RankError
 
 T = TypeVar("T")
 
@@ -122,10 +122,13 @@ class Together:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if self._group.any(error is not None):
-            said = self._group.gathered(None if error is None else f"{type(error).__name__}: {error}")
+            said = self._group.gathered(None if error is None else (type(error).__name__, str(error)))
+            rank, (name, text) = next((rank, told) for rank, told in enumerate(said) if told is not None)
+            short = name == MemoryBudgetError.__name__  # the budget is everybody's, and so is the message
+            if short and rank != self._group.rank and (error is None or isinstance(error, MemoryBudgetError)):
+                raise MemoryBudgetError(text) from error
             if error is None:
-                rank, text = next((rank, text) for rank, text in enumerate(said) if text is not None)
-                raise RankError(f"rank {rank} of the group could not measure its samples: {text}")
+                raise RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}")
         return False
 
 

@@ -101,6 +101,7 @@ class Allocation:
         self.expensive = CostClass((1 - CHEAP_PART) * part, CREDIT, closest=CLOSEST if logarithmic else 1.0)
         self.step_seconds: float | None = None
         """Rounded duration of a training step; None until known."""
+        self._first: tuple[int, float] | None = None
 
     def note(self, step: int, costs: Mapping[str, float], common: float) -> None:
         """Take the costs of a measurement, once for each class: of each quantity, and common to all."""
@@ -116,6 +117,19 @@ class Allocation:
     def untimed(self) -> bool:
         """Whether the duration of a training step is wanted, and not known yet."""
         return self.share is not None and self.step_seconds is None
+
+    def timed_now(self, step: int, clock: float) -> bool:
+        """Whether the duration of a step becomes known: between the first of these calls and one from TIMED on.
+
+        `clock`: seconds, measuring left out.
+        """
+        if not self.untimed:
+            return False
+        begun, before = self._first = self._first or (step, clock)
+        if step < TIMED or step == begun:
+            return False
+        self.time((clock - before) / (step - begun))
+        return True
 
     def time(self, seconds: float) -> None:
         """Take the duration of a training step, once."""

@@ -44,8 +44,11 @@ def watch(
     that is not watched. A model that cannot be measured is an error on entering; later nothing stops training: a
     measurement that fails or cannot be written is recorded as an event, and you are warned once.
 
+    Under `torch.distributed` rank 0 decides and writes. If every rank has a watch, all of them measure kernels and
+    features together that took rank 0 at least 0.25 s alone, where each has at least 32 samples of the probe.
+
     Args:
-        model: any `nn.Module`, also one wrapped by `torch.compile` or DDP; measured in eval mode.
+        model: any `nn.Module`, also one wrapped by `torch.compile` or DDP, or sharded by FSDP2; measured in eval mode.
         probe: (x, y), 100 to 500 samples say, the same at every measurement. y: targets (P, C), numbers (P,), or class
             labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
         out: a directory for the run, new or empty.

@@ -1,7 +1,8 @@
 """Measurements of one run, each compared with the first and with the previous one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, FeatlearnError
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
+from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
 from featlearn.network.initial_network import network_at
 from featlearn.quantities.jacobian_products import JvpMethod
@@ -34,6 +37,8 @@ class Observation(NamedTuple):
     """Quantity -> expected seconds in the middle of a run, from the time it took now."""
     common: float
     """Seconds shared by all quantities, without the audit of the first measurement."""
+    undivided: str | None = None
+    """Why this rank has measured alone what all ranks should have measured together."""
 
 
 class Latest(NamedTuple):
@@ -59,6 +64,8 @@ class Observer:
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
         self._past: Run | None = None
+        self.shared: SharedMeasurement | None = None
+        """The ranks that may measure together; None for a single one."""
 
     def observe(
         self, step: int, chosen: Sequence[ScheduledQuantity], *, end: bool = False, last: bool = False
@@ -75,6 +82,39 @@ class Observer:
         if baseline is not None and before is not None and before.rates is not None:
             baseline.rates = before.rates
         return found
+
+    def share(self, ranks: Ranks) -> None:
+        """From now on ranks may measure together."""
+        self.shared = None if ranks.size == 1 else SharedMeasurement(ranks, self.watched, self._audited)
+
+    def divides(self, names: Collection[str]) -> bool:
+        """On rank 0: whether these quantities are to be measured by all ranks together."""
+        return self.shared is not None and self.shared.divides(names, self.watched.probe.samples)
+
+    def act(self, first: bool, act: Callable[[], None], together: bool) -> None:
+        """On rank 0: act. If all ranks measure together, the others measure their part of it."""
+        shared = self.shared if together else None
+        if first:
+            with nullcontext() if shared is None else shared.leading():
+                act()
+        elif shared is not None:
+            shared.follow()
+
+    def close(self) -> None:
+        """Nothing will be measured together any more."""
+        if self.shared is not None:
+            self.shared.close()
+
+    def missing_at_end(
+        self, step: int, recorded: int, chosen: Sequence[ScheduledQuantity]
+    ) -> Sequence[ScheduledQuantity]:
+        """What is to be measured at the last step, of these; `recorded`: the latest step that was written."""
+        latest, wanted = self.latest, {one.name for one in chosen}
+        if latest is None or not recorded == latest.step == step or not latest.tried >= wanted:
+            return chosen
+        # This step is measured already; only arrays of the last measurement are missing.
+        missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
+        return [one for one in chosen if one.name in missing & latest.read]
 
     def follow(self, past: Run) -> None:
         """Take the previous kernel from a resumed run on disk."""
@@ -118,7 +158,8 @@ class Observer:
         context = RecordContext(self.names, end, last, self._before(step), self.clock)
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         costs: dict[str, float] = {}
-        with step_view(watched, step, self.baseline, audited, self._jvp, end=end) as now:
+        shared = self.shared if audited is self._audited else None
+        with step_view(watched, step, self.baseline, audited, self._jvp, end=end, shared=shared) as now:
             begun = self.clock() if first else begun
             record = probe(now, context)
             for one in chosen:
@@ -137,7 +178,8 @@ class Observer:
         common = self.clock() - begun - sum(costs.values()) - context.apart
         if now.baseline is None:
             costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}
-        return Observation(record, failures, outputs, costs, common)
+        undivided = None if shared is None else shared.untold_failure()
+        return Observation(record, failures, outputs, costs, common, undivided)
 
     def _keep(self, now: StepView, latest: Latest) -> None:
         step, read = latest.step, latest.read

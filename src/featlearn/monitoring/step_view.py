@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.audited_model import AuditedModel
+from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
 from featlearn.layers.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
+from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
@@ -61,12 +63,12 @@ class StepView:
 
     def __init__(
         self, watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, now: Measurement,
-        stack: ExitStack, jvp: dict[str, JvpMethod], *, end: bool = False,
+        stack: ExitStack, jvp: dict[str, JvpMethod], *, end: bool = False, shared: SharedMeasurement | None = None,
     ) -> None:  # fmt: skip
         self.watched, self.step, self._audited, self._end, self._jvp = watched, step, audited, end, jvp
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
-        self._now, self._stack = now, stack
+        self._now, self._stack, self._shared = now, stack, shared
 
     @property
     def model(self) -> nn.Module:
@@ -148,7 +150,7 @@ class StepView:
         if not self._end or classes > MANY_OUTPUTS or not self._wants_full(self._now) or layers * size > LARGEST_SUM:
             return None
         try:
-            found = measured_kernels(self._now, self._audited, "full", "layer")
+            found = self._measured(self._now, "full", "layer")
         except MemoryBudgetError:
             return None
         return {name: kernel.cpu() for name, kernel in found.items()}
@@ -176,8 +178,12 @@ class StepView:
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
         outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
-        start = None if self.baseline is None or not self.watched.initial else self._start
-        return measured_features(self._now, start, None, outputs)
+        compared = self.baseline is not None and bool(self.watched.initial)
+
+        def alone() -> NeuralFeatures:
+            return measured_features(self._now, self._start if compared else None, None, outputs)
+
+        return alone() if self._shared is None else self._shared.features(self.watched, compared, outputs, alone)
 
     @cached_property
     def loss_gradients(self) -> dict[str, Tensor] | None:
@@ -303,7 +309,7 @@ class StepView:
         if not self._wants_full(measurement):
             return None
         try:
-            return measured_kernels(measurement, self._audited, "full", "network", rates=rates)[""].cpu()
+            return self._measured(measurement, "full", "network", rates)[""].cpu()
         except MemoryBudgetError:
             return None
 
@@ -319,9 +325,23 @@ class StepView:
         """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
         many = measurement.classes > MANY_OUTPUTS
         outputs: Outputs = Probes(DIRECTIONS) if many else "each" if by == "layer" else "mean"
-        kernels = measured_kernels(measurement, self._audited, outputs, by, rates=rates)
+        kernels = self._measured(measurement, outputs, by, rates)
         divisor = measurement.classes if many else 1
         return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
+
+    def _measured(
+        self, measurement: Measurement, outputs: Outputs, by: str, rates: Mapping[str, Rate] | None = None
+    ) -> Kernels:
+        """Kernels, by all ranks where they measure together; those of an optimizer's step by this one."""
+
+        def alone() -> Kernels:
+            return measured_kernels(measurement, self._audited, outputs, by, rates=rates)
+
+        if self._shared is None or rates:
+            return alone()
+        test = ("test", "probe") if len(measurement.batches) > 1 else ("test",)
+        of = ("probe",) if measurement is self._now else test
+        return self._shared.kernels(self.watched, of, outputs, by, alone)
 
     def _mean(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
         """(P, P2), the mean over outputs."""
@@ -331,14 +351,15 @@ class StepView:
 @contextmanager
 def step_view(
     watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, jvp: dict[str, JvpMethod], *,
-    end: bool = False,
+    end: bool = False, shared: SharedMeasurement | None = None,
 ) -> Iterator[StepView]:  # fmt: skip
     """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
 
-    `jvp` keeps how the Jacobian-vector products of this network are made, between steps.
+    `jvp` keeps how the Jacobian-vector products of this network are made, between steps. `shared`: the ranks that
+    measure it together.
     """
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring([watched.probe.x], reuse=True, keep_weights=True))
         if baseline is None:
             refuse_no_layers(now)
-        yield StepView(watched, step, baseline, audited, now, stack, jvp, end=end)
+        yield StepView(watched, step, baseline, audited, now, stack, jvp, end=end, shared=shared)

@@ -4,14 +4,14 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from featlearn.errors import InputValueError, RunError
-from featlearn.monitoring.allocation import TIMED, Allocation
+from featlearn.monitoring.allocation import Allocation
 from featlearn.monitoring.description import description
 from featlearn.monitoring.means import Means, numbers_of
 from featlearn.monitoring.names import Names, safe_path
@@ -60,7 +60,6 @@ class Watch:
         self._probe: Mapping[str, Any] = {}  # its entry in run.json
         self._frequent: dict[str, int] = {}
         self._look_at = self._skipped = self._cost_known_from = 0
-        self._timed: tuple[int, float] | None = None  # step and clock after the first step, measuring left out
         self._clocked = 0.0  # seconds of measuring on the clock of costs
         self._waited = 0.0  # seconds of training that the device was still busy with
         self._trained_before = 0.0  # seconds, by the processes that this one resumes
@@ -87,16 +86,21 @@ class Watch:
         if self._ranks is not None:
             raise InputValueError("this watch has been used already, expected a new one for every run")
         self._ranks, begun = Ranks(self.path), time.perf_counter()
+        self._observer.share(self._ranks)
         with gathered_weights(self._observer.watched.model):
             if self._ranks.first:
                 try:
                     self._begin()
                 except BaseException as error:
                     message = f"rank 0 could not begin: {error}"
-                    self._ranks.agreed(lambda: message)
+                    self._ranks.agreed(lambda: json.dumps([message, 0]))
                     raise
-        if refusal := self._ranks.agreed(lambda: ""):
+        refusal, begins = json.loads(self._ranks.agreed(lambda: json.dumps(["", self.steps])))
+        if refusal:
             raise RunError(refusal)
+        if begins > self.steps:  # rank 0 has found where a resumed run goes on
+            self.steps = begins
+            self._schedule.due(begins)
         self._writes = self._ranks.first
         self._stopwatch.begin(time.perf_counter() - begun)
         return self
@@ -136,9 +140,9 @@ class Watch:
         due = self._schedule.due(self.steps)
         wanted = [one for one in self._quantities if (due if one.schedule is None else one.schedule.due(self.steps))]
         with gathered_weights(self._observer.watched.model, needed=bool(wanted)):
-            chosen = self._decided(ranks, wanted) if wanted else []
-            if ranks.first and chosen:
-                self._spend(lambda: self._observed(chosen))
+            chosen, together = self._decided(ranks, wanted) if wanted else ([], False)
+            if chosen:
+                self._observer.act(ranks.first, lambda: self._spend(lambda: self._observed(chosen)), together)
         if ranks.first and due and not chosen:
             self._skipped += 1
             self._spend(lambda: self._write(self._line()))
@@ -161,14 +165,19 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         # A rank that ends with an error cannot ask the others for their part of the weights.
-        with gathered_weights(self._observer.watched.model, needed=error is None) as whole:
-            self._end(error, whole)
+        if (ranks := self._ranks) is not None:
+            observer = self._observer
+            with gathered_weights(observer.watched.model, needed=error is None) as whole:
+                together = observer.shared is not None and observer.shared.ends_together(error is None)
+                observer.act(ranks.first, lambda: self._end(error, whole), together)
+            if error is None:
+                observer.close()
         self._over, self._look_at = True, 0
         return False
 
     def _end(self, error: BaseException | None, whole: bool) -> None:
         """Measure for the last time, if all weights are there, and close the run."""
-        if self._ranks is not None and self._ranks.first and self._run_log is not None:
+        if self._run_log is not None:
             if error is not None:
                 self._run_log.event("interrupted", self.steps, message=f"{type(error).__name__}: {error}"[:500])
             try:
@@ -268,30 +277,27 @@ class Watch:
         for one in self._quantities:
             refuse_own(names, one.name, one.own)
 
-    def _decided(self, ranks: Ranks, wanted: list[ScheduledQuantity]) -> list[ScheduledQuantity]:
-        """The quantities to measure now, decided by rank 0."""
-        names = json.loads(ranks.agreed(lambda: json.dumps(self._decision(wanted))))
-        return [one for one in wanted if one.name in names]
+    def _decided(self, ranks: Ranks, wanted: list[ScheduledQuantity]) -> tuple[list[ScheduledQuantity], bool]:
+        """The quantities to measure now, and whether all ranks do it together; decided by rank 0."""
+
+        def decide() -> str:
+            names = self._decision(wanted)
+            asked = time.perf_counter()
+            together = self._observer.divides(names)
+            self._waited += time.perf_counter() - asked  # other ranks may still train
+            return json.dumps([names, together])
+
+        names, together = json.loads(ranks.agreed(decide))
+        return [one for one in wanted if one.name in names], together
 
     def _decision(self, wanted: list[ScheduledQuantity]) -> list[str]:
-        if self._allocation.untimed and self._steps_timed():
+        if self._allocation.timed_now(self.steps, self._observer.clock() - self._clocked):
             stride = self._allocation.stride(self._observer.watched.probe.samples)
             self._allocation.thin(stride)
             if stride > 1 and self._observer.watched.initial:
                 self._spend(lambda: self._thin(stride))
             self._written().describe(costs=self._allocation.entry)
         return [one.name for one in self._allocation.chosen(self.steps, wanted)]
-
-    def _steps_timed(self) -> bool:
-        """Take the duration of a training step, between the first scheduled step and one from TIMED on."""
-        trained = self._observer.clock() - self._clocked
-        if self._timed is None:
-            self._timed = (self.steps, trained)
-        begun, before = self._timed
-        if self.steps < TIMED or self.steps == begun:
-            return False
-        self._allocation.time((trained - before) / (self.steps - begun))
-        return True
 
     def _thin(self, stride: int) -> None:
         log, observer = self._written(), self._observer
@@ -316,7 +322,7 @@ class Watch:
             self._stopwatch.spent(time.perf_counter() - begun)
             self._clocked += self._observer.clock() - clock
 
-    def _observed(self, chosen: list[ScheduledQuantity], *, last: bool = False) -> None:
+    def _observed(self, chosen: Sequence[ScheduledQuantity], *, last: bool = False) -> None:
         log, numbers = self._written(), self._line()
         try:
             found = self._observer.observe(self.steps, chosen, end=last, last=last)
@@ -335,6 +341,8 @@ class Watch:
     def _log_failures(self, found: Observation, step: int) -> None:
         for one, error in found.failures:
             self._failed(one.name, error, step)
+        if found.undivided is not None:
+            self._written().failure("undivided", "ranks", step, found.undivided, message=found.undivided)
 
     def _failed(self, what: str, error: Exception, step: int) -> None:
         kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
@@ -367,17 +375,9 @@ class Watch:
         return self._run_log
 
     def _last(self) -> None:
-        if not self.steps or not self._measured:
-            return
-        chosen, latest = self._quantities, self._observer.latest
-        wanted = {one.name for one in chosen}
-        if latest is not None and self._recorded == latest.step == self.steps and latest.tried >= wanted:
-            # This step is measured already; only arrays of the last measurement are missing.
-            missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
-            chosen = [one for one in chosen if one.name in missing & latest.read]
-            if not chosen:
-                return
-        self._spend(lambda: self._observed(chosen, last=True))
+        chosen = self._observer.missing_at_end(self.steps, self._recorded, self._quantities)
+        if chosen and self.steps and self._measured:
+            self._spend(lambda: self._observed(chosen, last=True))
 
     def _finish(self, finished: bool) -> None:
         log, cost = self._written(), self._stopwatch.cost

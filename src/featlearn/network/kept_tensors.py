@@ -69,7 +69,7 @@ class KeptTensors:
                 copy.shape, copy.dtype, copy.device
             )  # fmt: skip
             if written and alike:
-                _each_once(tensor.data).copy_(_each_once(copy))
+                _each_once(tensor.data, tensor).copy_(_each_once(copy, tensor))
             elif written:
                 tensor.data = copy.clone()
         for tensor, trainable in zip(self.tensors, self._trainable, strict=True):
@@ -128,9 +128,9 @@ def _set_trainable(tensor: Tensor, trainable: bool) -> None:
         tensor.requires_grad_(trainable)
 
 
-def _each_once(tensor: Tensor) -> Tensor:
-    """Every number once: an expanded tensor repeats them."""
-    return tensor[tuple([slice(None) if step else slice(0, 1) for step in tensor.stride()])]
+def _each_once(tensor: Tensor, like: Tensor) -> Tensor:
+    """Every number once that another tensor of the same shape has once: an expanded one repeats them."""
+    return tensor[tuple([slice(None) if step else slice(0, 1) for step in like.stride()])]
 
 
 def _is_same(tensor: Tensor, copy: Tensor, version: int) -> bool | Tensor:
@@ -223,8 +223,9 @@ def rewind_tensors(kept: Sequence[KeptTensors]) -> None:
     """Put back what was changed. On a GPU everything is copied: to compare would mean to wait."""
     distant = [one for one in kept if one.tensors[0].is_cuda and one.is_alike()]
     if distant:
-        now = [_each_once(tensor.data) for one in distant for tensor in one.tensors]
-        torch._foreach_copy_(now, [_each_once(copy) for one in distant for copy in one.copies()])
+        pairs = [pair for one in distant for pair in zip(one.tensors, one.copies(), strict=True)]
+        before = [_each_once(copy, tensor) for tensor, copy in pairs]
+        torch._foreach_copy_([_each_once(tensor.data, tensor) for tensor, _ in pairs], before)
     restore([one for one in kept if one not in distant])
 
 

@@ -74,7 +74,7 @@ def neural_features_of(
         arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
         expect_same_call(ranks, arguments, {"x": x, "initial": initial, "outputs": outputs})
     with ExitStack() as stack:
-        now = stack.enter_context(audited.measuring_together([x], keep_weights=True))
+        now = stack.enter_context(audited.measuring_together([x], common=x, keep_weights=True))
         with ranks.together():
             refuse_no_layers(now)
         start = None

@@ -1,0 +1,214 @@
+"""One measurement made by all ranks of a run: rank 0 asks for a kernel or features, and every rank measures its part.
+
+Rank 0 alone has the run, its quantities and its schedule. It measures everything alone for the first time, and has the
+others take part where that took long. They wait for what it asks for, until it is done.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from featlearn.audited_model import AuditedModel
+from featlearn.contraction.kernel_sum import Kernels
+from featlearn.distributed.first_rank import buffers_of_first, tensors_of_first
+from featlearn.distributed.group import RankGroup
+from featlearn.errors import InputTypeError
+from featlearn.gradients.directions import Outputs, Probes
+from featlearn.monitoring.probe_data import WatchedNetwork
+from featlearn.monitoring.ranks import Ranks
+from featlearn.network.inputs import Inputs, map_tensors, tensors_in
+from featlearn.quantities.divided_kernel import divided_kernels
+from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.neural_features import neural_features_of
+
+LEAST_SHARE = 32
+"""Samples of the probe that every rank has, at least, where a measurement is divided."""
+WORTHWHILE = 0.25
+"""Seconds that rank 0 took alone, at least, for what is divided: ranks lose some hundredths by talking."""
+UNDIVIDED = {"gap", "richness", "weights", "layers", "convergence", "optimizer"}
+"""Quantities that rank 0 measures alone: a few passes, or rates of an optimizer that it alone has set gradients aside
+for."""
+
+T = TypeVar("T")
+Request = tuple[int, str]
+"""Samples of the probe, and what is asked for."""
+
+
+class SharedMeasurement:
+    """The ranks that measure a network together."""
+
+    def __init__(self, ranks: Ranks, watched: WatchedNetwork, audited: AuditedModel) -> None:
+        self._ranks, self._model, self._readout, self._audits = ranks, watched.model, watched.readout, audited.audits
+        self._home = tensors_in(watched.probe.x)[0].device
+        self._divided: AuditedModel | None = None
+        self._probes: dict[str, Inputs] = {}
+        self._initial: Mapping[str, Any] = {}
+        self._sent: tuple[object, object] = (None, None)
+        """The probe and the initial weights that the other ranks have, of rank 0."""
+        self._alone: dict[Request, float] = {}
+        """Seconds that rank 0 took alone."""
+        self._together: dict[Request, list[float]] = {}
+        """Seconds that all ranks took together, each time."""
+        self._leads = self._asking = False
+        """Whether rank 0 measures together with the others now; whether it has asked them for something."""
+        self._failure: str | None = None
+        """Why the ranks cannot measure together."""
+        self._untold: str | None = None
+
+    def divides(self, names: Collection[str], samples: int) -> bool:
+        """On rank 0: whether all ranks measure these quantities of a probe now, because that is faster.
+
+        They are waited for, some seconds at most, and once in vain.
+        """
+        long = any(request[0] == samples and self._faster(request) for request in self._alone)
+        enough = samples >= LEAST_SHARE * self._ranks.size and not UNDIVIDED.issuperset(names)
+        if not long or not enough or self._failure is not None or not self._ranks.all_watch:
+            return False
+        if not self._ranks.all_here():
+            self._failure = self._untold = "not all ranks came to this step in time"
+        return self._failure is None
+
+    def ends_together(self, well: bool) -> bool:
+        """Whether all ranks make the last measurement; `well`: this one ends without an error."""
+        return self._divided is not None and self._ranks.all_at_end(well and self._failure is None)
+
+    def untold_failure(self) -> str | None:
+        """On rank 0: that and why the ranks do not measure together any more, once."""
+        why, self._untold = self._untold, None
+        return None if why is None else f"the ranks cannot measure together, so rank 0 measures alone: {why}"
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """On rank 0: what takes long in this block is divided among all ranks."""
+        try:
+            with buffers_of_first(self._group, self._model):
+                pass  # it has them
+        except Exception as error:
+            self._failure = self._untold = str(error)
+        waiting, self._leads = self._failure is None, True
+        try:
+            yield
+        finally:
+            self._leads = False
+            if waiting and not self._asking:  # else they are in the middle of what was asked for
+                with suppress(Exception):  # ranks that are gone: the next step of training tells
+                    self._group.from_first(None)
+
+    def follow(self) -> None:
+        """On the other ranks: measure what rank 0 asks for, until it is done.
+
+        What goes wrong, rank 0 knows too, and writes down; a rank that is gone is missed by the next step of training.
+        """
+        with suppress(Exception), buffers_of_first(self._group, self._model):
+            while (request := self._group.from_first(None)) is not None:
+                with suppress(Exception):
+                    self._perform(*request)
+
+    def kernels(
+        self, watched: WatchedNetwork, of: tuple[str, ...], outputs: Outputs, by: str, alone: Callable[[], Kernels]
+    ) -> Kernels:
+        """On rank 0: the kernels of these probes, as `alone` measures them."""
+        return self._measured(watched, alone, "kernels", of, outputs, by)
+
+    def features(
+        self, watched: WatchedNetwork, compared: bool, outputs: Probes | None, alone: Callable[[], NeuralFeatures]
+    ) -> NeuralFeatures:
+        """On rank 0: the features of the probe, as `alone` measures them; `compared` with the initial weights."""
+        return self._measured(watched, alone, "features", compared, outputs)
+
+    def close(self) -> None:
+        """Give up the process group, on every rank."""
+        if self._divided is not None:
+            with suppress(Exception):
+                dist.destroy_process_group(self._group.process_group)
+
+    @property
+    def _group(self) -> RankGroup:
+        return self._audited.group
+
+    @property
+    def _audited(self) -> AuditedModel:
+        """The network in a process group of its own: what the user's code sends never meets what is sent here."""
+        if self._divided is None:  # all ranks come here together
+            backend = None if self._home.type == "cuda" else "gloo"
+            group = dist.new_group(backend=backend, timeout=self._ranks.timeout)
+            self._divided = AuditedModel(self._model, readout=self._readout, group=group)
+            self._divided.audits = self._audits
+        return self._divided
+
+    def _measured(self, watched: WatchedNetwork, alone: Callable[[], T], act: str, *arguments: Any) -> T:
+        """What all ranks measure together, or rank 0 alone; if they cannot, rank 0 alone now and from now on."""
+        request = (watched.probe.samples, f"{act} {arguments}")
+        if not self._leads or self._failure is not None or not self._faster(request):
+            begun = time.perf_counter()
+            measured = alone()
+            self._alone[request] = time.perf_counter() - begun
+            return measured
+        self._asking, why = True, ""
+        found: T | None = None
+        begun = time.perf_counter()
+        try:
+            self._send(watched, initial=act == "features" and arguments[0])
+            found = self._ask(act, *arguments)
+        except Exception as error:
+            why = str(error)  # the error itself would keep what was being measured
+        self._asking = False
+        if found is None:
+            found = alone()  # raises if the network itself cannot be measured
+            self._failure = self._untold = why
+        self._together.setdefault(request, []).append(time.perf_counter() - begun)
+        return found
+
+    def _faster(self, request: Request) -> bool:
+        """Whether all ranks are faster than rank 0 alone, which took long. They are given two tries: one prepares."""
+        alone, together = self._alone.get(request, 0.0), self._together.get(request, [])
+        return alone >= WORTHWHILE and (len(together) < 2 or min(together) < alone)
+
+    def _send(self, watched: WatchedNetwork, *, initial: bool) -> None:
+        """Samples and initial weights for ranks that do not have them."""
+        probe, begun = self._sent
+        if probe is not watched.probe:
+            self._probes = {"probe": watched.probe.x} | ({} if watched.test is None else {"test": watched.test.x})
+            self._ask("probes", map_tensors(self._probes, lambda one: one.to("meta")))
+        if initial and begun is not watched.initial:
+            if not all(isinstance(one, Tensor) for one in watched.initial.values()):
+                raise InputTypeError("the state of the model holds other things than tensors, which are not sent")
+            self._initial = watched.initial
+            self._ask("initial")
+        self._sent = (watched.probe, watched.initial if initial else begun)
+
+    def _ask(self, act: str, *arguments: Any) -> Any:
+        self._group.from_first((act, arguments))
+        return self._perform(act, arguments)
+
+    def _perform(self, act: str, arguments: tuple[Any, ...]) -> Any:
+        """What rank 0 asks for, on every rank."""
+        acts: dict[str, Callable[..., Any]] = {
+            "probes": self._take, "initial": self._begin, "kernels": self._kernels, "features": self._features,
+        }  # fmt: skip
+        return acts[act](*arguments)
+
+    def _take(self, kinds: dict[str, Inputs]) -> None:
+        """The probes of rank 0; `kinds`: the same with tensors that hold nothing."""
+        own = {str(place): tensor for place, tensor in enumerate(tensors_in(self._probes))}
+        found = iter(tensors_of_first(self._group, own).values())
+        with self._group.together():
+            self._probes = map_tensors(kinds, lambda _: next(found).to(self._home))
+
+    def _begin(self) -> None:
+        found = tensors_of_first(self._group, self._initial)
+        with self._group.together():
+            self._initial = {name: one.cpu() for name, one in found.items()}
+
+    def _kernels(self, of: tuple[str, ...], outputs: Outputs, by: str) -> Kernels:
+        x, x2 = (*(self._probes[name] for name in of), None)[:2]
+        found: dict[str, Any] = divided_kernels(self._audited, x, x2, outputs, by, False, dict)
+        return {key: kernel.full_tensor() for key, kernel in found.items()}
+
+    def _features(self, compared: bool, outputs: Probes | None) -> NeuralFeatures:
+        initial = self._initial if compared else None
+        return neural_features_of(self._audited, self._probes["probe"], initial=initial, outputs=outputs)
