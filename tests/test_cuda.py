@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 import featlearn as fl
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.errors import CoupledSamplesError, InputValueError
+from tests.distributed.sharded import Block
 from tests.references.jacobian import dense_ntk
 
 pytestmark = pytest.mark.gpu
@@ -206,3 +209,29 @@ def test_a_later_call_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch)
         torch.cuda.set_sync_debug_mode(previous)
     # All checks at the end, kind by kind of their numbers, and whether the weights are what they were.
     assert len([wait for wait in waits if "synchronizing" in str(wait.message)]) <= 5
+
+
+def test_a_sharded_model_is_gathered_layer_by_layer():
+    def deep() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(10, 1024), *[Block(1024) for _ in range(24)], nn.Linear(1024, 3)).cuda()
+
+    one, model, x = deep(), deep(), inputs(6)
+    whole = sum(p.nbytes for p in one.parameters())
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for part in (*model[1:-1], model):
+            fully_shard(part)
+        for outputs in ("mean", "each"):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            found = fl.ntk(model, x, outputs=outputs, memory=int(1.9 * whole))
+            peak = torch.cuda.max_memory_allocated() - before
+            assert torch.allclose(found, fl.ntk(one, x, outputs=outputs), rtol=1e-4)
+            assert peak < 0.5 * whole, (peak, whole)
+            del found
+        assert all(hasattr(p, "placements") for p in model.parameters())
+        model(x).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()

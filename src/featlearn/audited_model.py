@@ -1,7 +1,7 @@
 """A model, how it is to be measured, and what earlier measurements have found out about its graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
-from featlearn.distributed.agreement import expect_same_arguments, expect_same_outputs, expect_same_tensors
+from featlearn.distributed.agreement import (
+    expect_same_arguments,
+    expect_same_outputs,
+    expect_same_tensors,
+    smallest_budget,
+)
 from featlearn.distributed.group import RankGroup
-from featlearn.distributed.sharded_model import whole_weights
+from featlearn.distributed.layered_weights import LayeredWeights
+from featlearn.distributed.sharded_model import ShardedWeights, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
@@ -23,6 +29,8 @@ from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_siz
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
+from featlearn.network.state import has_memory
+from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.planning.plan import PlannedKernel
 
 
@@ -62,33 +70,45 @@ class AuditedModel:
         self._kinds: dict[object, int] = {}
         """Kinds of weights, by number: they are compared again and again."""
 
+    @contextmanager
     def measuring(
-        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False, builtin: bool = True
-    ) -> AbstractContextManager[Measurement]:
+        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False, builtin: bool = True,
+        by_layer: bool = False,
+    ) -> Iterator[Measurement]:  # fmt: skip
         """Isolate the model; everything measured inside leaves no trace on it.
 
         `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
         inputs that need gradients; where the model does not bear them it is measured without. `builtin`: sequences of
-        torch's own layers are not isolated, because a forward pass only reads them.
+        torch's own layers are not isolated, because a forward pass only reads them. `by_layer`: nothing but passes
+        needs the weights, so that those of a sharded model may be gathered layer by layer.
         """
-        return (self._keeping_weights if keep_weights else self._measuring)(inputs, reuse, builtin)
+        with self._weights(by_layer) as layered:
+            entering = self._keeping_weights if keep_weights else self._measuring
+            with entering(inputs, reuse, builtin, layered) as measurement:
+                yield measurement
 
     @contextmanager
     def measuring_together(
-        self, inputs: Sequence[Inputs], *, common: Inputs, keep_weights: bool = False, builtin: bool = True
-    ) -> Iterator[Measurement]:
+        self, inputs: Sequence[Inputs], *, common: Inputs, keep_weights: bool = False, builtin: bool = True,
+        by_layer: bool = False,
+    ) -> Iterator[Measurement]:  # fmt: skip
         """The same on every rank of the group, each with its inputs, after a check that all have the same network.
 
         `common`: samples that all ranks have; the outputs of two of them are compared.
         """
-        entering = self.measuring(inputs, keep_weights=keep_weights, builtin=builtin)
-        with self.group.entered(entering) as measurement:
+        entering = self._keeping_weights if keep_weights else self._measuring
+        with (
+            self._weights(by_layer) as layered,
+            self.group.entered(entering(inputs, False, builtin, layered)) as measurement,
+        ):
             model = measurement.model
             expect_same_arguments(
                 self.group, {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
             )
+            # Ranks that share the shards of a weight gather the same.
+            weights = {name: p for name, p in model.named_parameters() if layered is None or has_memory(p)}
             expect_same_tensors(
-                self.group, "the weight or buffer", {**dict(model.named_parameters()), **dict(model.named_buffers())},
+                self.group, "the weight or buffer", {**weights, **dict(model.named_buffers())},
                 "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
             )  # fmt: skip
             if self.group.size > 1:
@@ -107,20 +127,61 @@ class AuditedModel:
         expect_same_outputs(self.group, outputs, precision)
 
     @contextmanager
-    def _keeping_weights(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
+    def _weights(self, by_layer: bool) -> Iterator[LayeredWeights | None]:
+        """The weights of a sharded model at hand: all of them, or layer by layer where they do not fit."""
+        model = unwrapped(self.model)
+        shards = sharded_weights(model)
+        if shards is None or self._fits(shards, by_layer=by_layer and self.dtype is None):
+            with whole_weights(model):
+                yield None
+            return
+        layered = LayeredWeights(model, shards.parts, shards.ranks)
+        if self.group.given and (shards.replicated or not self.group.holds(shards.ranks)):
+            raise InputValueError(
+                "the weights do not fit into memory at once, and are spread over other ranks than those of group=, "
+                "expected a mesh with one axis, of ranks that are all in the group; leave group= out"
+            )
+        with layered.in_place():
+            self.group.settle = layered.settle
+            try:
+                yield layered
+            finally:
+                self.group.settle = lambda: None
+
+    def _fits(self, shards: ShardedWeights, *, by_layer: bool) -> bool:
+        """Whether all weights are gathered at once, which all ranks answer alike; refused where nothing is possible."""
+        ranks, device, memory = shards.ranks, shards.device, self.memory
+        budget = smallest_budget(ranks, byte_budget(memory, device), device, measured=memory is None)
+        budget = smallest_budget(self.group, budget, device, measured=False)
+        if 2 * shards.whole_bytes <= budget or by_layer:  # the other half is for what is measured
+            return 2 * shards.whole_bytes <= budget
+        free = smallest_budget(ranks, free_bytes(device), device, measured=True)
+        if shards.whole_bytes > free:
+            raise UnsupportedModelError(
+                f"the weights take {readable_bytes(shards.whole_bytes)} and {readable_bytes(free)} are free on each "
+                "rank, expected room for all of them; layer by layer only fl.ntk, fl.ntk_diagonal, fl.NTKOperator and "
+                "fl.estimate_alignment can be measured, without dtype="
+            )
+        return True
+
+    @contextmanager
+    def _keeping_weights(
+        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: LayeredWeights | None
+    ) -> Iterator[Measurement]:
         with ExitStack() as stack:
             try:
                 needing = [needing_gradients(x) for x in inputs]
-                measurement = stack.enter_context(self._measuring(needing, reuse, builtin))
+                measurement = stack.enter_context(self._measuring(needing, reuse, builtin, layered))
             except FeatlearnError:
-                measurement = stack.enter_context(self._measuring(inputs, reuse, builtin))
+                measurement = stack.enter_context(self._measuring(inputs, reuse, builtin, layered))
             yield measurement
 
     @contextmanager
-    def _measuring(self, inputs: Sequence[Inputs], reuse: bool, builtin: bool) -> Iterator[Measurement]:
+    def _measuring(
+        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: LayeredWeights | None
+    ) -> Iterator[Measurement]:
         model = unwrapped(self.model)
         with ExitStack() as stack:
-            stack.enter_context(whole_weights(model))
             inside = Inventory(model)
             originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
             copying = needs_copy(inside, self.dtype)
@@ -147,10 +208,12 @@ class AuditedModel:
             copied_bytes = isolation.state.copied_bytes
             if twin is not model:
                 copied_bytes += sum(tensor.numel() * tensor.element_size() for tensor in inside.tensors)
+            gathered_bytes = None if layered is None else layered.largest
+            copied_bytes += gathered_bytes or 0
             measurement = Measurement(
                 twin, parameters, originals, batches, self.audits, 0, torch.float32, torch.device("cpu"),
-                builtin=isolation.builtin, copied_bytes=copied_bytes, reuse=reuse, passes=self._passes,
-                readings=self._readings,
+                builtin=isolation.builtin, copied_bytes=copied_bytes, gathered_bytes=gathered_bytes, reuse=reuse,
+                passes=self._passes, readings=self._readings,
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )  # fmt: skip
             stack.callback(measurement.close)

@@ -69,10 +69,13 @@ class Measurement:
     """Where the outputs, and so the kernels, live."""
     builtin: bool = False
     """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
+    gathered_bytes: int | None = None
+    """Bytes of weights that are gathered at most at a time, where they are spread over ranks; None where all are
+    held."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
     copied_bytes: int = 0
-    """Bytes that are held of the weights and buffers a second time."""
+    """Bytes that are held of the weights and buffers a second time, or gathered at a time."""
     weight_kind: object = None
     """What two states of a model share for which the same is planned: a layer may have become wider."""
     passes: dict[object, ProvedPass | None] = field(default_factory=dict)

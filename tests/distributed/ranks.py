@@ -21,7 +21,7 @@ LIMIT = 20
 
 Check = Callable[[int, int], None]
 _CHECKS: dict[str, tuple[Check, tuple[int, ...]]] = {}
-MODULES = ("streamed", "kernels", "hazards", "sharded", "watching")
+MODULES = ("streamed", "kernels", "hazards", "sharded", "layered", "watching")
 """Where checks are, below `tests.distributed`."""
 
 

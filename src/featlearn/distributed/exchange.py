@@ -90,6 +90,7 @@ class Swap:
         self, group: RankGroup, outgoing: Mapping[int, Sequence[Tensor]],
         expected: Mapping[int, Sequence[TensorKind]], device: torch.device,
     ) -> None:  # fmt: skip
+        group.settle()
         home = device if group.sends_from(device) else group.device
         self._expected, self._device = expected, device
         self._sent = {

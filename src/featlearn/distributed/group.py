@@ -1,7 +1,7 @@
 """The ranks that measure together: who has which samples, what all of them know, and what they add up."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -26,6 +26,13 @@ class RankGroup:
         self.rank = 0 if self.process_group is None else dist.get_rank(self.process_group)
         if self.rank < 0:
             raise InputValueError("this rank is not in the group, expected calls from its members alone")
+        self.settle: Callable[[], None] = lambda: None
+        """What a rank does before it sends anything: passes of others may need weights that are spread over ranks."""
+
+    def holds(self, other: "RankGroup") -> bool:
+        """Whether all ranks of another group are in this one."""
+        ranks = [set(dist.get_process_group_ranks(group.process_group)) for group in (self, other)]
+        return ranks[1] <= ranks[0]
 
     def share(self, samples: int, rank: int | None = None) -> slice:
         """The samples of a rank, this one by default, divided as torch.chunk and DTensor divide them."""
@@ -48,9 +55,9 @@ class RankGroup:
     def entered(self, context: AbstractContextManager[T]) -> Iterator[T]:
         """A context that every rank enters and leaves, or none."""
         stack = ExitStack()
-        with self.together():
-            found = stack.enter_context(context)
         try:
+            with self.together():
+                found = stack.enter_context(context)
             yield found
         except BaseException:
             stack.__exit__(*sys.exc_info())
@@ -62,6 +69,7 @@ class RankGroup:
         """Whether it is so on some rank."""
         if self.size == 1:
             return flag
+        self.settle()
         found = torch.tensor([int(flag)], device=self.device)
         dist.all_reduce(found, group=self.process_group)
         return bool(found.item())
@@ -80,9 +88,20 @@ class RankGroup:
         """What every rank has, of small things that can be pickled."""
         if self.size == 1:
             return [thing]
+        self.settle()
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, thing, group=self.process_group)
         return found
+
+    def numbers(self, number: int) -> list[int]:
+        """A number of every rank; quicker than `gathered`."""
+        if self.size == 1:
+            return [number]
+        own = torch.tensor([number], device=self.device)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.process_group)
+        said: list[int] = torch.cat(found).tolist()
+        return said
 
     def from_first(self, thing: Any) -> Any:
         """What rank 0 of the group has."""
@@ -97,6 +116,8 @@ class RankGroup:
         return torch.device("cuda", torch.cuda.current_device())
 
     def _reduce(self, tensors: Iterable[Tensor], operation: Any) -> None:
+        if self.size > 1:
+            self.settle()
         for tensor in tensors if self.size > 1 else ():
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             sent = real if real.is_contiguous() and self.sends_from(real.device) else real.to(self.device).contiguous()

@@ -76,7 +76,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
-    tensors = [tensor for tensor in held["tensor"] if tensor.device.type != "meta"]
+    tensors = [tensor for tensor in held["tensor"] if has_memory(tensor)]
     own = [tensor for tensor in tensors if id(tensor) in weights]
     large = guarded and sum(tensor.numel() * tensor.element_size() for tensor in own) > GUARDED
     guard, kept_weights = guarded_weights(own) if large else (None, kept(own))
@@ -148,6 +148,14 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
         )
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers here: not on the meta device, nor where a weight is spread over ranks."""
+    if tensor.device.type == "meta":
+        return False
+    plain = type(tensor) is nn.Parameter and tensor.layout == torch.strided
+    return not plain or not tensor.numel() or tensor.untyped_storage().nbytes() > 0
 
 
 def _generator_state(generator: Any) -> Any:

@@ -23,7 +23,7 @@ def plan_key(
     """What two kernels share that are measured in the same way."""
     kinds = tuple([(input_kind(batch.x), batch.samples) for batch in measurement.batches])
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, measurement.weight_kind, frozenset(elementwise), asked)
+    return (kinds, measurement.weight_kind, measurement.gathered_bytes, frozenset(elementwise), asked)
 
 
 def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
@@ -80,5 +80,5 @@ def plan_kernel(
         plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
         checked=checked, launch_bytes=measurement.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
-        confirmed=confirmed, verified=verify,
+        confirmed=confirmed, verified=verify, gathered_bytes=measurement.gathered_bytes,
     )  # fmt: skip

@@ -48,6 +48,8 @@ class Plan:
     most ops say it by themselves."""
     verified: bool = False
     """Whether backward passes of their own verify the kernel."""
+    gathered_bytes: int | None = None
+    """Bytes of weights that are gathered at most at a time, where they stay sharded; None where all are held."""
     rank_costs: RankCosts | None = None
     """What it would cost on several devices, where that was asked for."""
 
@@ -184,6 +186,10 @@ class Plan:
             f"{plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
             + (f", {plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
         ]
+        if self.gathered_bytes is not None:
+            summary.append(
+                f"weights stay sharded, at most {readable_bytes(self.gathered_bytes)} of them are gathered at a time"
+            )
         if self.directions >= 100:
             summary.append(
                 f"{self.directions} outputs: outputs=fl.Probes(16) estimates their sum at a fraction of this"

@@ -67,7 +67,11 @@ def jvp_method(measurement: Measurement) -> JvpMethod:
     add_pulled_back(gradients, measurement, batch, cotangent[None])
     tangents = _tangents(gradients, example.precision, generator)
     wanted = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
-    for method in (_forward_mode, _twice_backward, _twice_backward_elementary):
+    # What a backward pass of a backward pass needs of weights is not gathered again.
+    by_layer = measurement.gathered_bytes is not None
+    methods: list[JvpMethod] = [_forward_mode]
+    methods += [] if by_layer else [_twice_backward, _twice_backward_elementary]
+    for method in methods:
         try:
             pushed = method(measurement, batch, tangents)[0].double()
         except torch.OutOfMemoryError:

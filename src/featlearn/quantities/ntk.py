@@ -157,7 +157,7 @@ def _measured_once_more(
 
     def attempt() -> Found:
         # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
             return measured(measurement)
 
     try:

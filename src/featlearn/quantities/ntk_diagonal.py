@@ -54,7 +54,7 @@ def ntk_diagonal_of(
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     if outputs == "full":
         raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Probes(k)")
-    with audited.measuring([x]) as measurement:
+    with audited.measuring([x], by_layer=True) as measurement:
         (batch,) = measurement.batches
         directions = output_directions(outputs, measurement.classes)
         keys = kernel_keys(measurement.parameters, by)

@@ -75,7 +75,7 @@ def kernel_plan(
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
     rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
-    with audited.measuring([x] if x2 is None else [x, x2]) as measurement:
+    with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
         directions = output_directions(outputs, measurement.classes)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
@@ -94,7 +94,7 @@ def _rank_costs(
     """The costs on several devices, from the plan that rank 0 would make; passes are counted on a few samples."""
     device, samples = checked_device(device), found.samples[0]
     own = -(-samples // checked_ranks(ranks))
-    with audited.measuring([taken(x, samples, torch.arange(own, device="cpu"))]) as measurement:
+    with audited.measuring([taken(x, samples, torch.arange(own, device="cpu"))], by_layer=True) as measurement:
         (batch,) = measurement.batches
         with FlopCounterMode(display=False) as counted:
             outputs = batch.outputs(torch.arange(min(2, own), device="cpu"))

@@ -220,7 +220,7 @@ class NTKOperator:
         expect_same_tensors(self.ranks, "the vector, or rate of", same, "give all ranks what one of them has")
         # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
         first = self._stream.first
-        with self._audited.measuring_together([first], common=first, builtin=False) as measurement:
+        with self._audited.measuring_together([first], common=first, builtin=False, by_layer=True) as measurement:
             yield Sweeps(measurement, self._stream, rates, self._audited)
 
     def drawing(self, generator: torch.Generator | None) -> torch.Generator:

@@ -1,0 +1,354 @@
+"""Weights that stay sharded by FSDP2 while a model is measured: a layer is gathered when a pass needs it.
+
+A layer is a module that `fully_shard` was applied to. Meanwhile the model holds whole parameters in the places of its
+shards, always the same ones, which have memory only while their layer is gathered; FSDP makes and fills them itself.
+Forward passes gather a layer when they enter it and drop it when they leave it. Backward passes do so when a gradient
+arrives at what a layer has given, in the opposite order of the forward pass, and drop it when one arrives at another.
+What autograd has saved of a weight is gathered again whenever an op asks for it, for ops that run in no such order.
+
+All ranks must take part in a gathering. Each says which layer it needs, or that it needs none, and all gather what any
+of them has asked for: so ranks may make different numbers of passes, and one that fails serves the others until they
+have ended theirs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from featlearn.distributed.fsdp_internals import (
+    ShardedModule,
+    after_backward,
+    before_gradient,
+    in_backward,
+    is_noted,
+    unnoted,
+)
+from featlearn.distributed.group import RankGroup
+from featlearn.distributed.sharded_model import cast, own_modules, replace_hook
+from featlearn.errors import UnsupportedModelError
+from featlearn.network.inputs import tensors_in
+
+_NONE = -1
+
+
+@dataclass(eq=False)
+class _Layer:
+    """A sharded module with the parameters that it has while it is gathered."""
+
+    number: int
+    part: ShardedModule
+    modules: list[nn.Module]
+    """Itself, and those inside of it that belong to no other layer."""
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """Where its shards were."""
+    shards: list[Tensor] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    is_whole: bool = False
+
+    def gather(self) -> None:
+        """Fill the memory of its parameters; every rank calls it. The model keeps what it has in their places."""
+        if not self.is_whole:
+            here = self._there()
+            self.part.module.unshard()
+            found = self._there()
+            self._put(here)
+            self.is_whole = True
+            if any(new is not known for new, known in zip(found, self.parameters, strict=True)):
+                raise UnsupportedModelError(
+                    "fully_shard has made new parameters for a layer, expected the same at every gathering; measure "
+                    "with a larger memory=, so that the weights are gathered once"
+                )
+
+    def drop(self) -> None:
+        """Free the memory of its parameters."""
+        if self.is_whole:
+            here = self._there()
+            self.part.module.reshard()
+            self._put(here)
+            self.is_whole = False
+
+    def find_parameters(self) -> None:
+        """Gather it once, and leave its parameters, without memory, in the places of its shards."""
+        tables = [inner._parameters for inner in self.modules]
+        before = [dict(table) for table in tables]
+        if not any(hasattr(shard, "placements") for known in before for shard in known.values()):
+            return  # it is whole already, after a forward pass say, and stays so
+        self.part.module.unshard()
+        self.places = [
+            (table, name)
+            for table, known in zip(tables, before, strict=True)
+            for name in table
+            if table[name] is not known[name]
+        ]
+        self.parameters = self._there()
+        self.versions = [parameter._version for parameter in self.parameters]
+        self.part.module.reshard()
+        self.shards = self._there()
+        self._put(self.parameters)
+
+    def put_back(self) -> None:
+        """The shards in their places again."""
+        self.drop()
+        self._put(self.shards)
+
+    def is_rewritten(self) -> bool:
+        """Whether the model has written to its parameters; what was written is gone."""
+        return [parameter._version for parameter in self.parameters] != self.versions
+
+    def _there(self) -> list[Any]:
+        return [table[name] for table, name in self.places]
+
+    def _put(self, tensors: Sequence[Any]) -> None:
+        for (table, name), tensor in zip(self.places, tensors, strict=True):
+            table[name] = tensor
+
+
+class LayeredWeights:
+    """The layers of a model, gathered one at a time."""
+
+    def __init__(self, model: nn.Module, parts: Sequence[ShardedModule], ranks: RankGroup) -> None:
+        self._model, self._ranks = model, ranks
+        self._layers = [_Layer(number, part, own_modules(part.module, parts)) for number, part in enumerate(parts)]
+        self._entered: list[tuple[_Layer, bool]] = []
+        """The layers that a forward pass is in, and whether each was gathered before."""
+        self._needed: tuple[_Layer, ...] = ()
+        """Those that a backward pass has come to."""
+        self._at: dict[int, _Layer] = {}
+        """Layers by the memory of their gathered parameters."""
+        self._saving: saved_tensors_hooks | None = None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Every rank enters: passes inside gather layer by layer. Afterwards everything is as before."""
+        tables = [
+            table
+            for layer in self._layers
+            for module in [layer.part.module]
+            for table in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
+        ]
+        kept = [dict(table) for table in tables]
+        handles: list[Any] = []
+        try:
+            for layer in self._layers:
+                layer.find_parameters()
+                self._hook(layer)
+                # Code that is run again outside of any pass (checkpoints, of which something is read) enters no layer.
+                for inner in layer.modules[1:]:
+                    handles.append(inner.register_forward_pre_hook(lambda *_, layer=layer: self._at_hand(layer)))
+            handles.append(self._model.register_forward_pre_hook(self._begin_saving, prepend=True))
+            handles.append(self._model.register_forward_hook(self._end_saving, always_call=True))
+            yield
+            self._refuse_rewriting()
+        finally:
+            self._end_saving()
+            for handle in handles:
+                handle.remove()
+            for table, hooks in zip(tables, kept, strict=True):
+                table.clear()
+                table.update(hooks)
+            self.settle()
+            for layer in self._layers:
+                layer.put_back()
+
+    def settle(self) -> None:
+        """Serve the other ranks until none of them needs a layer: nothing else can be sent before."""
+        with unnoted():
+            while self._served(_NONE):
+                pass
+
+    def _begin_saving(self, *_: Any) -> None:
+        self._saving = saved_tensors_hooks(self._packed, self._unpacked)
+        self._saving.__enter__()
+
+    def _end_saving(self, *_: Any) -> None:
+        if self._saving is not None:
+            self._saving.__exit__()
+            self._saving = None
+
+    @property
+    def largest(self) -> int:
+        """Bytes that are gathered at most: a layer, those around it, and one that another rank asks for."""
+        sizes = [(layer, _bytes(layer.parameters)) for layer in self._layers]
+        around = [sum(size for outer, size in sizes if _holds(outer, layer)) for layer in self._layers]
+        return max(around) + max(size for _, size in sizes)
+
+    def _hook(self, layer: _Layer) -> None:
+        """Hooks that gather and drop in the places of FSDP's own."""
+        module = layer.part.module
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            with unnoted():
+                self._entered.append((layer, layer.is_whole))
+                self._gather(layer)
+            return cast((args, kwargs), layer.part.input_dtype)
+
+        def leave(_: nn.Module, args: Any, outputs: Any) -> Any:
+            outputs = cast(outputs, layer.part.output_dtype)
+            needed = tuple(each for each, _was_whole in self._entered)
+            was_whole = self._entered.pop()[1]
+            with unnoted():
+                for tensor in _tensors(outputs):
+                    if tensor.grad_fn is not None:
+                        before_gradient(tensor, lambda: self._arrived(needed))
+                if not was_whole:
+                    self._drop(layer)
+            return outputs
+
+        replace_hook(module._forward_pre_hooks, layer.part.pre_forward, enter)
+        module._forward_hooks_always_called[replace_hook(module._forward_hooks, layer.part.post_forward, leave)] = True
+
+    def _arrived(self, needed: tuple[_Layer, ...]) -> None:
+        """A gradient is at what a layer has given: nodes of that layer come next, and none of layers after it."""
+        with unnoted():
+            self._needed = needed
+            self._hold(())
+            for layer in needed:
+                self._gather(layer)
+        after_backward(self._ended)
+
+    def _ended(self) -> None:
+        """A backward pass has ended."""
+        self._needed = ()
+        with unnoted():
+            self._hold(())
+
+    def _hold(self, more: Sequence[_Layer]) -> None:
+        """Drop all layers that no pass is in."""
+        used = {*more, *self._needed, *(layer for layer, _ in self._entered)}
+        for layer in self._layers:
+            if layer not in used:
+                self._drop(layer)
+
+    def _gather(self, layer: _Layer) -> None:
+        while not layer.is_whole and layer.places:
+            self._served(layer.number)
+
+    def _drop(self, layer: _Layer) -> None:
+        for parameter in layer.parameters if layer.is_whole else ():
+            self._at.pop(_address(parameter), None)
+        layer.drop()
+
+    def _served(self, wanted: int) -> bool:
+        """Gather what any rank has asked for; whether there was anything."""
+        asked = sorted({number for number in self._ranks.numbers(wanted) if number != _NONE})
+        for number in asked:
+            layer = self._layers[number]
+            kept = layer.is_whole or number == wanted
+            self._drop(layer)  # all ranks, or none, take part
+            layer.gather()
+            self._at |= {address: layer for address in map(_address, layer.parameters) if address}
+            if not kept:
+                self._drop(layer)
+        return bool(asked)
+
+    def _packed(self, tensor: Tensor) -> "_Saved":
+        with unnoted() if is_noted() else nullcontext():
+            # Detached: the output of an op that is saved by it would hold itself.
+            return _Saved(tensor.detach(), tensor._version, self._at.get(_address(tensor)))
+
+    def _unpacked(self, saved: "_Saved") -> Tensor:
+        with unnoted() if is_noted() else nullcontext():
+            if saved.layer is None:
+                if saved.tensor._version != saved.version:
+                    raise RuntimeError(
+                        "a tensor needed for a backward pass was modified by an inplace operation: "
+                        f"{tuple(saved.tensor.shape)}, version {saved.tensor._version} instead of {saved.version}"
+                    )
+                return saved.tensor
+            if not in_backward():
+                return WeightWhenRead.of(saved.tensor, lambda: self._read(saved))
+        self._at_hand(saved.layer)
+        return saved.tensor
+
+    def _read(self, saved: "_Saved") -> Tensor:
+        """What a weight holds."""
+        assert saved.layer is not None
+        self._at_hand(saved.layer)
+        with unnoted():
+            return saved.tensor.clone()
+
+    def _at_hand(self, layer: _Layer) -> None:
+        """Gather a layer that no pass has entered."""
+        if not layer.is_whole and layer.places:
+            with unnoted():
+                self._hold([layer])
+                self._gather(layer)
+
+    def _refuse_rewriting(self) -> None:
+        if any(layer.is_rewritten() for layer in self._layers):
+            raise UnsupportedModelError(
+                "a forward pass in eval mode rewrites weights, expected a model that only reads them; the shards have "
+                "not changed"
+            )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A tensor that autograd has saved; `layer`: whose memory it lies in."""
+
+    tensor: Tensor
+    version: int
+    layer: _Layer | None
+
+
+class WeightWhenRead(Tensor):
+    """A saved weight outside of passes: it is gathered and copied when its numbers are asked for, which is seldom."""
+
+    _values: Callable[[], Tensor]
+
+    @staticmethod
+    def of(weight: Tensor, values: Callable[[], Tensor]) -> "WeightWhenRead":
+        """With the shape and type of a weight."""
+        found = Tensor._make_wrapper_subclass(
+            WeightWhenRead, weight.shape, strides=weight.stride(), dtype=weight.dtype, device=weight.device
+        )
+        found._values = values
+        return found
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def _read_weights(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    del cls, types
+    if func is torch.ops.aten.detach.default:
+        return WeightWhenRead.of(args[0], args[0]._values)
+
+    def values(thing: Any) -> Any:
+        if isinstance(thing, tuple | list):
+            return type(thing)(map(values, thing))
+        return thing._values() if isinstance(thing, WeightWhenRead) else thing
+
+    return func(*values(args), **{name: values(value) for name, value in (kwargs or {}).items()})
+
+
+# Not in the body of the class, where torch would look for it and wrap it by its compiler: seconds to import.
+WeightWhenRead.__torch_dispatch__ = classmethod(_read_weights)  # type: ignore[assignment]
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    """All tensors in what a module gives."""
+    if is_dataclass(outputs) and not isinstance(outputs, type | dict):
+        return [tensor for one in fields(outputs) for tensor in _tensors(getattr(outputs, one.name))]
+    return tensors_in(outputs)
+
+
+def _address(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; 0 for kinds that have none of their own."""
+    try:
+        return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    except (NotImplementedError, RuntimeError):  # batched by a transform, say
+        return 0
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
+
+
+def _holds(outer: _Layer, inner: _Layer) -> bool:
+    return any(part is inner.part.module for part in outer.part.module.modules())
