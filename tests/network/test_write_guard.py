@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import UnsupportedModelError
-from featlearn.network import state
+from featlearn.network import kept_tensors
 from featlearn.network.inventory import Inventory
 from featlearn.network.kept_tensors import GuardedWeight
 from featlearn.network.state import state_kept
@@ -45,7 +45,8 @@ ACTS: dict[str, Callable[[Writing], object]] = {
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "GUARDED", -1)
+    monkeypatch.setattr(kept_tensors, "LARGE", 0)
+    monkeypatch.setattr(kept_tensors, "GUARDED", -1)
 
 
 def bits(model: nn.Module) -> list[tuple[int, list[int]]]:
@@ -91,10 +92,18 @@ def test_weights_that_are_only_read_are_not_copied(monkeypatch: pytest.MonkeyPat
     assert copied
 
 
-def test_small_models_are_copied_at_once() -> None:
+def test_small_weights_are_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Writing()
-    with state_kept(Inventory(model), guarded=True) as kept:
-        assert kept.guard is None
+    size = sum(p.nbytes for p in model.parameters())
+    large = sum(p.nbytes for p in model.parameters() if p.nbytes >= 80)
+    assert 0 < large < size
+    for least, most, copied in ((0, 2**28, size), (2**24, 0, size), (80, large, size), (80, large - 1, size - large)):
+        monkeypatch.setattr(kept_tensors, "LARGE", least)
+        monkeypatch.setattr(kept_tensors, "GUARDED", most)
+        for guarded in (True, False):
+            with state_kept(Inventory(model), guarded=guarded) as kept:
+                assert (kept.guard is None) == (copied == size or not guarded)
+                assert kept.copied_bytes == (copied if guarded else size)
 
 
 @pytest.mark.usefixtures("always")

@@ -166,24 +166,30 @@ def kept(tensors: Sequence[Tensor]) -> list[KeptTensors]:
     return [KeptTensors(some) for some in (*groups.values(), *alone)]
 
 
-GUARDED = 2**28
-"""Bytes of weights above which they are not copied before something writes to them."""
+LARGE, GUARDED = 2**24, 2**28
+"""Bytes of a large weight, and of all large ones together above which they are not copied at once."""
 
 
-def guarded_weights(weights: Sequence[Tensor]) -> tuple[WriteGuard, list[Kept]]:
-    """A guard for all plain weights, and all weights; the others are copied at once."""
-    guarded: list[GuardedWeight] = []
-    others: list[Tensor] = []
-    for weight in weights:
-        memory = _place(weight)
-        if memory is not None and weight.is_contiguous() and not weight.is_neg():
-            guarded.append(GuardedWeight(weight, memory))
-        else:
-            others.append(weight)
+def kept_weights(weights: Sequence[Tensor], *, guarded: bool) -> tuple[WriteGuard | None, list[Kept]]:
+    """All weights, and a guard of large ones; without it, or where they are few, all of them are copied at once.
+
+    A fingerprint takes longer than a copy of a small weight.
+    """
+    large = {id(weight): place for weight in weights if (place := _guarded_place(weight)) is not None}
+    if not guarded or sum(place.nbytes for place in large.values()) <= GUARDED:
+        return None, [*kept(weights)]
+    later = [GuardedWeight(weight, large[id(weight)]) for weight in weights if id(weight) in large]
     copies: dict[int, list[Callable[[], None]]] = {}
-    for one in guarded:
+    for one in later:
         copies.setdefault(one.tensors[0].untyped_storage().data_ptr(), []).append(one.copy)
-    return WriteGuard(copies), [*guarded, *kept(others)]
+    return WriteGuard(copies), [*later, *kept([weight for weight in weights if id(weight) not in large])]
+
+
+def _guarded_place(weight: Tensor) -> Tensor | None:
+    """A large weight in its memory, None for others and for kinds that cannot be guarded."""
+    place = _place(weight)
+    plain = place is not None and weight.is_contiguous() and not weight.is_neg()
+    return place if plain and weight.nbytes >= LARGE else None
 
 
 def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:

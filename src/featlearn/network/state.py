@@ -17,8 +17,8 @@ from featlearn.errors import UnsupportedModelError
 from featlearn.network.inventory import Inventory
 from featlearn.network.kept_tensors import (
     GUARDED,
-    guarded_weights,
     kept,
+    kept_weights,
     moved_back,
     restore,
     rewind_tensors,
@@ -78,10 +78,9 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = [tensor for tensor in held["tensor"] if has_memory(tensor)]
     own = [tensor for tensor in tensors if id(tensor) in weights]
-    large = guarded and sum(tensor.numel() * tensor.element_size() for tensor in own) > GUARDED
-    guard, kept_weights = guarded_weights(own) if large else (None, kept(own))
+    guard, kept_own = kept_weights(own, guarded=guarded)
     kept_others = kept([tensor for tensor in tensors if id(tensor) not in weights])
-    copied = sum(one.copied_bytes for one in (*kept_weights, *kept_others))
+    copied = sum(one.copied_bytes for one in (*kept_own, *kept_others))
     grads = [(parameter, parameter.grad) for parameter in inside.parameters]
 
     def rewind() -> None:
@@ -106,7 +105,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     def rewritten() -> set[int]:
         return {
             id(tensor)
-            for one in (*kept_weights, *kept_others)
+            for one in (*kept_own, *kept_others)
             for tensor, version, changed in zip(one.tensors, one.versions, one.changed(), strict=True)
             if changed or version_of(tensor) != version
         }
@@ -131,18 +130,18 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
             if table:
                 table.clear()
         try:
-            changed += moved_back(kept_weights)  # all, before any is written to: one may lie in the memory of another
+            changed += moved_back(kept_own)  # all, before any is written to: one may lie in the memory of another
             moved_back(kept_others)
-            changed += restore(kept_weights)
+            changed += restore(kept_own)
             restore(kept_others)
         finally:  # last: a gradient must fit its weight
             for parameter, grad in grads:
                 parameter.grad = grad
-        if any(one.lost for one in kept_weights):
+        if any(one.lost for one in kept_own):
             raise UnsupportedModelError(
                 "weights have been rewritten otherwise than by an op of torch in a forward pass (through a pointer or "
-                f"a numpy array, say); of models above {GUARDED >> 20} MiB they cannot be put back then; load them "
-                "again, and measure a model that only reads its weights"
+                f"a numpy array, say); where large weights take more than {GUARDED >> 20} MiB they cannot be put back "
+                "then; load them again, and measure a model that only reads its weights"
             )
     if only_read and changed:
         raise UnsupportedModelError(
