@@ -214,7 +214,7 @@ def test_a_later_call_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_sharded_model_is_gathered_layer_by_layer():
     def deep() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(10, 1024), *[Block(1024) for _ in range(24)], nn.Linear(1024, 3)).cuda()
+        return nn.Sequential(nn.Linear(10, 4096), *[Block(4096) for _ in range(24)], nn.Linear(4096, 3)).cuda()
 
     one, model, x = deep(), deep(), inputs(6)
     whole = sum(p.nbytes for p in one.parameters())

@@ -5,7 +5,7 @@ import torch
 
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense
 from featlearn.distributed.exchange import TensorKind, contents, kinds, mapped, refilled
-from featlearn.distributed.group import RankGroup
+from featlearn.distributed.group import RankGroup, sendable
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.network import fingerprint as fingerprints
 from featlearn.quantities.ntk import ntk
@@ -86,3 +86,18 @@ def test_gradients_are_what_they_were_after_a_journey():
         strides = [[t.stride() for t in contents(one)] for one in (found, gradients)]
         assert strides[0] == strides[1]
     assert isinstance(mapped(as_dense(factors), TensorKind.of), Dense)
+
+
+@pytest.mark.parametrize(
+    ("kind", "backends", "expected"),
+    [
+        ("cpu", "cpu:gloo,cuda:gloo", True),
+        ("cuda", "cpu:gloo,cuda:gloo", False),  # a pointer into a GPU would end the process
+        ("cuda", "cpu:gloo,cuda:nccl", True),
+        ("cuda", "cuda:nccl", True),
+        ("cpu", "cuda:nccl", False),
+        ("xpu", "cpu:gloo,cuda:gloo,xpu:gloo", False),
+    ],
+)
+def test_tensors_are_sent_from_where_a_backend_can_reach_them(kind: str, backends: str, expected: bool):
+    assert sendable(kind, backends) is expected

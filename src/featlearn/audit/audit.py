@@ -20,7 +20,7 @@ from featlearn.audit.gradient_check import (
 from featlearn.audit.independence import Part, last_digit_changed, refuse_coupled
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.chunk import Chunk
-from featlearn.graph.graph import Graph, Node, backward_to
+from featlearn.graph.graph import Graph, Node, parameter_gradients
 from featlearn.graph.layout import Layout, sample_dimension
 from featlearn.graph.repeated_pass import RepeatedPass
 from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
@@ -164,7 +164,7 @@ def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tenso
     """Autograd's gradient of some samples alone."""
     named = {name: part.parameters[name] for name in chunk.uses}
     cotangent = weights[:, None] * direction.to(part.outputs)
-    return WeightedGradient(direction, weights, backward_to(part.outputs, [], named, cotangent)[1])
+    return WeightedGradient(direction, weights, parameter_gradients(part.outputs, named, cotangent))
 
 
 def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:

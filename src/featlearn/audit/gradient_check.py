@@ -15,7 +15,7 @@ from featlearn.contraction.factors import Dense, Factor, Gradients, as_dense
 from featlearn.contraction.windows import Windows
 from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.chunk import Chunk, UseGradients
-from featlearn.graph.graph import backward_to, numbers
+from featlearn.graph.graph import backward_to, numbers, parameter_gradients
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def weighted_gradient(chunk: Chunk, names: Collection[str], generator: torch.Gen
     direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
     weights = torch.randn(len(outputs), generator=generator, dtype=torch.float64, device="cpu").to(outputs)
     named = {name: chunk.parameters[name] for name in names}
-    return WeightedGradient(direction, weights, backward_to(outputs, [], named, weights[:, None] * direction)[1])
+    return WeightedGradient(direction, weights, parameter_gradients(outputs, named, weights[:, None] * direction))
 
 
 def balanced_gradient(
@@ -59,7 +59,7 @@ def balanced_gradient(
     sizes = squares.sqrt().to(drawn.weights)
     weights = drawn.weights / torch.where(sizes > 0, sizes, 1.0)
     named = {name: chunk.parameters[name] for name in names}
-    _, gradients = backward_to(chunk.outputs, [], named, weights[:, None] * drawn.direction)
+    gradients = parameter_gradients(chunk.outputs, named, weights[:, None] * drawn.direction)
     return WeightedGradient(drawn.direction, weights, gradients), {value: [g] for value, g in at_uses.items()}
 
 
@@ -186,7 +186,7 @@ def refuse_unequal_sums(
     drawn = torch.randn(chunk.count, len(directions), generator=generator, dtype=torch.float64, device="cpu")
     cotangent = (drawn @ directions.double().cpu()).to(outputs)
     rows = cotangent if len(outputs) == chunk.count else torch.cat([cotangent, torch.zeros_like(cotangent)])
-    _, expected = backward_to(outputs, [], {name: chunk.parameters[name] for name in chunk.uses}, rows)
+    expected = parameter_gradients(outputs, {name: chunk.parameters[name] for name in chunk.uses}, rows)
     # A gradient may be nothing but rounding: that of all parameters says how large rounding is.
     whole = math.hypot(*numbers([g.detach().abs().double().norm() for g in expected.values() if g is not None]), 0.0)
     for name, gradients in found.items():

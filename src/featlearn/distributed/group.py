@@ -126,8 +126,14 @@ class RankGroup:
                 real.copy_(sent)
 
     def sends_from(self, device: torch.device) -> bool:
-        """Whether tensors on this device can be sent as they are."""
-        return device.type in str(dist.get_backend_config(self.process_group))
+        """Whether tensors on this device can be sent as they are; gloo sends from main memory alone, or crashes."""
+        return sendable(device.type, str(dist.get_backend_config(self.process_group)))
+
+
+def sendable(kind: str, backends: str) -> bool:
+    """Whether tensors of this kind of device can be sent by backends such as "cpu:gloo,cuda:nccl"."""
+    named = dict(one.split(":") for one in backends.split(",") if ":" in one)
+    return kind in named and (kind == "cpu" or named[kind] != "gloo")
 
 
 class Together:

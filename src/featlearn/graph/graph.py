@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -278,6 +278,50 @@ def backward_to(
     found = backward([outputs], [*edges, *parameters.values()], [cotangent], last=last)
     at_values, at_parameters = found[: len(edges)], found[len(edges) :]
     return dict(zip(values, at_values, strict=True)), dict(zip(parameters, at_parameters, strict=True))
+
+
+TOGETHER = 2**28
+"""Bytes of parameters whose gradients are held at a time."""
+
+
+def parameter_gradients(
+    outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor
+) -> Mapping[str, Tensor | None]:
+    """Gradients at parameters: by one backward pass, or, where they are large, by one for some of them at a time."""
+    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in parameters.items()}
+    if sum(sizes.values()) <= TOGETHER:
+        return backward_to(outputs, [], parameters, cotangent)[1]
+    return _GradientsInGroups(outputs, parameters, cotangent, sizes)
+
+
+class _GradientsInGroups(Mapping[str, Tensor | None]):
+    """Gradients of large networks, of which one group is held; best asked for in the order of the parameters."""
+
+    def __init__(
+        self, outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor, sizes: Mapping[str, int]
+    ) -> None:
+        self._outputs, self._parameters, self._cotangent = outputs, parameters, cotangent
+        self._groups: dict[str, int] = {}
+        number = held = 0
+        for name, size in sizes.items():
+            if held and held + size > TOGETHER:
+                number, held = number + 1, 0
+            self._groups[name], held = number, held + size
+        self._held: dict[str, Tensor | None] = {}
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        if name not in self._held:
+            self._held = {}  # before the next are made
+            chosen = [other for other, group in self._groups.items() if group == self._groups[name]]
+            named = {other: self._parameters[other] for other in chosen}
+            self._held = backward_to(self._outputs, [], named, self._cotangent)[1]
+        return self._held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
 
 
 def numbers(found: Sequence[Tensor]) -> list[float]:

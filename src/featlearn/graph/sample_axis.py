@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.graph.graph import Graph, Node, Value, backward_to, numbers
+from featlearn.graph.graph import TOGETHER, Graph, Node, Value, backward_to, numbers, parameter_gradients
 from featlearn.graph.layout import Layout, splits
 
 Axes = Mapping[Node, Layout | None]
@@ -44,19 +44,36 @@ def probed_graph(
     """Find the sample axis of every node by two backward passes; the second goes on to the parameters."""
     leaves = set(graph.leaves.values())
     nodes = [node for node in graph.order if node in graph.names_below and node not in leaves]
-    values = [(node, number) for node in nodes for number in range(len(graph.described[node]))]
+    values = [
+        (node, number)
+        for node in nodes
+        for number in range(len(graph.described[node]))
+        if _may_show(graph, node, len(outputs))
+    ]
     direction = torch.randn(1, outputs.shape[1], generator=generator, dtype=torch.float64, device="cpu").to(outputs)
     weights = sample_factors(len(outputs), generator).to(outputs)
     plain, _ = backward_to(outputs, values, {}, direction.expand_as(outputs))
     named = {name: parameters[name] for name in graph.leaves}
-    coded, gradients = backward_to(outputs, values, named, weights[:, None] * direction)
-    several = frozenset(
-        node for node in nodes if any(plain[node, n] is not None for n in range(1, len(graph.described[node])))
-    )
+    cotangent = weights[:, None] * direction
+    gradients: Mapping[str, Tensor | None]
+    if sum(parameter.numel() * parameter.element_size() for parameter in named.values()) <= TOGETHER:
+        coded, gradients = backward_to(outputs, values, named, cotangent)
+    else:
+        coded, gradients = (
+            backward_to(outputs, values, {}, cotangent)[0],
+            parameter_gradients(outputs, named, cotangent),
+        )
+    several = frozenset(node for node, number in values if number and plain[node, number] is not None)
     axes = _axes(graph, len(outputs), plain, coded, weights)
     # The gradient of the root is the cotangent itself: samples first.
     axes[graph.root[0]] = Layout(1, len(outputs), outputs.shape[1])
     return ProbedGraph(axes, several, _blank(axes, plain), direction, weights, plain, gradients)
+
+
+def _may_show(graph: Graph, node: Node, samples: int) -> bool:
+    """Whether samples may lie in a node's output: most weights, whose gradients are large, have other sizes."""
+    described = graph.described[node]
+    return len(described) > 1 or any(shape.numel() % samples == 0 for shape, _ in described)
 
 
 def _axes(
@@ -69,11 +86,11 @@ def _axes(
     while pending:
         values = {node: (node, _used_output(graph, node, plain)) for node in pending}
         options = {
-            node: list(splits(graph.output_shape(value), samples)) if not _is_nested(plain[value]) else []
+            node: list(splits(graph.output_shape(value), samples)) if not _is_nested(plain.get(value)) else []
             for node, value in values.items()
         }
         axes |= {node: options[node][0] if options[node] else None for node in pending}
-        doubtful = [node for node in pending if options[node] and plain[values[node]] is not None]
+        doubtful = [node for node in pending if options[node] and plain.get(values[node]) is not None]
         for turn in range(max((len(options[node]) for node in doubtful), default=0)):  # most are right at once
             errors = numbers([
                 attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
@@ -94,7 +111,7 @@ def _blank(axes: Axes, plain: Mapping[Value, Tensor | None]) -> frozenset[Node]:
         node: g.detach().abs().amax() for node, g in asked.items() if g is not None and not g.is_nested and g.numel()
     }
     largest = dict(zip(sizes, numbers(list(sizes.values())), strict=True))
-    return frozenset(node for node in axes if not largest.get(node, 0.0) > 0.0)
+    return frozenset(node for node in axes if (node, 0) in plain and not largest.get(node, 0.0) > 0.0)
 
 
 def _consumers(graph: Graph, nodes: list[Node], known: Axes) -> list[Node]:
@@ -105,7 +122,7 @@ def _consumers(graph: Graph, nodes: list[Node], known: Axes) -> list[Node]:
 
 def _used_output(graph: Graph, node: Node, plain: Mapping[Value, Tensor | None]) -> int:
     """The first output of a node that the outputs depend on."""
-    used = (n for n in range(len(graph.described[node])) if plain[node, n] is not None)
+    used = (n for n in range(len(graph.described[node])) if plain.get((node, n)) is not None)
     return next(used, 0)
 
 
