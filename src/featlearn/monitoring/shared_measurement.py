@@ -207,7 +207,7 @@ class SharedMeasurement:
     def _kernels(self, of: tuple[str, ...], outputs: Outputs, by: str) -> Kernels:
         x, x2 = (*(self._probes[name] for name in of), None)[:2]
         found: dict[str, Any] = divided_kernels(self._audited, x, x2, outputs, by, False, dict)
-        return {key: kernel.full_tensor() for key, kernel in found.items()}
+        return {key: kernel.full_tensor().to(self._home) for key, kernel in found.items()}
 
     def _features(self, compared: bool, outputs: Probes | None) -> NeuralFeatures:
         initial = self._initial if compared else None

@@ -123,6 +123,8 @@ def _sharded(rows: Tensor, shape: tuple[int, ...], ranks: RankGroup) -> Tensor:
     from torch.distributed.device_mesh import DeviceMesh  # takes long to load
     from torch.distributed.tensor import DTensor, Shard
 
+    if not ranks.sends_from(rows.device):  # `full_tensor` would send from there
+        rows = rows.to(ranks.device)
     mesh = DeviceMesh.from_group(ranks.process_group, rows.device.type)
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
