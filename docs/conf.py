@@ -17,11 +17,22 @@ extensions = [
     "myst_parser",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx.ext.intersphinx",
     "mathml",
     "reference",
     "generated_pages",
 ]
-exclude_patterns = ["_build", "extensions", "static"]
+exclude_patterns = ["_build", "extensions", "inventories", "static"]
+
+# Names that the pages mention, listed in the tree: the site is built without network.
+MANUALS = {
+    "matplotlib": "https://matplotlib.org/stable",
+    "python": "https://docs.python.org/3",
+    "scipy": "https://docs.scipy.org/doc/scipy",
+    "torch": "https://docs.pytorch.org/docs/stable",
+    "xarray": "https://docs.xarray.dev/en/stable",
+}
+intersphinx_mapping = {name: (address, f"inventories/{name}.txt") for name, address in MANUALS.items()}
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4

@@ -1,6 +1,7 @@
 """The documentation site: built without a warning and without network, complete, and without a broken link."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ pytest.importorskip("furo")
 
 TOP = Path(__file__).parents[1]
 EXTENSIONS = TOP / "docs" / "extensions"
+INVENTORIES = sorted((TOP / "docs" / "inventories").glob("*.txt"))
 OWN_PAGES = ("explorer.html", "figures.html")  # written by the package, with tests of their own
 
 sys.path += [str(EXTENSIONS), str(EXTENSIONS.parent)]  # as Sphinx finds them
@@ -171,6 +173,27 @@ def test_links_inside_the_site_lead_to_pages_and_places(site: Path, pages: dict[
                 broken.append(f"{path.name}: {link}")
     assert len(ours) > 60
     assert broken == []
+
+
+def listed_elsewhere() -> dict[str, str]:
+    """Names of other libraries in `docs/inventories`, and the page of each."""
+    lines = [line.split() for path in INVENTORIES for line in path.read_text().splitlines() if line[0] != "#"]
+    return {name: page for name, _, page in lines}
+
+
+@pytest.mark.parametrize("name", listed_elsewhere())
+def test_names_of_other_libraries_exist(name: str):
+    library = name.split(".")[0]
+    pytest.importorskip(library)
+    assert pkgutil.resolve_name(name)
+
+
+@pytest.mark.slow
+def test_names_of_other_libraries_are_links(site: Path, pages: dict[Path, Page]):
+    links = {link for page in pages.values() for link in page.links}
+    assert "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module" in links
+    unused = [page for page in listed_elsewhere().values() if not any(f"/{page}#" in link for link in links)]
+    assert unused == []
 
 
 @pytest.mark.slow

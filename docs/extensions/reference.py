@@ -4,7 +4,8 @@
     ```
 
 The argument is what users write after `fl.`. Below each entry stand the pages whose code uses it; `fl.ntk` in the text
-of any page becomes a link to its entry.
+of any page becomes a link to its entry, and `torch.compile` or `nn.Module` a link to the pages of torch, by the lists
+of names in `docs/inventories`.
 """
 
 import re
@@ -76,14 +77,27 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Turn `fl.ntk` and `fl.ntk(model, x)` in the text into links."""
-    objects = app.env.domains.python_domain.objects
+    """Turn `fl.ntk`, `fl.ntk(model, x)` and names of other libraries in the text into links."""
+    objects, others = app.env.domains.python_domain.objects, elsewhere(app.env)
     for literal in list(doctree.findall(nodes.literal)):
+        if isinstance(literal.parent, nodes.reference):
+            continue
         found = NAME.fullmatch(literal.astext())
         target = objects.get(f"featlearn.{found[1]}") if found else None
-        if target is not None and not isinstance(literal.parent, nodes.reference):
+        name = re.sub(r"^nn\.", "torch.nn.", literal.astext().removesuffix("()"))
+        if target is not None:
             link = make_refnode(app.builder, docname, target.docname, target.node_id, literal.deepcopy())
             literal.replace_self(link)
+        elif name in others:
+            literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=others[name], internal=False))
+
+
+def elsewhere(env: BuildEnvironment) -> dict[str, str]:
+    """Addresses of names of other libraries, from the inventories that intersphinx has read."""
+    inventories = getattr(env, "intersphinx_inventory", {})
+    return {
+        name: item.uri for kind, items in inventories.items() if kind.startswith("py:") for name, item in items.items()
+    }
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
