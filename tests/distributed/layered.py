@@ -313,6 +313,31 @@ class Overwriting(nn.Module):
         return x.exp().add_(1.0)
 
 
+class CallingItself(nn.Module):
+    """Its forward pass calls the whole model again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, again: bool = True) -> Tensor:
+        found: Tensor = self.layer(torch.tanh(self(x, False)) if again else x)
+        return found
+
+
+@on_ranks(2)
+def nothing_is_saved_for_us_after_a_model_that_calls_itself(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    model, x = CallingItself(6).double(), torch.randn(5, 6).double()
+    expected = ntk(model, x, outputs="sum")
+    fully_shard(model.layer)
+    fully_shard(model)
+    with layer_by_layer():
+        found = ntk(model, x, outputs="sum")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
 @on_ranks(2)
 def what_cannot_be_measured_layer_by_layer_is_refused(rank: int, size: int) -> None:
     x, model = inputs(9, 5), sharded(plain())

@@ -1,12 +1,16 @@
 """Operator, alignment and features over ranks, against the same calls without a group."""
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.quantities.alignment_estimate import estimate_alignment
 from featlearn.quantities.neural_features import neural_features
+from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
 
 from .comparison import assert_close, assert_same_everywhere
@@ -111,6 +115,30 @@ def features_are_those_of_one_process(rank: int, size: int) -> None:
                     assert_close(divided.ptk_change, one.ptk_change)
                     assert torch.equal(divided.initial_weight, one.initial_weight)
                     assert_same_everywhere(divided.ptk_covariance)
+
+
+@on_ranks(2)
+def drawn_outputs_are_the_same_on_every_rank(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double(), torch.randn(9, 5).double()
+
+    def probes() -> Probes:
+        return Probes(3, torch.Generator().manual_seed(8))
+
+    alone = neural_features(model, x, outputs=probes())
+    found = neural_features(model, x, outputs=probes(), group="world")
+    for name, layer in alone.items():
+        torch.testing.assert_close(found[name].agop, layer.agop, rtol=1e-12, atol=1e-14)
+    with pytest.raises(InputValueError, match="outputs"):
+        neural_features(model, x, outputs=Probes(3, torch.Generator().manual_seed(rank)), group="world")
+
+
+@on_ranks(2)
+def views_are_the_same_as_copies(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1)), torch.randn(6, 3)
+    mine = x[1:] if rank == 0 else x[1:].clone()
+    torch.testing.assert_close(ntk(model, mine, group="world").full_tensor(), ntk(model, mine))
 
 
 @on_ranks(4)

@@ -60,3 +60,12 @@ def test_zeros_of_either_sign_and_any_place_in_memory() -> None:
     matrix = torch.randn(6, 4)
     assert fingerprint(matrix.T) == fingerprint(matrix.T.contiguous())
     assert fingerprint(torch.randn(3, 4, dtype=torch.complex64).conj()).dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
+@pytest.mark.parametrize("offset", range(9))
+def test_a_view_has_the_number_of_its_copy(dtype: torch.dtype, offset: int) -> None:
+    whole = torch.arange(100).to(dtype)
+    for size in (16, 17, 24):
+        part = whole[offset : offset + size]
+        assert fingerprint(part) == fingerprint(part.clone())

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -524,3 +525,57 @@ def test_tensors_are_back_in_their_own_memory(name: str, measure: Measure) -> No
         assert torch.equal(one, value), key
         assert [one.data_ptr(), one.stride(), one.dtype] == form
     assert all(weight.grad is grad for weight, grad in zip(model.parameters(), gradients, strict=True))
+
+
+class Counted(OrderedDict[str, int]):
+    """Cannot be made without an argument, which `copy` would do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+
+class Stubborn(dict[str, int]):
+    """Cannot be emptied."""
+
+    def clear(self) -> None:
+        raise TypeError("never emptied")
+
+
+class Recording(nn.Module):
+    """Writes to what it holds."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.layer, self.held, self.later = nn.Linear(3, 1), held, [1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.later.append(2)
+        if isinstance(self.held, dict):
+            self.held["calls"] = self.held.get("calls", 0) + 1
+        else:
+            self.held += 1.0
+            self.held.flags.writeable = False
+        return self.layer(x)
+
+
+def test_containers_of_a_class_of_ones_own_are_as_before() -> None:
+    model = Recording(Counted(3))
+    model.held["calls"] = 7
+    fl.ntk(model, torch.randn(4, 3))
+    assert dict(model.held) == {"calls": 7}
+    assert model.held.size == 3
+
+
+@pytest.mark.parametrize("held", [Stubborn(calls=1), numpy.zeros(3)], ids=["dictionary", "array"])
+def test_gradients_are_as_before_where_something_cannot_be_put_back(held: Any) -> None:
+    model = Recording(held)
+    model(torch.randn(4, 3)).sum().backward()
+    if isinstance(held, numpy.ndarray):
+        held.flags.writeable = True
+    model.later = [1]
+    grads = [p.grad for p in model.parameters()]
+    with pytest.raises(Exception, match=r"cannot be put back: TypeError: never emptied|read-only"):
+        fl.ntk(model, torch.randn(4, 3))
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
+    assert model.later == [1]

@@ -245,3 +245,23 @@ def test_inputs_that_do_not_fit_are_told_where_there_is_no_memory_for_a_copy(mon
     monkeypatch.setattr(GuardedWeight, "copy", no_room)
     with pytest.raises(UnsupportedModelError, match="mat1 and mat2 shapes"):
         fl.ntk(Writing(), torch.randn(9, 7))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("offset", range(4))
+def test_weights_anywhere_in_a_buffer_are_put_back(offset: int) -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(70)[offset : offset + 64].view(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.w.mul_(1.5)
+            return (x @ self.w).sum(1)
+
+    model = Growing()
+    before = bits(model)
+    with pytest.raises(UnsupportedModelError, match="rewrites w"):
+        fl.ntk(model, torch.randn(5, 8))
+    assert bits(model)[0][1] == before[0][1]

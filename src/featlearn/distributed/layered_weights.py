@@ -121,7 +121,8 @@ class LayeredWeights:
         """Those that a backward pass has come to."""
         self._at: dict[int, _Layer] = {}
         """Layers by the memory of their gathered parameters."""
-        self._saving: saved_tensors_hooks | None = None
+        self._saving: list[saved_tensors_hooks] = []
+        """One for each call of the whole model that is under way: it may call itself."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -146,15 +147,18 @@ class LayeredWeights:
             yield
             self._refuse_rewriting()
         finally:
-            self._end_saving()
+            while self._saving:
+                self._end_saving()
             for handle in handles:
                 handle.remove()
             for table, hooks in zip(tables, kept, strict=True):
                 table.clear()
                 table.update(hooks)
-            self.settle()
-            for layer in self._layers:
-                layer.put_back()
+            try:
+                self.settle()
+            finally:
+                for layer in self._layers:
+                    layer.put_back()
 
     def settle(self) -> None:
         """Serve the other ranks until none of them needs a layer: nothing else can be sent before."""
@@ -163,13 +167,12 @@ class LayeredWeights:
                 pass
 
     def _begin_saving(self, *_: Any) -> None:
-        self._saving = saved_tensors_hooks(self._packed, self._unpacked)
-        self._saving.__enter__()
+        self._saving.append(saved_tensors_hooks(self._packed, self._unpacked))
+        self._saving[-1].__enter__()
 
     def _end_saving(self, *_: Any) -> None:
-        if self._saving is not None:
-            self._saving.__exit__()
-            self._saving = None
+        if self._saving:
+            self._saving.pop().__exit__()
 
     @property
     def largest(self) -> int:
@@ -189,6 +192,8 @@ class LayeredWeights:
             return cast((args, kwargs), layer.part.input_dtype)
 
         def leave(_: nn.Module, args: Any, outputs: Any) -> Any:
+            if not self._entered or self._entered[-1][0] is not layer:
+                return outputs  # a hook of the user's raised before the layer was entered
             outputs = cast(outputs, layer.part.output_dtype)
             needed = tuple(each for each, _was_whole in self._entered)
             was_whole = self._entered.pop()[1]

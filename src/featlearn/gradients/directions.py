@@ -1,6 +1,6 @@
 """Which outputs a kernel is of: every output, one of them, or random directions among many."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ class Probes:
     """
 
     k: int
-    generator: torch.Generator | None = None
+    generator: torch.Generator | None = field(default=None, repr=False)  # an address, which is no use to anybody
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:

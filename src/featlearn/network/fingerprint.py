@@ -14,6 +14,8 @@ _PIECE, _CUDA_PIECE = 2**15, 2**23
 def fingerprint(tensor: Tensor) -> Tensor:
     """A number that changes with any bit of a tensor, and when entries trade places; on a GPU not waited for.
 
+    Tensors with the same entries have the same number wherever they lie in memory, on one kind of device.
+
     Each number is multiplied, its upper half added to the lower one, and multiplied by a factor of its place: products
     modulo 2^64 alone would lose the highest bits of pairs of numbers, two signs say.
     """
@@ -34,5 +36,7 @@ def _integers(tensor: Tensor) -> Tensor:
     values = tensor.detach()
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     flat = values.resolve_neg().contiguous().view(-1)
-    fits = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
-    return flat.view(INTEGERS[8 if fits else flat.element_size()])
+    width = 8 if flat.nbytes % 8 == 0 else flat.element_size()
+    if flat.storage_offset() * flat.element_size() % width:  # eight bytes must begin at a multiple of eight
+        flat = flat.clone()
+    return flat.view(INTEGERS[width])

@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import is_
@@ -72,7 +72,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     held = _held(inside.modules)
     weights = set(map(id, inside.parameters))
     hooks = [table for part in inside.modules for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
-    containers: list[tuple[Any, Any]] = [(thing, thing.copy() if thing else ()) for thing in held["container"]]
+    containers: list[tuple[Any, Any]] = [(thing, _entries(thing) if thing else ()) for thing in held["container"]]
     empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
     generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
@@ -102,6 +102,19 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
 
+    def put_back_tensors() -> None:
+        for table in empty_hooks:
+            if table:
+                table.clear()
+        changed.extend(moved_back(kept_own))  # all, before any is written to: one may lie in the memory of another
+        moved_back(kept_others)
+        changed.extend(restore(kept_own))
+        restore(kept_others)
+
+    def put_back_gradients() -> None:
+        for parameter, grad in grads:
+            parameter.grad = grad
+
     def rewritten() -> set[int]:
         return {
             id(tensor)
@@ -122,21 +135,12 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
                 "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
             )
     finally:
-        put_back_outside()
-        for container, entries in containers:
-            if container or entries:
-                _refill(container, entries)
-        for table in empty_hooks:
-            if table:
-                table.clear()
-        try:
-            changed += moved_back(kept_own)  # all, before any is written to: one may lie in the memory of another
-            moved_back(kept_others)
-            changed += restore(kept_own)
-            restore(kept_others)
-        finally:  # last: a gradient must fit its weight
-            for parameter, grad in grads:
-                parameter.grad = grad
+        # Each step is made whatever the ones before it raise: code of the user may run in them.
+        with ExitStack() as steps:  # from the last to the first
+            steps.callback(put_back_gradients)  # a gradient must fit its weight
+            steps.callback(put_back_tensors)
+            steps.callback(_refill_all, containers)
+            steps.callback(put_back_outside)
         if any(one.lost for one in kept_own):
             raise UnsupportedModelError(
                 "weights have been rewritten otherwise than by an op of torch in a forward pass (through a pointer or "
@@ -218,6 +222,28 @@ def _refill_attributes(attributes: dict[str, Any], entries: dict[str, Any]) -> N
     for key, value in entries.items():
         if key not in _MODULE_KEYS and attributes.get(key) is not value:
             attributes[key] = value
+
+
+def _refill_all(containers: Sequence[tuple[Any, Any]]) -> None:
+    """Every one of them, also where another raises."""
+    failed: list[tuple[Any, Exception]] = []
+    for container, entries in containers:
+        try:
+            if container or entries:
+                _refill(container, entries)
+        except Exception as error:  # from a class of the user
+            failed.append((container, error))
+    if failed:
+        container, error = failed[0]
+        raise UnsupportedModelError(
+            f"a {type(container).__name__} that the model holds was changed by a forward pass and cannot be put back: "
+            f"{type(error).__name__}: {error}; measure a model that only reads it"
+        ) from error
+
+
+def _entries(container: Any) -> Any:
+    """What a container holds, in a plain one: a class of the user may not be copied in the usual way."""
+    return next(kind(container) for kind in (dict, set, list) if kind is list or isinstance(container, kind))
 
 
 def _refill(container: Any, entries: Any) -> None:

@@ -11,7 +11,7 @@ from featlearn.distributed.agreement import expect_same_call, expect_same_tensor
 from featlearn.distributed.exchange import TensorKind, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
-from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.gradients.directions import Directions, Outputs, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, batch_size, describe
 from featlearn.network.isolation import collector_paused
@@ -57,9 +57,8 @@ def _expect_same(
     rates: Mapping[str, Rate],
 ) -> None:  # fmt: skip
     """Refuse calls that differ from rank to rank."""
-    drawn = f"Probes(k={outputs.k})" if isinstance(outputs, Probes) else outputs
     arguments = {
-        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": drawn, "by": by, "verify": verify,
+        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": outputs, "by": by, "verify": verify,
         "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
     }  # fmt: skip
     expect_same_call(audited.group, arguments, {"x": x, "x2": x2, "outputs": outputs})
