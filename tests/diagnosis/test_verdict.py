@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy
@@ -219,7 +220,9 @@ def test_training_that_breaks_down_late_is_judged_by_what_came_before(runs: dict
     assert found.headline == f"training broke down at step {last + 2}. Up to step {last}: {whole.headline}"
     for name, number in whole.numbers.items():
         assert float(found.numbers[name]) == pytest.approx(float(number), nan_ok=True), name
-    assert found.layers == whole.layers
+    assert found.layers.keys() == whole.layers.keys()
+    for name, layer in whole.layers.items():  # from Python 3.13 on a nan makes dataclasses unequal
+        assert astuple(found.layers[name]) == pytest.approx(astuple(layer), rel=0, abs=0, nan_ok=True), name
 
 
 def test_a_number_that_was_not_finite_once_is_no_end(tmp_path: Path):

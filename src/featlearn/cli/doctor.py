@@ -48,7 +48,9 @@ def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = F
     root = Path(given).expanduser() if given else None
     absent = {name: list(files) if root is None else absent_files(root, name) for name, files in FILES.items()}
     missing = [name for name, version in needed.items() if version is None]
-    devices = [] if "torch" in missing else _devices()
+    devices: list[str] = []
+    if "torch" not in missing:
+        needed["torch"], devices = _torch()
     versions = {"featlearn": _version("featlearn"), "python": platform.python_version()}
     answer = {"versions": {**versions, **needed}, "extras": extras, "devices": devices, "data_root": root,
               "data": {name: not files for name, files in absent.items()}, "data_missing": absent,
@@ -82,9 +84,10 @@ def _state(name: str, absent: list[str]) -> str:
     return f"incomplete: no {', '.join(absent[:LISTED])}{more}"
 
 
-def _devices() -> list[str]:
+def _torch() -> tuple[str, list[str]]:
+    """Its version, with the build (2.13.0+cu130), which wheels of PyPI leave out of their metadata, and its devices."""
     import torch
 
     found = [f"cpu, {torch.get_num_threads()} threads"]
     found += [f"cuda:{i}, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    return [*found, "mps"] if torch.backends.mps.is_available() else found
+    return torch.__version__, [*found, "mps"] if torch.backends.mps.is_available() else found
