@@ -234,11 +234,11 @@ def _refill_all(containers: Sequence[tuple[Any, Any]]) -> None:
         except Exception as error:  # from a class of the user
             failed.append((container, error))
     if failed:
-        container, error = failed[0]
+        container, first = failed[0]
         raise UnsupportedModelError(
             f"a {type(container).__name__} that the model holds was changed by a forward pass and cannot be put back: "
-            f"{type(error).__name__}: {error}; measure a model that only reads it"
-        ) from error
+            f"{type(first).__name__}: {first}; measure a model that only reads it"
+        ) from first
 
 
 def _entries(container: Any) -> Any:
