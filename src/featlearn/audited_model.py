@@ -17,7 +17,7 @@ from featlearn.distributed.agreement import (
 )
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.layered_weights import LayeredWeights
-from featlearn.distributed.sharded_model import ShardedWeights, sharded_weights, whole_weights
+from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
@@ -130,6 +130,9 @@ class AuditedModel:
     def _weights(self, by_layer: bool) -> Iterator[LayeredWeights | None]:
         """The weights of a sharded model at hand: all of them, or layer by layer where they do not fit."""
         model = unwrapped(self.model)
+        if not idle_parts(model):
+            yield None
+            return
         shards = sharded_weights(model)
         if shards is None or self._fits(shards, by_layer=by_layer and self.dtype is None):
             with whole_weights(model):
@@ -189,7 +192,7 @@ class AuditedModel:
             isolation = stack.enter_context(
                 undisturbed(
                     inside,
-                    lambda parts: trusted and is_builtin_sequential(parts, inputs[0], self.readout),
+                    lambda inside: trusted and is_builtin_sequential(inside, inputs[0], self.readout),
                     only_read=not reuse,  # a quantity of the user's own may write to them
                     guarded=not reuse,
                 )

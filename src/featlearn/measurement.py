@@ -31,7 +31,7 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.uses import first_axis_is_samples
-from featlearn.network.inputs import ModelWithInputs, input_kind
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
 
 
@@ -138,7 +138,8 @@ class Measurement:
     def defer(self, checks: DeferredChecks | None) -> None:
         """Collect checks instead of waiting for their answers; None: evaluate them at once again."""
         self.deferred = checks
-        self.batches = tuple(replace(batch, waiting=checks is None) for batch in self.batches)
+        for batch in self.batches:
+            batch.waiting = checks is None
         self._last.clear()
 
     def audit_again(self) -> None:
@@ -150,7 +151,7 @@ class Measurement:
 
     def kind(self, batch: ModelWithInputs) -> object:
         """What batches share of which the same is expected."""
-        return (input_kind(batch.x), self.weight_kind)
+        return (batch.kind, self.weight_kind)
 
     def like(self, kind: object, samples: int) -> ProvedPass | None:
         """The pass that so many samples are compared with, None where they are run in parts."""
@@ -223,7 +224,7 @@ class Measurement:
                 chunk.read_like(known.reading)
             else:
                 chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
-            if all(is_built_in(node) for uses in chunk.uses.values() for node in uses.nodes):
+            if chunk.is_fetched(chunk.uses):
                 self._keep_reading(key, chunk, None)
                 return
         audit = self.audits.get(graph.structure.names)

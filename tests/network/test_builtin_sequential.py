@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featlearn.network.builtin_sequential import _METHODS, is_builtin_sequential
+from featlearn.network.inventory import Inventory
 
 
 def network() -> nn.Sequential:
@@ -19,7 +20,7 @@ def network() -> nn.Sequential:
 
 
 def is_builtin(model: nn.Module, x: Any = None, readout: Any = None) -> bool:
-    return is_builtin_sequential(list(model.modules()), torch.zeros(5, 3) if x is None else x, readout)
+    return is_builtin_sequential(Inventory(model), torch.zeros(5, 3) if x is None else x, readout)
 
 
 def test_every_layer_of_the_table_is_one_that_torch_has_written():

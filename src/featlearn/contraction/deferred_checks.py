@@ -1,7 +1,6 @@
 """Deferred assertions, evaluated in one device sync."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -24,11 +23,12 @@ class DeferredChecks:
 
     def expect_sizes(self, test: Callable[..., bool], tensors: Sequence[Tensor]) -> None:
         """Require that the test of the largest entry of each of these tensors passes."""
-        distant = [tensor for tensor in tensors if tensor.is_cuda]
-        self._sizes += [(test, _once(tensor)) for tensor in distant]
-        for tensor in (tensor for tensor in tensors if not tensor.is_cuda):
-            low, high = tensor.aminmax()
-            self.expect(lambda low, high: test(max(-low, high)), low, high)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                self._sizes.append((test, _once(tensor)))
+            else:
+                low, high = tensor.aminmax()
+                self.expect(lambda low, high: test(max(-low, high)), low, high)
 
     def fail(self) -> None:
         """One check has failed already."""
@@ -42,9 +42,8 @@ class DeferredChecks:
             sizes = torch._foreach_norm([tensor for _, tensor in self._sizes], math.inf)
             self._expected += [(test, (size,)) for (test, _), size in zip(self._sizes, sizes, strict=True)]
             self._sizes.clear()
-        numbers = [tensor for _, several in self._expected for tensor in several]
-        found = iter(_fetched(numbers))
-        counted = [(test, sum(tensor.numel() for tensor in several)) for test, several in self._expected]
+        found = iter(_fetched([tensor for _, several in self._expected for tensor in several]))
+        counted = [(test, sum([tensor.numel() for tensor in several])) for test, several in self._expected]
         return all(test(*islice(found, count)) for test, count in counted)
 
 
@@ -57,15 +56,12 @@ def _once(tensor: Tensor) -> Tensor:
 
 def _fetched(tensors: Sequence[Tensor]) -> list[float]:
     """All their numbers, one after the other; those of one type and device are waited for together."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
-    for place, tensor in enumerate(tensors):
-        kinds[tensor.dtype, tensor.device].append(place)
-    found: dict[int, list[float]] = {}
-    for places in kinds.values():
-        some = [tensors[place] for place in places]
-        if all(tensor.dim() == 0 for tensor in some):
-            found |= {place: [number] for place, number in zip(places, torch.stack(some).tolist(), strict=True)}
-            continue
-        numbers = iter(torch.cat([tensor.reshape(-1) for tensor in some]).tolist())
-        found |= {place: list(islice(numbers, tensors[place].numel())) for place in places}
-    return [number for place in range(len(tensors)) for number in found[place]]
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1:
+        waiting = {kind: iter(_fetched([one for one in tensors if (one.dtype, one.device) == kind])) for kind in kinds}
+        return [n for one in tensors for n in islice(waiting[one.dtype, one.device], one.numel())]
+    if not tensors:
+        return []
+    scalar = not any(tensor.dim() for tensor in tensors)
+    found: list[float] = (torch.stack([*tensors]) if scalar else torch.cat([t.reshape(-1) for t in tensors])).tolist()
+    return found

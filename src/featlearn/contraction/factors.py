@@ -141,8 +141,11 @@ class Reused:
 
 def some_of(tensor: Tensor, axis: int, chosen: slice) -> Tensor:
     """Some entries along an axis; all of them without an op, which takes its time."""
-    begin, end, _ = chosen.indices(tensor.shape[axis])
-    return tensor if end - begin == tensor.shape[axis] else tensor.narrow(axis, begin, max(end - begin, 0))
+    size = tensor.shape[axis]
+    if not chosen.start and (chosen.stop is None or chosen.stop == size):
+        return tensor
+    begin, end, _ = chosen.indices(size)
+    return tensor if end - begin == size else tensor.narrow(axis, begin, max(end - begin, 0))
 
 
 def dense_slice(
@@ -320,6 +323,8 @@ def _sides(factors: Factors) -> tuple[object, ...]:
 
 def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:
     """Parts on the same sides are one part with more positions, which is how uses get their cross terms cheaply."""
+    if len(parts) == 1:
+        return (parts[0],)
     groups: dict[tuple[bool, bool], list[Factor]] = {}
     for part in parts:
         groups.setdefault((part.rows_first, part.indexed), []).append(part)

@@ -206,13 +206,15 @@ def _add_pairs(
     if left is not given[0] or right is not given[1]:
         kept = None  # rows of these directions alone were rescaled
     # A kernel that this precision cannot hold is infinite, which the caller reports; the product of factors is about 1.
-    factor = up * up2 if up * up2 <= torch.finfo(out.dtype).max else math.inf
+    factor = up * up2
+    if factor > 1.0 and factor > torch.finfo(out.dtype).max:
+        factor = math.inf
     mine = matrices(left, joined=mode == "sum") if mode != "full" else None
     if mine is not None and same and symmetric and worth_tiles(out, mine, scratch):
         add_in_tiles(out, mine, factor)
         return
     grams = directions**2 if mode == "full" else 1
-    longest = max(map(_pair_size, left.parts)) * max(map(_pair_size, right.parts))
+    longest = 1 if mine is not None and same else max(map(_pair_size, left.parts)) * max(map(_pair_size, right.parts))
     held = out.element_size() * left.blocks * longest * (2 + 2 * grams)
     depth = max([part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts])
     pieces = panels(left.samples, right.samples, scratch // held, symmetric, depth, out.is_cuda)

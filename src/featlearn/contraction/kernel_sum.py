@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.contraction.factors import Dense, Gradients
+from featlearn.contraction.factors import Dense, Gradients, some_of
 from featlearn.contraction.gram import Mode, add_gram, mirror
 from featlearn.contraction.matrices import RowGrams
 
@@ -47,12 +47,11 @@ class KernelSum:
         self._first_row = first_row
         self.keys, self.mode, self.symmetric, self.scratch = keys, mode, symmetric, scratch
         self._deferred = deferred
-        # A full kernel lies in memory as (P, C, P2, C), as its blocks are computed.
-        order = (0, 2, 1, 3) if mode == "full" else tuple(range(len(shape)))
-        stored = [shape[i] for i in order]
-        self.kernels: Kernels = {
-            key: torch.zeros(stored, dtype=dtype, device=device).permute(order) for key in dict.fromkeys(keys.values())
-        }
+        stored = shape
+        if mode == "full":  # it lies in memory as (P, C, P2, C), as its blocks are computed
+            stored = [shape[i] for i in (0, 2, 1, 3)]
+        zeros = {key: torch.zeros(stored, dtype=dtype, device=device) for key in dict.fromkeys(keys.values())}
+        self.kernels: Kernels = zeros if mode != "full" else {key: one.transpose(1, 2) for key, one in zeros.items()}
         self.callback: BlockCallback | None = None
 
     def add(
@@ -99,7 +98,9 @@ class KernelSum:
         kernel = self.kernels[key]
         if self._first_row and rows != slice(None):
             rows = slice(rows.start - self._first_row, rows.stop - self._first_row)
-        return kernel[directions, rows, columns] if self.mode == "each" else kernel[rows, columns]
+        if self.mode == "each":
+            return kernel[directions, rows, columns]
+        return some_of(some_of(kernel, 0, rows), 1, columns)
 
 
 def _joined(captured: Captured, keys: Mapping[str, str]) -> Iterator[tuple[str, Gradients]]:

@@ -5,7 +5,7 @@ and computes less of the upper triangle than in panels.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ RowGrams = dict[tuple[int, ...], Tensor]
 """Where a panel begins, and which parts -> inner products of their rows."""
 
 
-@dataclass(frozen=True)
-class Matrices:
+class Matrices(NamedTuple):
     """Rows and gradients of all samples."""
 
     rows: Tensor
@@ -34,7 +33,7 @@ class Matrices:
     @property
     def constant(self) -> bool:
         """Whether gradients are the same for every sample, which their strides tell: at the last layer they are."""
-        return all(grads.stride(0) == 0 for grads in self.grads)
+        return not any(grads.stride(0) for grads in self.grads)
 
 
 def matrices(factors: Factors, *, joined: bool) -> Matrices | None:
@@ -44,9 +43,9 @@ def matrices(factors: Factors, *, joined: bool) -> Matrices | None:
         return None
     if part.indexed:
         return None
-    grads = part.grads[:, :, 0, 0]
-    several = grads.unbind() if not joined or len(grads) == 1 else (grads.transpose(0, 1).flatten(1),)
-    return Matrices(part.held[:, 0, 0], tuple(several))
+    grads = part.grads.squeeze((2, 3))
+    several = grads.unbind() if not joined or grads.shape[0] == 1 else (grads.transpose(0, 1).flatten(1),)
+    return Matrices(part.held.squeeze((1, 2)), several)
 
 
 def add_in_panels(

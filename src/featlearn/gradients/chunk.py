@@ -5,7 +5,8 @@ Quantities see only `Factors` and `Dense` of `featlearn.contraction.factors`; ho
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +35,7 @@ UseGradients = Mapping[Value, Sequence[Tensor | None]]
 """Op that uses a parameter -> gradients at its output, one for each direction; None where it has none."""
 
 
-@dataclass(frozen=True)
-class Backpropagated:
+class Backpropagated(NamedTuple):
     """What backward passes from the outputs have given."""
 
     grads: dict[Value, Sequence[Tensor | None]]
@@ -173,16 +173,13 @@ class Chunk:
 
     def readable(self, names: Collection[str]) -> tuple[list[str], list[str]]:
         """Those that can be read, and those that go to the fallback."""
-        here = [name for name in names if name in self.uses]
-        return (
-            [name for name in here if self.uses[name].fallback_reason is None],
-            [name for name in here if self.uses[name].fallback_reason is not None],
-        )
+        uses = self.uses
+        read = [name for name in names if name in uses and uses[name].fallback_reason is None]
+        return read, [name for name in names if name in uses and uses[name].fallback_reason is not None]
 
     def use_layouts(self, names: Collection[str]) -> dict[Node, Layout]:
         """The ops that use some parameters, with their sample axes."""
-        read = (reading for name in names for reading in self.uses[name].readings)
-        return {reading.use.node: reading.use.layout for reading in read}
+        return {reading.use.node: reading.use.layout for name in names for reading in self.uses[name].readings}
 
     def is_fetched(self, names: Collection[str]) -> bool:
         """Whether all that these parameters are read from is held by their readings: built-in rules fetch it at once.
@@ -190,7 +187,7 @@ class Chunk:
         The ops that a parameter passes before its use are on no path from the outputs to a use, and keep what they
         have.
         """
-        return all(is_built_in(node) for name in names for node in self.uses[name].nodes)
+        return all(map(is_built_in, {node for name in names for node in self.uses[name].nodes}))
 
     def backpropagate(
         self, nodes: Collection[Node], directions: Tensor, *, apart: bool = False, last: bool = False,
@@ -290,13 +287,14 @@ class Chunk:
 
     def _batched_gradients(self, values: list[Value], directions: Tensor) -> UseGradients | None:
         """All directions in one pass; None where an op on the path cannot be vectorised."""
-        cotangents = directions.to(self.outputs, non_blocking=True)[:, None].expand(-1, *self.outputs.shape)
+        count, outputs = directions.shape[0], self.outputs  # len() of a tensor takes five calls
+        cotangents = directions.to(outputs, non_blocking=True)[:, None].expand(-1, *outputs.shape)
         edges = [GradientEdge(*value) for value in values]
         try:
-            found = backward([self.outputs], edges, [cotangents], batched=True)
+            found = backward([outputs], edges, [cotangents], batched=True)
         except (UnsupportedModelError, torch.OutOfMemoryError):
             return None
-        nothing: list[Tensor | None] = [None] * len(directions)
+        nothing: list[Tensor | None] = [None] * count
         return {
             v: nothing if whole is None else StackedGradients(whole) for v, whole in zip(values, found, strict=True)
         }
@@ -363,9 +361,10 @@ class Chunk:
 def _worth_batching(chunk: Chunk, directions: Tensor) -> bool:
     """On a GPU small passes leave it idle, and all directions go together if their gradients fit; a CPU loops."""
     outputs, graph = chunk.outputs, chunk.graph
-    if not outputs.is_cuda or len(directions) == 1 or graph is None:
+    count = directions.shape[0]
+    if not outputs.is_cuda or count == 1 or graph is None:
         return False
-    needed = graph.structure.output_bytes * len(directions)
+    needed = graph.structure.output_bytes * count
     return needed < LITTLE or needed < torch.cuda.mem_get_info(outputs.device)[0] // 4
 
 

@@ -61,6 +61,8 @@ class Directions:
         if self.drawn is not None:
             return self.drawn[chosen]
         begin, end, _ = chosen.indices(self.count)
+        if not self.first + begin:
+            return torch.eye(end, self.classes, dtype=torch.float64, device="cpu")
         found = torch.zeros(end - begin, self.classes, dtype=torch.float64, device="cpu")
         found.diagonal(self.first + begin).fill_(1.0)
         return found

@@ -4,7 +4,7 @@ Nothing in it follows from the values of tensors: saved tensors are fetched anew
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from featlearn.gradients.pullback import MatrixView, ParameterUses
 from featlearn.graph.graph import Edge, Graph, GraphStructure, Node
@@ -78,8 +78,8 @@ class GraphReading:
         found = self.matrix_views[name][1]
         if found is None:
             return None
-        flipped = dict(zip((reading.value for reading in readings), found.flipped.values(), strict=False))
-        return replace(found, flipped=flipped, scales=dict.fromkeys(flipped, 1.0))
+        flipped = dict(zip([reading.value for reading in readings], found.flipped.values(), strict=False))
+        return found._replace(flipped=flipped, scales=dict.fromkeys(flipped, 1.0))
 
 
 def _forms(readings: Sequence[Reading]) -> tuple[object, ...]:

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
 
 
-@dataclass(frozen=True)
-class MatrixView:
+class MatrixView(NamedTuple):
     """A common view (blocks, first, second) of one parameter, in which all of its uses are outer products."""
 
     blocks: int
@@ -36,8 +34,7 @@ class MatrixView:
     """Where each entry of the parameter stands in the view, where that is not its own place."""
 
 
-@dataclass(frozen=True)
-class ParameterUses:
+class ParameterUses(NamedTuple):
     """All uses of one parameter, each read by the rule of its op; or why they cannot be read."""
 
     readings: tuple[Reading, ...]
@@ -74,7 +71,7 @@ def common_matrix_view(graph: Graph, name: str, readings: tuple[Reading, ...]) -
     if len(views) != 1:
         return None
     (blocks, first, second, signature) = views.pop()
-    order = _entry_order(graph, leaf, *_first(scales)) if signature else None
+    order = _entry_order(graph, leaf, *next(iter(scales.items()))) if signature else None
     return MatrixView(blocks, first, second, flipped, scales, fixed, signature, order)
 
 
@@ -91,10 +88,6 @@ def _entry_order(graph: Graph, leaf: Node, value: Value, scale: float) -> Tensor
         order += weight * (found.detach().flatten() / scale).round().long()
         weight *= base
     return order
-
-
-def _first(scales: Mapping[Value, float]) -> tuple[Value, float]:
-    return next(iter(scales.items()))
 
 
 def _rearrangements(node: Node, leaf: Node) -> tuple[list[Node] | None, list[float]]:

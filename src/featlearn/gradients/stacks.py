@@ -31,11 +31,13 @@ class StackedGradients(Sequence[Tensor | None]):
 
     def viewed(self, view: Callable[[Tensor], Tensor]) -> Tensor | None:
         """What `view` makes of each, as one tensor, if it only looks at them in another way; None if it copies."""
-        first = view(self.whole[0])
-        if first.untyped_storage().data_ptr() != self.whole.untyped_storage().data_ptr():
+        whole = self.whole
+        first = view(whole[0])
+        if first.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
             return None
-        strides = (self.whole.stride(0), *first.stride())
-        return self.whole.as_strided((len(self), *first.shape), strides, first.storage_offset())
+        return whole.as_strided(
+            (whole.shape[0], *first.shape), (whole.stride(0), *first.stride()), first.storage_offset()
+        )
 
 
 def used_positions(grads: Sequence[Tensor]) -> Tensor | None:

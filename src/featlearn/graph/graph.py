@@ -99,13 +99,13 @@ class GraphStructure:
                         return None
         if len(set(nodes)) < len(nodes):
             return None
-        variables = {k: nodes[k].variable for k in self.leaves}
         named = {id(parameter): name for name, parameter in parameters.items()}
-        if any(named.get(id(variable)) != self.leaves[k] for k, variable in variables.items()):
+        variables = [id(nodes[k].variable) for k in self.leaves]
+        if [named.get(variable) for variable in variables] != [*self.leaves.values()]:
             return None
-        if shapes and any(_described(node) != known for node, known in zip(nodes, self.described, strict=True)):
+        if shapes and tuple([_described(node) for node in nodes]) != self.described:
             return None
-        return Graph(self, tuple(nodes), frozenset(map(id, variables.values())))
+        return Graph(self, tuple(nodes), frozenset(variables))
 
 
 def _coarsest(described: tuple[Description, ...]) -> float:
@@ -251,10 +251,10 @@ def backward(
     The `last` one lets go of what the forward pass has kept for it on the way.
     """
     try:
-        found = torch.autograd.grad(
-            outputs, inputs, cotangents, retain_graph=not last, allow_unused=True, is_grads_batched=batched
+        found = (_batched_gradients if batched else torch.autograd.grad)(
+            outputs, inputs, cotangents, retain_graph=not last, allow_unused=True
         )
-        return tuple(_strided(g) for g in found)
+        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in found])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -263,9 +263,21 @@ def backward(
         ) from error
 
 
-def _strided(gradient: Tensor | None) -> Tensor | None:
-    sparse = gradient is not None and gradient.layout != torch.strided and not gradient.is_nested
-    return gradient.to_dense() if sparse and gradient is not None else gradient
+def _batched_gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], **settings: bool
+) -> list[Tensor | None]:
+    """What `torch.autograd.grad` gives with `is_grads_batched`, without a hundred calls to look at arguments."""
+    level, size = torch._C._vmapmode_increment_nesting(), cotangents[0].shape[0]
+    try:
+        rows = [torch._add_batch_dim(cotangent, 0, level) for cotangent in cotangents]
+        found = torch.autograd.grad(outputs, inputs, rows, **settings)
+        return [None if one is None else torch._remove_batch_dim(one, level, size, 0) for one in found]
+    finally:
+        torch._C._vmapmode_decrement_nesting()
+
+
+def _strided(gradient: Tensor) -> Tensor:
+    return gradient if gradient.is_nested else gradient.to_dense()
 
 
 def backward_to(

@@ -9,7 +9,7 @@ through exactly one edge, so the sum over uses, each pulled back through the reg
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,8 +53,7 @@ class Use:
         return getattr(self.node, f"_saved_{name}", None)
 
 
-@dataclass(frozen=True)
-class FoundUses:
+class FoundUses(NamedTuple):
     """The edges through which parameters meet the samples."""
 
     edges: tuple[tuple[Edge, frozenset[str]], ...]

@@ -4,8 +4,8 @@ Each of these layers reads its weights and treats samples along the first axis o
 no random number in eval mode. No code of the user runs, so that none of it needs to be asked of the network again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import is_
+from collections.abc import Callable, Mapping
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.modules import module as module_globals
 
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inventory import Inventory
 
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -32,7 +33,9 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 def _rowwise(layer: nn.Linear, x: Tensor) -> bool:
     del x
-    return layer.weight.dim() == 2 and (layer.bias is None or layer.bias.dim() == 1)
+    own: dict[str, Any] = layer.__dict__["_parameters"]  # as an attribute it takes a call of Python
+    weight, bias = own.get("weight"), own.get("bias")
+    return weight is not None and weight.dim() == 2 and (bias is None or bias.dim() == 1)
 
 
 def _batched(layer: Any, x: Tensor) -> bool:
@@ -64,11 +67,15 @@ def _is_torchs(function: Any) -> bool:
     return code is None or Path(torch.__file__).parent in Path(code.co_filename).parents
 
 
-_METHODS: Mapping[type[nn.Module], tuple[tuple[str, Any], ...]] = {
-    kind: tuple((name, getattr(kind, name, None)) for name in _STEPS)
-    for kind in _CONDITIONS
-    if all(_is_torchs(getattr(kind, name, None)) for name in _STEPS)
+def _methods(kind: type[nn.Module]) -> tuple[Callable[[type], Any], Any]:
+    fetch = attrgetter(*(name for name in _STEPS if hasattr(kind, name)))
+    return fetch, fetch(kind)
+
+
+_METHODS: Mapping[type[nn.Module], tuple[Callable[[type], Any], Any]] = {
+    kind: _methods(kind) for kind in _CONDITIONS if all(_is_torchs(getattr(kind, name, None)) for name in _STEPS)
 }
+"""What fetches these methods, and what it has to give."""
 # What layers, and functions of torch.nn.functional, take from torch itself by name.
 _BELOW = ("celu", "group_norm", "layer_norm", "relu", "selu", "sigmoid", "tanh")
 _FUNCTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -78,36 +85,40 @@ _FUNCTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 """Modules with what is in them, unless it has been replaced."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = attrgetter(*(f"_global{hooks}" for hooks in _HOOKS))
 _TABLES = frozenset(nn.Module().__dict__)
 _VALUES = frozenset((bool, int, float, str, tuple, list, type(None)))
 """Types of the attributes that these layers have beside their tables."""
 
 
-def is_builtin_sequential(parts: Sequence[nn.Module], x: Inputs, readout: Readout | None) -> bool:
-    """Whether a network of these modules, with these inputs, is such a one: no hooks, no readout, nothing replaced."""
+def is_builtin_sequential(inside: Inventory, x: Inputs, readout: Readout | None) -> bool:
+    """Whether a network that holds this, with these inputs, is such a one: no hooks, no readout, nothing replaced."""
     if readout is not None or type(x) is not Tensor or x.dim() < 2 or x.requires_grad or x.is_inference():
         return False
-    kinds = set(map(type, parts))
-    if not kinds <= _METHODS.keys():
+    if not inside.types <= _METHODS.keys():
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # they may do anything
         return False
-    if any(getattr(module_globals, f"_global{hooks}") for hooks in _HOOKS):
+    if any(_GLOBAL_HOOKS(module_globals)):
         return False
     if not all(all(map(is_, map(table.get, kept), kept.values())) for table, kept in _FUNCTIONS):
         return False
-    if any(getattr(kind, name, None) is not method for kind in kinds for name, method in _METHODS[kind]):
-        return False
-    return all(_is_as_torch_made_it(part) and _CONDITIONS[type(part)](part, x) for part in parts)
+    for kind in inside.types:
+        fetch, kept = _METHODS[kind]
+        if fetch(kind) != kept:
+            return False
+    return all(_is_as_torch_made_it(part) and _CONDITIONS[type(part)](part, x) for part in inside.modules)
 
 
 def _is_as_torch_made_it(layer: nn.Module) -> bool:
     own = layer.__dict__
-    if any(type(own[key]) not in _VALUES for key in own.keys() - _TABLES):
-        return False  # a method, or a weight, in the place of torch's
-    if own.get("inplace") or own["_buffers"]:
+    for key in own.keys() - _TABLES:
+        if type(own[key]) not in _VALUES:
+            return False  # a method, or a weight, in the place of torch's
+    if own["_buffers"] or own.get("inplace"):
         return False
     for hooks in _HOOKS:
         if own[hooks]:
             return False
-    return all(p is None or (type(p) is nn.Parameter and not p._backward_hooks) for p in own["_parameters"].values())
+    held = [p for p in own["_parameters"].values() if p is not None]
+    return not [p for p in held if type(p) is not nn.Parameter or p._backward_hooks]

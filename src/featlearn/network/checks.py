@@ -65,6 +65,9 @@ def _compiled(model: nn.Module) -> bool:
 def refuse_unmeasurable(inside: Inventory) -> None:
     """Modules that rewrite themselves in a forward pass, or have no weights yet."""
     odd = [t for t in inside.tensors if type(t) not in (Tensor, nn.Parameter) or t.is_meta]
+    lookups = [kind for kind in inside.types if issubclass(kind, nn.Embedding | nn.EmbeddingBag)]
+    if not odd and not lookups and all(kind.__name__ != "FullyShardedDataParallel" for kind in inside.types):
+        return
     for part in inside.modules:
         tensors = (*part._parameters.values(), *part._buffers.values()) if odd else ()
         if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):

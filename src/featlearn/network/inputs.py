@@ -1,8 +1,8 @@
 """The network as a function of its probe inputs: calls, readouts, chunks of samples."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ def map_tensors(thing: Any, change: Callable[[Tensor], Any]) -> Any:
 
 def tensors_in(thing: Any) -> list[Tensor]:
     """Every tensor in nested inputs."""
+    if isinstance(thing, Tensor):
+        return [thing]
     found: list[Tensor] = []
     map_tensors(thing, found.append)
     return found
@@ -82,7 +84,8 @@ def batch_size(x: Inputs, name: str = "x") -> int:
         )
     if samples == 0:
         raise InputValueError(f"{name} is {describe(x)}: no samples; expected at least one")
-    _refuse_uncut(x, samples, name)
+    if not isinstance(x, Tensor):
+        _refuse_uncut(x, samples, name)
     return samples
 
 
@@ -123,7 +126,7 @@ def _unnoted(inputs: Sequence[Tensor]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelWithInputs:
     """A network with the inputs on which it is measured."""
 
@@ -143,6 +146,9 @@ class ModelWithInputs:
     """The tensors that the model held when the measurement began."""
     guard: WriteGuard | None = None
     """Has weights copied before the model writes to them."""
+
+    def __post_init__(self) -> None:
+        self.kind = input_kind(self.x)
 
     def take(self, indices: Tensor | slice) -> Inputs:
         """A copy of some of the samples: a model may write into what it is given."""
@@ -181,19 +187,32 @@ class ModelWithInputs:
         """Run code of the user on a copy of some of the samples."""
         x = self.take(indices)
         self.rewind()
-        watching = nullcontext() if self.guard is None else self.guard.watching()
         try:
-            with _explained(self, x), noting(tensors_in(x)), watching:
-                return code(x)
+            return self._explained(x, noting, code)
         except UnsupportedModelError:  # some code fails where its ops are seen: run it without, with weights copied
             if self.guard is None or noting is not _unnoted or not _all_copied(self.guard):
                 raise
         return self._run(indices, noting, code)
 
+    def _explained(self, x: Inputs, noting: PassContext, code: Callable[[Inputs], Any]) -> Any:
+        """What code of the user gives; its errors say what it was called with."""
+        try:
+            if noting is _unnoted and self.guard is None:
+                return code(x)
+            with noting(tensors_in(x)), nullcontext() if self.guard is None else self.guard.watching():
+                return code(x)
+        except (FeatlearnError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"the model or its readout failed on {self.name}, {describe(x)} (a few of the {self.samples} samples "
+                f"are run at a time): {type(error).__name__}: {error}{_dtype_advice(self, x)}{_argument_advice(error)}"
+            ) from error
+
     def _called(self, x: Inputs) -> Any:
-        if isinstance(x, tuple):
-            return self.model(*x)
-        return self.model(**x) if isinstance(x, Mapping) else self.model(x)
+        if isinstance(x, Tensor):
+            return self.model(x)
+        return self.model(*x) if isinstance(x, tuple) else self.model(**x)
 
 
 def _all_copied(guard: WriteGuard) -> bool:
@@ -202,20 +221,6 @@ def _all_copied(guard: WriteGuard) -> bool:
         return guard.copy_all()
     except RuntimeError:
         return False
-
-
-@contextmanager
-def _explained(batch: ModelWithInputs, x: Inputs) -> Iterator[None]:
-    """Errors of the user's code say what it was called with."""
-    try:
-        yield
-    except (FeatlearnError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"the model or its readout failed on {batch.name}, {describe(x)} (a few of the {batch.samples} samples are "
-            f"run at a time): {type(error).__name__}: {error}{_dtype_advice(batch, x)}{_argument_advice(error)}"
-        ) from error
 
 
 def _argument_advice(error: Exception) -> str:

@@ -12,24 +12,29 @@ class Inventory:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.modules: list[nn.Module] = []
+        found: dict[int, nn.Module] = {}
         named: dict[int, tuple[str, Tensor]] = {}
-        seen: set[int] = set()
         stack = [("", model)]
         while stack:
             prefix, part = stack.pop()
-            if id(part) in seen:
+            key = id(part)
+            if key in found:
                 continue
-            seen.add(id(part))
-            self.modules.append(part)
-            for name, parameter in part._parameters.items():
-                if parameter is not None:
-                    named.setdefault(id(parameter), (prefix + name, parameter))
-            children = reversed(part._modules.items())
-            stack += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+            found[key] = part
+            if own := part._parameters:
+                for name, parameter in own.items():
+                    if parameter is not None:
+                        named.setdefault(id(parameter), (prefix + name, parameter))
+            if inner := part._modules:
+                children = reversed(inner.items())
+                stack += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+        self.modules = list(found.values())
+        self.types = set(map(type, self.modules))
+        """The classes of all modules."""
         self._named = list(named.values())
         self.parameters = [parameter for _, parameter in self._named]
-        buffers = [b for part in self.modules for b in part._buffers.values() if b is not None]
+        tables = [table for part in self.modules if (table := part._buffers)]
+        buffers = [buffer for table in tables for buffer in table.values() if buffer is not None]
         self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,40 +30,43 @@ class Isolation:
     """Whether a forward pass is known to treat samples one by one, to write to nothing and to draw no random number."""
 
 
+_NOT_NEEDED = Isolation(lambda: None, NOTHING_KEPT, builtin=True)
+
 # Precision, flags and hooks belong to the process: one thread measures at a time.
 _measuring = threading.RLock()
 
 
 @contextmanager
 def undisturbed(
-    inside: Inventory, is_builtin: Callable[[Sequence[nn.Module]], bool] = lambda modules: False, *,
+    inside: Inventory, is_builtin: Callable[[Inventory], bool] = lambda inside: False, *,
     only_read: bool = True, guarded: bool = False,
 ) -> Iterator[Isolation]:  # fmt: skip
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
-    `is_builtin` says whether a forward pass of these modules leaves no trace anyway. `only_read`: weights that were
+    `is_builtin` says whether a forward pass of such a model leaves no trace anyway. `only_read`: weights that were
     written to are put back, and refused. `guarded`: the model runs under the guard of its state, if it has one.
     """
-    with _measuring, torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
-        if is_builtin(inside.modules):  # asked here: another thread may have muted hooks before
-            stack.enter_context(_settings_for_measuring(inside))
-            yield Isolation(lambda: None, NOTHING_KEPT, builtin=True)
+    with _measuring, torch.inference_mode(False), torch.enable_grad():
+        if is_builtin(inside):  # asked here: another thread may have muted hooks before
+            with _settings_for_measuring(inside):
+                yield _NOT_NEEDED
             return
-        rewind = stack.enter_context(random_state_kept())
-        stack.enter_context(_settings_for_measuring(inside))
-        state = stack.enter_context(state_kept(inside, only_read=only_read, guarded=guarded))
-        stack.enter_context(_hooks_muted(inside))
+        with (
+            random_state_kept() as rewind,
+            _settings_for_measuring(inside),
+            state_kept(inside, only_read=only_read, guarded=guarded) as state,
+            _hooks_muted(inside),
+        ):
+            untouched = True
 
-        untouched = True
+            def start_over() -> None:
+                nonlocal untouched
+                if not untouched:
+                    rewind()
+                    state.rewind()
+                untouched = False
 
-        def start_over() -> None:
-            nonlocal untouched
-            if not untouched:
-                rewind()
-                state.rewind()
-            untouched = False
-
-        yield Isolation(start_over, state)
+            yield Isolation(start_over, state)
 
 
 @contextmanager
@@ -104,27 +107,30 @@ def random_state_kept() -> Iterator[Callable[[], None]]:
 @contextmanager
 def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
     """Settings of the process and flags of the model: autocast, precision, compiled code, eval mode."""
-    kinds = {device.type for _, _, device in inside.kind} | {"cpu", "cuda"}
     training = [(part, part.training) for part in inside.modules if part.training]
+    before = _precisions()
     with ExitStack() as stack:
-        for kind in sorted(kinds - {"meta"}):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch._C._is_any_autocast_enabled():
+            kinds = {device.type for _, _, device in inside.kind} | {"cpu", "cuda"}
+            for kind in sorted(kinds - {"meta"}):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
         if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if any(isinstance(part, nn.RNNBase) for part in inside.modules):
+        if [kind for kind in inside.types if issubclass(kind, nn.RNNBase)]:
             # Fused recurrent layers run as their parts, so that the graph shows every op; cuDNN has no backward pass
             # for them in eval mode. Not by flags(), which sets precision too.
             stack.enter_context(_switched_off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled))
             stack.enter_context(_switched_off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled))
-        stack.enter_context(_full_precision())
         try:
+            _ask_for_full_precision(before)
             for part, _ in training:  # directly: some modules act on train() or on assignments, and change weights
                 part.__dict__["training"] = False
             yield
         finally:
             for part, flag in training:
                 part.__dict__["training"] = flag
+            _put_back(before)
 
 
 _PRODUCTS = (
@@ -132,26 +138,29 @@ _PRODUCTS = (
 )  # fmt: skip
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 or bfloat16 in float32 products; set as `fp32_precision` alone, the two interfaces do not mix.
+def _precisions() -> list[str]:
+    """By the functions behind `torch.backends`, whose attributes take as long as ops."""
+    read = torch._C._get_fp32_precision_getter
+    return [read(*product) for product in _PRODUCTS]
 
-    By the functions behind `torch.backends`, whose attributes take as long as ops.
-    """
+
+def _ask_for_full_precision(before: list[str]) -> None:
+    """No TF32 or bfloat16 in float32 products; set as `fp32_precision` alone, the two interfaces do not mix."""
+    for product, precision in zip(_PRODUCTS, before, strict=True):
+        if precision != "ieee":
+            torch._C._set_fp32_precision_setter(*product, "ieee")
+
+
+def _put_back(before: list[str]) -> None:
+    if _precisions() == before:
+        return
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    before = [read(*product) for product in _PRODUCTS]
-    try:
-        for product, precision in zip(_PRODUCTS, before, strict=True):
-            if precision != "ieee":
-                write(*product, "ieee")
-        yield
-    finally:
-        for product, precision in zip(_PRODUCTS, before, strict=True):
+    for product, precision in zip(_PRODUCTS, before, strict=True):
+        if read(*product) != precision:
+            # "none" inherits from the general setting, and reads as what it inherits.
+            write(*product, "none")
             if read(*product) != precision:
-                # "none" inherits from the general setting, and reads as what it inherits.
-                write(*product, "none")
-                if read(*product) != precision:
-                    write(*product, precision)
+                write(*product, precision)
 
 
 @contextmanager

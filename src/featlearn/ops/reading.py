@@ -1,6 +1,6 @@
 """A use of a parameter, read by the rule of its op."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from featlearn.graph.graph import Edge, Graph, Value
 from featlearn.graph.layout import Layout
@@ -9,8 +9,7 @@ from featlearn.ops.form import Direct, Form, Outer
 from featlearn.ops.registry import rule_for
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One use, as its rule reads it."""
 
     value: Value
@@ -27,9 +26,10 @@ def read_use(graph: Graph, edge: Edge, layout: Layout | None, several_outputs: b
         return f"no rule for {name}"
     if several_outputs or layout is None:
         return f"{name} has several outputs" if several_outputs else f"{name} has no sample axis"
-    if graph.output_dtype((node, 0)).is_complex or graph.output_dtype(edge.value).is_complex:
+    (output, kind), (shape, own_kind) = graph.described[node][0], graph.described[edge.value[0]][edge.value[1]]
+    if kind.is_complex or own_kind.is_complex:
         return f"{name} is complex"
-    use = Use(node, edge.operand, graph.output_shape(edge.value), graph.output_shape((node, 0)), layout)
+    use = Use(node, edge.operand, shape, output, layout)
     try:
         form: Form | None = rule(use)
     except Exception as error:  # a rule may be the user's

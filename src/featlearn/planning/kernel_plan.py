@@ -9,7 +9,6 @@ from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Directions
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import input_kind
 from featlearn.planning.chunks import grouped, held_bytes, largest_chunk, shares_rows
 from featlearn.planning.cost import parameter_plans
 from featlearn.planning.memory import byte_budget, readable_bytes
@@ -21,7 +20,7 @@ def plan_key(
     verify: bool,
 ) -> object:  # fmt: skip
     """What two kernels share that are measured in the same way."""
-    kinds = tuple([(input_kind(batch.x), batch.samples) for batch in measurement.batches])
+    kinds = tuple([(batch.kind, batch.samples) for batch in measurement.batches])
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
     return (kinds, measurement.weight_kind, measurement.gathered_bytes, frozenset(elementwise), asked)
 

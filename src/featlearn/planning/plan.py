@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from featlearn.audit.audit import AUDITED
@@ -63,7 +64,7 @@ class Plan:
         """Multiply-adds of all contractions."""
         return sum(p.operations for p in self.parameters)
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Forward passes over whole chunks of samples; a block of samples is captured anew for every pair of blocks."""
         return sum(len(self._chunk_sizes(group)) * self._repeats(group) for group in self.groups)

@@ -84,7 +84,7 @@ class KernelExecution:
         deferred = self._measurement.deferred
         if deferred is None:
             return ProportionalOutputs()
-        return None if self._known is None else ProportionalOutputs(self._known, deferred)
+        return ProportionalOutputs(self._known, deferred) if self._known else None
 
     def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
         """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""

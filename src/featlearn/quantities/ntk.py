@@ -170,10 +170,12 @@ def _measured_once_more(
 def checked_rates(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
     checked_by(by)
-    unwrapped(audited.model)
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
-    return {} if optimizer is None else step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
+    if optimizer is None:
+        return {}
+    unwrapped(audited.model)
+    return step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
 
 
 def checked_by(by: str) -> None:
