@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MUST = {"kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8, "step of fl.watch": 1.0}
+MUST = {
+    "kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8, "estimate_alignment": 1.8,
+    "step of fl.watch": 1.0,
+}  # fmt: skip
 
 
 def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], object]]:
@@ -37,16 +40,15 @@ def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], o
         nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(32, 1),
     )  # fmt: skip
-    x, images = torch.randn(6000 // few, 784), torch.randn(1200 // few, 3, 20, 20)
-    small_x = x[: 4000 // few]
-    v, y = torch.randn(4000 // few, 1), torch.randn(4000 // few)
-    sessions = [fl.Session(wide, x, group=group), fl.Session(pictures, images, group=group)]
-    operator = fl.NTKOperator(wide, small_x, group=group)
+    x, images = torch.randn(16000 // few, 784), torch.randn(1200 // few, 3, 20, 20)
+    v, y = torch.randn(16000 // few, 1), torch.randn(16000 // few)
+    sessions = [fl.Session(wide, x[: 6000 // few], group=group), fl.Session(pictures, images, group=group)]
+    operator = fl.NTKOperator(wide, x, group=group)
     return {
         "kernel, perceptron": sessions[0].ntk,
         "kernel, convolutions": sessions[1].ntk,
         "op @ v": lambda: operator @ v,
-        "estimate_alignment": lambda: fl.estimate_alignment(wide, small_x, y, probes=64, group=group),
+        "estimate_alignment": lambda: fl.estimate_alignment(wide, x, y, probes=64, group=group),
         "step of fl.watch": watched_step(small, folder),
     }
 

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
-from featlearn.distributed.agreement import (
-    expect_same_arguments,
-    expect_same_outputs,
-    expect_same_tensors,
-    smallest_budget,
-)
-from featlearn.distributed.group import RankGroup
+from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
+from featlearn.distributed.group import Expectation, RankGroup
 from featlearn.distributed.layered_weights import LayeredWeights
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
@@ -29,7 +24,6 @@ from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_siz
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
-from featlearn.network.state import has_memory
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.planning.plan import PlannedKernel
 
@@ -90,41 +84,42 @@ class AuditedModel:
     @contextmanager
     def measuring_together(
         self, inputs: Sequence[Inputs], *, common: Inputs, keep_weights: bool = False, builtin: bool = True,
-        by_layer: bool = False,
+        by_layer: bool = False, expected: Sequence[Expectation] = (),
     ) -> Iterator[Measurement]:  # fmt: skip
         """The same on every rank of the group, each with its inputs, after a check that all have the same network.
 
-        `common`: samples that all ranks have; the outputs of two of them are compared.
+        `common`: samples that all ranks have; the outputs of two of them are compared. `expected`: what else must be
+        the same, compared in the same exchange.
         """
         entering = self._keeping_weights if keep_weights else self._measuring
-        with (
-            self._weights(by_layer) as layered,
-            self.group.entered(entering(inputs, False, builtin, layered)) as measurement,
-        ):
-            model = measurement.model
-            expect_same_arguments(
-                self.group, {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
-            )
-            # Ranks that share the shards of a weight gather the same.
-            weights = {name: p for name, p in model.named_parameters() if layered is None or has_memory(p)}
-            expect_same_tensors(
-                self.group, "the weight or buffer", {**weights, **dict(model.named_buffers())},
-                "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
-            )  # fmt: skip
-            if self.group.size > 1:
-                self._expect_same_outputs(measurement, common)
-            yield measurement
+        with self._weights(by_layer) as layered:
 
-    def _expect_same_outputs(self, measurement: Measurement, common: Inputs) -> None:
-        """Refuse ranks on which the same weights and samples give other outputs."""
-        with self.group.together():
-            batch, samples = measurement.batches[0], batch_size(common)
-            few = slice(0, min(2, samples))
-            x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.dtype)
-            outputs = replace(batch, x=x, samples=few.stop).outputs(few)
-            kinds = {p.dtype for p in measurement.parameters.values()}
-            precision = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
-        expect_same_outputs(self.group, outputs, precision)
+            def same(measurement: Measurement) -> list[Expectation]:
+                return [*expected, *self._same_network(measurement, common, layered)]
+
+            with self.group.entered(entering(inputs, False, builtin, layered), same) as measurement:
+                yield measurement
+
+    def _same_network(
+        self, measurement: Measurement, common: Inputs, layered: LayeredWeights | None
+    ) -> list[Expectation]:
+        """Which parameters are trained, all weights, and the outputs of two samples."""
+        model, batch, samples = measurement.model, measurement.batches[0], batch_size(common)
+        trained = {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
+        # Ranks that share the shards of a weight gather the same.
+        weights = {name: p for name, p in model.named_parameters() if not (layered and layered.gathers(p))}
+        few = slice(0, min(2, samples))
+        x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.dtype)
+        outputs = replace(batch, x=x, samples=few.stop).outputs(few)
+        precision = max((torch.finfo(p.dtype).eps for p in measurement.parameters.values()), default=0.0)
+        return [
+            same_arguments(trained),
+            same_tensors(
+                "the weight or buffer", {**weights, **dict(model.named_buffers())},
+                "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
+            ),
+            same_outputs(outputs, precision),
+        ]  # fmt: skip
 
     @contextmanager
     def _weights(self, by_layer: bool) -> Iterator[LayeredWeights | None]:

@@ -1,11 +1,17 @@
 """Operator, alignment and features over ranks, against the same calls without a group."""
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from featlearn.distributed import group as ranks
+from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.quantities.alignment_estimate import estimate_alignment
@@ -147,3 +153,47 @@ def a_part_of_the_world_measures(rank: int, size: int) -> None:
     if rank >= size // 2:
         model, x, v = perceptron(), inputs(11, 5), inputs(11, 3, seed=2)
         assert_close(NTKOperator(model, x, group=half) @ v, NTKOperator(model, x) @ v)
+
+
+@on_ranks(2, 4)
+def sums_of_tensors_of_all_kinds_are_those_of_each(rank: int, size: int) -> None:
+    group = RankGroup("world")
+    kinds = (torch.float64, torch.float32, torch.float32, torch.int64, torch.complex64, torch.float32)
+    shapes = ((3, 4), (), (5, 2), (7,), (2, 3), (0, 4))
+    made = [(torch.arange(max(1, math.prod(shape)))[: math.prod(shape)] + 1).reshape(shape) for shape in shapes]
+    for least in (8 * 2**20, 60, 0):  # in one buffer, in some, each alone
+        tensors = [(rank + 1) * one.to(kind) for one, kind in zip(made, kinds, strict=True)]
+        tensors[2] = tensors[2].mT.contiguous().mT  # not contiguous
+        before, ranks.BUFFER = ranks.BUFFER, least
+        try:
+            group.add_up(tensors)
+        finally:
+            ranks.BUFFER = before
+        for tensor, one, kind in zip(tensors, made, kinds, strict=True):
+            assert tensor.dtype == kind
+            assert torch.equal(tensor, one.to(kind) * (size * (size + 1) // 2))
+
+
+@on_ranks(2)
+def a_product_takes_six_exchanges(rank: int, size: int) -> None:
+    operator, v = NTKOperator(perceptron(), inputs(9, 5), group="world"), inputs(9, 3)
+    counted = 0
+
+    def counting(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return exchange(*arguments, **options)
+
+        return run
+
+    names = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier")
+    before = {name: getattr(dist, name) for name in names}
+    for name, exchange in before.items():
+        setattr(dist, name, counting(exchange))
+    try:
+        operator @ v
+    finally:
+        for name, exchange in before.items():
+            setattr(dist, name, exchange)
+    assert counted == 6  # all agree; J^T v is done, added up; K v is done, put together; all are out

@@ -1,7 +1,5 @@
 """Norms from a few columns: unbiased, with a standard error that covers the truth as often as it should."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from scipy import stats
@@ -9,7 +7,15 @@ from torch import Tensor
 
 from featlearn.linalg import sketch
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sketch import RandomProducts, Survey, norm, normalised_overlap, sketched_norm, surveyed
+from featlearn.linalg.sketch import (
+    ColumnTerm,
+    RandomProducts,
+    Survey,
+    norm,
+    normalised_overlap,
+    sketched_norm,
+    surveyed,
+)
 
 SIZE = 240
 
@@ -43,10 +49,11 @@ class Formed:
     def _places(self, samples: Tensor) -> Tensor:
         return (samples[:, None] * self.group + torch.arange(self.group)).flatten()
 
-    def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def sums(self, drawn: Tensor, term: ColumnTerm, wanted: Tensor | None = None) -> tuple[Tensor, ...]:
         others = torch.arange(self.samples) if wanted is None else wanted
-        for places in others.split(37):
-            yield self._kernel[self._places(drawn)][:, self._places(places)], places
+        rows = self._kernel[self._places(drawn)]
+        terms = [term(rows[:, self._places(places)], places) for places in (others[:0], *others.split(37))]
+        return tuple(map(sum, zip(*terms, strict=True)))
 
 
 def columns(

@@ -103,13 +103,17 @@ def test_columns_and_diagonal_are_those_of_the_centred_kernel(memory):
         means = operator.row_means(sweeps)
         columns = KernelColumns(sweeps, "mean", means)
         drawn, wanted = torch.tensor([70, 3, 41]), torch.tensor([0, 3, 8, 70, 89])
-        blocks = list(columns.rows(drawn))
-        some = list(columns.rows(drawn, wanted))
+        blocks, some = [], []
+        (total,) = columns.sums(drawn, lambda *block: blocks.append(block) or (block[0].sum(1),))
+        (few,) = columns.sums(drawn, lambda *block: some.append(block) or (block[0].sum(1),), wanted)
         diagonal = columns.diagonal
     torch.testing.assert_close(means.cpu(), kernel.mean(1))
     centred = middle @ kernel @ middle
     torch.testing.assert_close(torch.cat([rows for rows, _ in blocks], 1), centred[drawn])
     torch.testing.assert_close(torch.cat([rows for rows, _ in some], 1), centred[drawn][:, wanted])
+    assert torch.equal(torch.cat([places for _, places in some]), wanted)
+    torch.testing.assert_close(few, centred[drawn][:, wanted].sum(1))
+    torch.testing.assert_close(total, torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(diagonal, centred.diagonal())
     rows = torch.cat([part.flatten(2) for part in dense_jacobian(model, X).values()], 2)
     torch.testing.assert_close(diagonal, (rows - rows.mean(0)).square().sum((1, 2)) / C)

@@ -3,16 +3,29 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, RankError
+from featlearn.network.fingerprint import fingerprint
 
 T = TypeVar("T")
+# Tensors are summed over ranks in buffers of up to this many bytes: many small messages take longer than one.
+BUFFER = 8 * 2**20
+
+
+class Expectation(NamedTuple):
+    """Something that must be the same on every rank."""
+
+    own: Callable[[], Any]
+    """What this rank has: a tensor, or something that `repr` tells in full."""
+    refuse: Callable[[list[Any]], None]
+    """Raises where what all ranks have is not the same; not asked where it is equal to the bit."""
 
 
 class RankGroup:
@@ -52,12 +65,16 @@ class RankGroup:
         return Together(self)
 
     @contextmanager
-    def entered(self, context: AbstractContextManager[T]) -> Iterator[T]:
-        """A context that every rank enters and leaves, or none."""
+    def entered(
+        self, context: AbstractContextManager[T], expected: Callable[[T], Iterable[Expectation]] = lambda _: ()
+    ) -> Iterator[T]:
+        """A context that every rank enters and leaves, or none; `expected`: what must be the same in it everywhere."""
         stack = ExitStack()
         try:
-            with self.together():
+            with self.together() as block:
                 found = stack.enter_context(context)
+                if self.size > 1:
+                    block.expect(*expected(found))
             yield found
         except BaseException:
             stack.__exit__(*sys.exc_info())
@@ -93,14 +110,15 @@ class RankGroup:
         dist.all_gather_object(found, thing, group=self.process_group)
         return found
 
-    def numbers(self, number: int) -> list[int]:
-        """A number of every rank; quicker than `gathered`."""
+    def numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Some numbers of every rank; quicker than `gathered`."""
         if self.size == 1:
-            return [number]
-        own = torch.tensor([number], device=self.device)
+            return [list(numbers)]
+        self.settle()
+        own = torch.tensor(numbers, device=self.device)
         found = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(found, own, group=self.process_group)
-        said: list[int] = torch.cat(found).tolist()
+        said: list[list[int]] = torch.stack(found).tolist()
         return said
 
     def from_first(self, thing: Any) -> Any:
@@ -116,18 +134,42 @@ class RankGroup:
         return torch.device("cuda", torch.cuda.current_device())
 
     def _reduce(self, tensors: Iterable[Tensor], operation: Any) -> None:
-        if self.size > 1:
-            self.settle()
-        for tensor in tensors if self.size > 1 else ():
-            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            sent = real if real.is_contiguous() and self.sends_from(real.device) else real.to(self.device).contiguous()
+        if self.size == 1:
+            return
+        self.settle()
+        for some in _buffers([torch.view_as_real(one) if one.is_complex() else one for one in tensors]):
+            sent = some[0] if len(some) == 1 else torch.cat([one.reshape(-1) for one in some])
+            if not (sent.is_contiguous() and self.sends_from(sent.device)):
+                sent = sent.to(self.device).contiguous()
             dist.all_reduce(sent, operation, group=self.process_group)
-            if sent is not real:
-                real.copy_(sent)
+            if sent is not some[0]:
+                parts = sent.reshape(-1).split([one.numel() for one in some])
+                for tensor, part in zip(some, parts, strict=True):
+                    tensor.copy_(part.view(tensor.shape))
 
     def sends_from(self, device: torch.device) -> bool:
         """Whether tensors on this device can be sent as they are; gloo sends from main memory alone, or crashes."""
         return sendable(device.type, str(dist.get_backend_config(self.process_group)))
+
+
+def _buffers(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that are sent together: one after the other, of one type and device, up to `BUFFER` bytes."""
+    found: list[list[Tensor]] = []
+    for tensor in tensors:
+        last = found[-1] if found else []
+        alike = all((one.dtype, one.device) == (tensor.dtype, tensor.device) for one in last)
+        if last and alike and sum(one.nbytes for one in last) + tensor.nbytes <= BUFFER:
+            last.append(tensor)
+        else:
+            found.append([tensor])
+    return found
+
+
+def digest(thing: Any) -> int:
+    """A number that is the same where `repr` says the same, or a tensor has the same bits; 64 bits with their sign."""
+    if isinstance(thing, Tensor):
+        thing = (tuple(thing.shape), str(thing.dtype), int(fingerprint(thing)))
+    return int.from_bytes(blake2b(repr(thing).encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def sendable(kind: str, backends: str) -> bool:
@@ -141,22 +183,39 @@ class Together:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
+        self._expected: list[tuple[Any, Expectation]] = []
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> "Together":
+        return self
+
+    def expect(self, *expected: Expectation) -> None:
+        """What must be the same on every rank: compared at the end of the block, in one exchange with its errors."""
+        if self._group.size > 1:
+            self._expected += [(one.own(), one) for one in expected]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if self._group.any(error is not None):
-            said = self._group.gathered(None if error is None else (type(error).__name__, str(error)))
-            rank, (name, text) = next((rank, told) for rank, told in enumerate(said) if told is not None)
-            short = name == MemoryBudgetError.__name__  # the budget is everybody's, and so is the message
-            if short and rank != self._group.rank and (error is None or isinstance(error, MemoryBudgetError)):
-                raise MemoryBudgetError(text) from error
-            if error is None:
-                raise RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}")
+        if self._group.size > 1:
+            own = [thing for thing, _ in self._expected]
+            told = self._group.numbers([int(error is not None), digest([digest(thing) for thing in own])])
+            if any(failed for failed, _ in told):
+                self._raise_together(error)
+            elif any(number != told[0][1] for _, number in told):
+                said = self._group.gathered(own)
+                for place, (_, one) in enumerate(self._expected):
+                    one.refuse([theirs[place] for theirs in said])
         return False
+
+    def _raise_together(self, error: BaseException | None) -> None:
+        """What some rank has raised, unless this one is raising already."""
+        said = self._group.gathered(None if error is None else (type(error).__name__, str(error)))
+        rank, (name, text) = next((rank, told) for rank, told in enumerate(said) if told is not None)
+        short = name == MemoryBudgetError.__name__  # the budget is everybody's, and so is the message
+        if short and rank != self._group.rank and (error is None or isinstance(error, MemoryBudgetError)):
+            raise MemoryBudgetError(text) from error
+        if error is None:
+            raise RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}")
 
 
 def _process_group(group: Any) -> Any:

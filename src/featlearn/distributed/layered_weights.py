@@ -174,6 +174,10 @@ class LayeredWeights:
         if self._saving:
             self._saving.pop().__exit__()
 
+    def gathers(self, parameter: Tensor) -> bool:
+        """Whether it is put together from shards, layer by layer."""
+        return any(one is parameter for layer in self._layers for one in layer.parameters)
+
     @property
     def largest(self) -> int:
         """Bytes that are gathered at most: a layer, those around it, and one that another rank asks for."""
@@ -241,7 +245,7 @@ class LayeredWeights:
 
     def _served(self, wanted: int) -> bool:
         """Gather what any rank has asked for; whether there was anything."""
-        asked = sorted({number for number in self._ranks.numbers(wanted) if number != _NONE})
+        asked = sorted({number for (number,) in self._ranks.numbers([wanted]) if number != _NONE})
         for number in asked:
             layer = self._layers[number]
             kept = layer.is_whole or number == wanted

@@ -20,7 +20,7 @@ of such parts are correlated and the stated one is too small: it held the truth 
 67.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,8 @@ from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import Draw, drawn_by_size, drawn_first, stated, widened
 
 REMEDY = "take more probes="
+ColumnTerm = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Something linear in blocks of columns: of rows (s g, n g) of s samples with n others, float64, and their n places."""
 
 
 class Columns(Protocol):
@@ -48,10 +50,10 @@ class Columns(Protocol):
     def diagonal(self) -> Tensor:
         """(P,) the sum of the g diagonal entries of every sample, float64 on the CPU."""
 
-    def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows (s g, n g) of the drawn samples, float64, with n others at a time, and the places of these.
+    def sums(self, drawn: Tensor, term: ColumnTerm, wanted: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The sums of what `term` makes of the rows of the drawn samples, over blocks of columns.
 
-        `wanted`, ascending, are the others, instead of all.
+        `wanted`, ascending, are the samples whose columns count, instead of all. `term` is also asked for no columns.
         """
 
 
@@ -79,22 +81,17 @@ def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: 
         return Survey(none, 0.0, diagonal[:0], 0.0, None if targets is None else diagonal[:0])
     within, _, _ = _seen(columns, first, first, None, first)
     root = _inverse_root((within + within.mT) / 2)
-    middle = within.new_zeros(root.shape[1], root.shape[1])  # |N|_F = |middle|_F
-    approximated = torch.zeros_like(diagonal)
-    squares = within.new_zeros(len(within))
-    task, known = None, None
-    if targets is not None:
-        task = within.new_zeros(len(within), targets.shape[1])
-        known = within.new_zeros(root.shape[1], targets.shape[1])
-    for rows, places in columns.rows(first):
-        ahead = root.mT @ rows
-        middle += ahead @ ahead.mT
-        approximated[places] = ahead.square().sum(0).reshape(-1, columns.group).sum(1).cpu()
-        squares += rows.square().sum(1)
-        if task is not None and known is not None and targets is not None:
-            part = targets[places.to(targets.device)].to(rows)
-            task += rows @ part
-            known += ahead @ part
+
+    def seen(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        ahead, held = root.mT @ rows, torch.zeros_like(diagonal)
+        held[places] = ahead.square().sum(0).reshape(-1, columns.group).sum(1).cpu()
+        found = (ahead @ ahead.mT, held, rows.square().sum(1))
+        if targets is None:
+            return found
+        part = targets[places.to(targets.device)].to(rows)
+        return (*found, rows @ part, ahead @ part)
+
+    middle, approximated, squares, *overlaps = columns.sums(first, seen)  # |N|_F = |middle|_F
     sizes = _sizes(diagonal, approximated, float(torch.linalg.eigvalsh(middle)[-1]), len(first), targets)
     sizes[first] = 0.0
     draw = drawn_by_size(sizes, count - len(first), generator)
@@ -110,8 +107,9 @@ def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: 
     inside, outside = root.mT @ within, root.mT @ between.mT
     # The columns that made the approximation are exact in it, but for eigenvalues that were cut.
     square = float(middle.square().sum() + lacking(squares, inside).sum())
-    if task is None or known is None or targets is None or later_task is None:
+    if targets is None or later_task is None:
         return Survey(draw, square, lacking(later, outside))
+    task, known = overlaps
     own, others = (targets[places.to(targets.device)].to(known) for places in (first, draw.places))
     overlap = float(known.square().sum() + (own * (task - inside.mT @ known)).sum())
     return Survey(
@@ -127,23 +125,21 @@ def _seen(
     columns: Columns, drawn: Tensor, among: Tensor, targets: Tensor | None, wanted: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """K[drawn, among], the squared norms of the drawn rows, and their products with targets; float64."""
-    group, between, squares, task = columns.group, None, None, None
-    for rows, places in columns.rows(drawn, wanted):
-        if between is None or squares is None:
-            between = rows.new_zeros(len(drawn) * group, len(among) * group)
-            squares = rows.new_zeros(len(between))
-            task = None if targets is None else rows.new_zeros(len(between), targets.shape[1])
-        squares += rows.square().sum(1)
+    group, none = columns.group, torch.zeros(0, dtype=torch.float64, device="cpu")
+    if not len(drawn):
+        return none.reshape(0, len(among) * group), none, None if targets is None else none.reshape(0, targets.shape[1])
+
+    def seen(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        between = rows.new_zeros(len(rows), len(among) * group)
         inside = (places[:, None] == among).nonzero()  # (place in the block, place among the others)
         for k in range(group):
             taken = rows[:, (inside[:, 0] * group + k).to(rows.device)]
             between[:, (inside[:, 1] * group + k).to(rows.device)] = taken
-        if task is not None and targets is not None:
-            task += rows @ targets[places.to(targets.device)].to(rows)
-    if between is None or squares is None:
-        empty = torch.zeros(0, len(among) * group, dtype=torch.float64, device="cpu")
-        return empty, empty[:, 0], None if targets is None else empty.new_zeros(0, targets.shape[1])
-    return between, squares, task
+        found = (between, rows.square().sum(1))
+        return found if targets is None else (*found, rows @ targets[places.to(targets.device)].to(rows))
+
+    between, squares, *task = columns.sums(drawn, seen, wanted)
+    return between, squares, task[0] if task else None
 
 
 def _inverse_root(within: Tensor) -> Tensor:

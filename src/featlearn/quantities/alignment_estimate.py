@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featlearn.contraction.tensor_sketch import Sketch
-from featlearn.distributed.agreement import expect_same_tensors
+from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sketch import norm, normalised_overlap, surveyed
@@ -71,9 +71,9 @@ def estimate_alignment(
     if sketch is not None and group is not None:
         raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
     operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
-    with operator.ranks.together():
+    with operator.ranks.together() as block:
         targets = _targets(y, operator)
-    expect_same_tensors(operator.ranks, "the targets", {"y": targets}, "give all ranks what one of them has")
+        block.expect(same_tensors("the targets", {"y": targets}, "give all ranks what one of them has"))
     targets = scaled(deviations(targets, (0,)) if centered else targets, (0, 1))[0].to(operator.device)
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
@@ -129,22 +129,28 @@ def _targets(y: Any, operator: NTKOperator) -> Tensor:
 def _exact(sweeps: Sweeps, targets: Tensor, task: float, centred: bool) -> Estimate:
     """From all columns."""
     everything = torch.arange(sweeps.stream.samples, device="cpu")
-    columns = KernelColumns(sweeps, "mean")
-    size = 0.0
+    columns, before, after = KernelColumns(sweeps, "mean"), [0.0], [0.0]
+
+    def totals(rows: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        before.append(_largest(rows))
+        return (rows.sum(1),)
+
+    def terms(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        after.append(_largest(rows))
+        return rows.square().sum(), (targets * (rows @ targets[places.to(targets.device)])).sum()
+
     if centred:
-        sums = torch.zeros(len(everything), dtype=torch.float64, device=sweeps.measurement.device)
-        for rows, _ in columns.rows(everything):
-            sums += rows.sum(1)
-            size = max(size, float(rows.abs().max()))
+        (sums,) = columns.sums(everything, totals)
         columns = KernelColumns(sweeps, "mean", sums / len(sums))
-    square = overlap = largest = 0.0
-    for rows, places in columns.rows(everything):
-        square += float(rows.square().sum())
-        overlap += float((targets * (rows @ targets[places.to(targets.device)])).sum())
-        largest = max(largest, float(rows.abs().max()))
-    if largest <= REMAINDER * size:  # a constant kernel is zero when centred, but for rounding
+    square, overlap = map(float, columns.sums(everything, terms))
+    raw, left = sweeps.ranks.largest([max(before), max(after)])
+    if left <= REMAINDER * raw:  # a constant kernel is zero when centred, but for rounding
         return Estimate(float("nan"), float("nan"), 1)
     return Estimate(overlap / (square**0.5 * task), 0.0, 1)
+
+
+def _largest(rows: Tensor) -> float:
+    return float(rows.abs().max()) if rows.numel() else 0.0
 
 
 def _vanishes(diagonal: Tensor, means: Tensor, dtype: torch.dtype) -> bool:

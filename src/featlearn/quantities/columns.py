@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.squared_norms import weighted_squared_norms
-from featlearn.distributed.agreement import expect_same_tensors
+from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.network.inputs import Inputs, ModelWithInputs
+from featlearn.linalg.sketch import ColumnTerm
+from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import columns_at_once
@@ -38,10 +39,21 @@ class KernelColumns:
         whole = squared_gradients(self._sweeps, every, "sizes of samples").sum(1) / (classes // self.group)
         return whole if self._means is None else whole - 2 * self._means + self._means.mean()
 
-    def rows(self, drawn: Tensor, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows (s g, n g) of the drawn samples, float64, and the n places they are with."""
-        if not len(drawn):
-            return
+    def sums(self, drawn: Tensor, term: ColumnTerm, wanted: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The sums of what `term` makes of columns, block by block; ranks divide the columns, and all have the sums."""
+        ranks = self._sweeps.ranks
+        with ranks.together() as block:
+            # Draws follow from numbers that other hardware may round otherwise.
+            block.expect(same_tensors("the choice of", {"columns": drawn}, "use equal hardware on all ranks"))
+            empty = torch.zeros(len(drawn) * self.group, 0, dtype=torch.float64, device=self._sweeps.measurement.device)
+            totals = term(empty, drawn[:0])
+            for rows, places in self._rows(drawn, wanted):
+                totals = tuple(total + part for total, part in zip(totals, term(rows, places), strict=True))
+        ranks.add_up(totals)
+        return totals
+
+    def _rows(self, drawn: Tensor, wanted: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of the drawn samples with those of this rank, block by block, and the places of these."""
         for rows, places in row_blocks(self._sweeps, self._outputs, drawn, wanted):
             if self._means is not None:
                 own, others = (self._means[chosen].to(rows.device) for chosen in (drawn, places))
@@ -50,7 +62,9 @@ class KernelColumns:
 
     def squared_sum(self) -> float:
         """|K|_F^2 of a kernel that is small enough: all columns."""
-        return sum(float(rows.square().sum()) for rows, _ in self.rows(torch.arange(self.samples, device="cpu")))
+        everything = torch.arange(self.samples, device="cpu")
+        (found,) = self.sums(everything, lambda rows, _: (rows.square().sum(),))
+        return float(found)
 
 
 def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
@@ -81,55 +95,22 @@ def row_blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of the kernel for the drawn samples (s C, n C) or (s, n), float64, and the n places they are with.
 
-    `wanted`, ascending, are the samples they are with, instead of all. Ranks divide the columns of every block, and all
-    of them get all.
+    `wanted`, ascending, are the samples they are with, instead of all. Every rank has the columns of its share.
     """
-    # Draws follow from numbers that other hardware may round otherwise.
-    expect_same_tensors(sweeps.ranks, "the choice of", {"columns": drawn}, "use equal hardware on all ranks")
-    with sweeps.ranks.together():
-        own = gathered(sweeps, drawn)
+    left = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
     step = columns_at_once(sweeps.measurement, sweeps.audited.memory, len(drawn), classes, sweeps.stream.sample_bytes)
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
-        for x, places in _chunks_together(sweeps, step, wanted):
-            yield _divided_rows(sweeps, own, x, len(places), outputs), places
+        for batch, places in sweeps.batches(-(-step // sweeps.ranks.size), wanted):
+            pair = sweeps.measurement.of_pair(left, batch)
+            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
+            rows = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel
+            yield rows.double(), places
             progress.advance()
     finally:
         progress.close()
-
-
-def _chunks_together(sweeps: Sweeps, size: int, wanted: Tensor | None) -> Iterator[tuple[Inputs, Tensor]]:
-    """Chunks of a stream; a loader that fails on one rank fails on all."""
-    chunks = sweeps.stream.chunks(size, wanted)
-    while True:
-        with sweeps.ranks.together():
-            found = next(chunks, None)
-        if found is None:
-            return
-        yield found
-
-
-def _divided_rows(sweeps: Sweeps, drawn: ModelWithInputs, x: Inputs, samples: int, outputs: Outputs) -> Tensor:
-    """Rows of the drawn samples with those of a chunk; every rank computes the columns of its share."""
-    share, rows = sweeps.ranks.share(samples), None
-    with sweeps.ranks.together():
-        if share.start < share.stop:
-            pair = sweeps.measurement.of_pair(drawn, sweeps.part(x, samples, share))
-            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
-            rows = (kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel).double()
-    if sweeps.ranks.size == 1:
-        assert rows is not None
-        return rows
-    group = sweeps.measurement.classes if outputs == "full" else 1
-    whole = torch.zeros(
-        drawn.samples * group, samples * group, dtype=torch.float64, device=sweeps.measurement.device
-    )  # fmt: skip
-    if rows is not None:
-        whole[:, share.start * group : share.stop * group] = rows
-    sweeps.ranks.add_up([whole])
-    return whole
 
 
 def gathered(sweeps: Sweeps, drawn: Tensor) -> ModelWithInputs:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels, kernel_keys
-from featlearn.distributed.agreement import expect_same_call, expect_same_tensors, smallest_budget
+from featlearn.distributed.agreement import same_call, same_tensors, smallest_budget
 from featlearn.distributed.exchange import TensorKind, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
@@ -39,7 +39,15 @@ def divided_kernels(
         rates = rates_of()
         sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
     rates = whole_tensors(rates)
-    _expect_same(audited, x, x2, outputs, by, verify, rates)
+    arguments = {
+        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": outputs, "by": by, "verify": verify,
+        "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
+    }  # fmt: skip
+    with ranks.together() as block:
+        block.expect(
+            *same_call(arguments, {"x": x, "x2": x2, "outputs": outputs}),
+            same_tensors("the optimizer's rate of", rates, "load one state into all optimizers"),
+        )
     division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
 
@@ -50,19 +58,6 @@ def divided_kernels(
         kernels = {key: _by_output(kernel, division) for key, kernel in kernels.items()}
     shape = directions.kernel_shape(*division.samples)
     return {key: _sharded(kernel, shape, ranks) for key, kernel in kernels.items()}
-
-
-def _expect_same(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
-    rates: Mapping[str, Rate],
-) -> None:  # fmt: skip
-    """Refuse calls that differ from rank to rank."""
-    arguments = {
-        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": outputs, "by": by, "verify": verify,
-        "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
-    }  # fmt: skip
-    expect_same_call(audited.group, arguments, {"x": x, "x2": x2, "outputs": outputs})
-    expect_same_tensors(audited.group, "the optimizer's rate of", rates, "load one state into all optimizers")
 
 
 def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:

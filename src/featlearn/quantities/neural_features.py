@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
-from featlearn.distributed.agreement import expect_same_call, smallest_budget
+from featlearn.distributed.agreement import same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, Probes, output_directions
@@ -70,9 +70,9 @@ def neural_features_of(
     if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
         raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
     ranks = audited.group
-    if ranks.size > 1:
+    with ranks.together() as block:
         arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
-        expect_same_call(ranks, arguments, {"x": x, "initial": initial, "outputs": outputs})
+        block.expect(*same_call(arguments, {"x": x, "initial": initial, "outputs": outputs}))
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring_together([x], common=x, keep_weights=True))
         with ranks.together():

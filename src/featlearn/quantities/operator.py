@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
-from featlearn.distributed.agreement import SAME_DATA, expect_same_arguments, expect_same_tensors, smallest_budget
+from featlearn.distributed.agreement import SAME_DATA, same_arguments, same_tensors, smallest_budget
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
@@ -67,13 +67,22 @@ class NTKOperator:
         )
         self._optimizer, self.ranks = optimizer, self._audited.group
         """Who divide the samples."""
-        with self.ranks.together():
+        with self.ranks.together() as block:
             devices = {p.device for p in unwrapped(model).parameters()}
             device = next(iter(devices)) if len(devices) == 1 else None
             with random_state_kept():  # a loader draws random numbers
                 self._stream = SampleStream(data, device, dtype)
+            block.expect(
+                same_arguments({
+                    "the number of samples": self._stream.samples, "parameters": parameters, "dtype": dtype,
+                    "the optimizer": type(optimizer).__name__,
+                }),
+                same_tensors("data:", self._stream.fingerprints, SAME_DATA),
+            )  # fmt: skip
+            home = device or torch.device("cpu")
+            budget = byte_budget(memory, home)
         if self.ranks.size > 1:
-            self._agree(device or torch.device("cpu"))
+            self._audited.memory = smallest_budget(self.ranks, budget, home, measured=memory is None)
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""
@@ -132,7 +141,8 @@ class NTKOperator:
                 if probes is None
                 else probes.directions(self.outputs)
             )
-            expect_same_tensors(self.ranks, "the draw of", {"probes": every}, SAME_DRAW)
+            with self.ranks.together() as block:
+                block.expect(same_tensors("the draw of", {"probes": every}, SAME_DRAW))
             total = squared_gradients(sweeps, every, "trace").sum(0)
         return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
 
@@ -212,34 +222,25 @@ class NTKOperator:
         """The network isolated and ready; several products can share it. `given`: the vectors of all ranks."""
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
-        with self.ranks.together():
-            if self._optimizer is not None:
+        if self._optimizer is not None:
+            with self.ranks.together():
                 rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
-        rates = whole_tensors(rates)
-        same = {**rates, **({} if given is None else {"v": given})}
-        expect_same_tensors(self.ranks, "the vector, or rate of", same, "give all ranks what one of them has")
-        # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
+            rates = whole_tensors(rates)
+        vectors = {**rates, **({} if given is None else {"v": given})}
+        same = same_tensors("the vector, or rate of", vectors, "give all ranks what one of them has")
         first = self._stream.first
-        with self._audited.measuring_together([first], common=first, builtin=False, by_layer=True) as measurement:
+        with self._audited.measuring_together(
+            # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
+            [first], common=first, builtin=False, by_layer=True, expected=[same],
+        ) as measurement:  # fmt: skip
             yield Sweeps(measurement, self._stream, rates, self._audited)
 
     def drawing(self, generator: torch.Generator | None) -> torch.Generator:
         """The generator that was given, in the same state on every rank; without one, one that is always the same."""
         found = source(generator)
-        expect_same_tensors(self.ranks, "the state of", {"generator": found.get_state()}, SAME_DRAW)
+        with self.ranks.together() as block:
+            block.expect(same_tensors("the state of", {"generator": found.get_state()}, SAME_DRAW))
         return found
-
-    def _agree(self, device: torch.device) -> None:
-        """The samples and the memory of all ranks."""
-        audited, memory = self._audited, self._audited.memory
-        with self.ranks.together():
-            budget = byte_budget(memory, device)
-        expect_same_arguments(self.ranks, {
-            "the number of samples": self._stream.samples, "parameters": audited.globs, "dtype": audited.dtype,
-            "the optimizer": type(self._optimizer).__name__,
-        })  # fmt: skip
-        expect_same_tensors(self.ranks, "data:", self._stream.fingerprints, SAME_DATA)
-        audited.memory = smallest_budget(self.ranks, budget, device, measured=memory is None)
 
     def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> RandomProducts:
         drawing = self.drawing(generator)

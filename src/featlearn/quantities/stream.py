@@ -1,6 +1,6 @@
 """Samples as they come: one batch, or a loader that gives the same batches at every sweep."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,17 +47,29 @@ class SampleStream:
             return {"the batches of the loader": self._seen}
         return {f"tensor {place}": tensor for place, tensor in enumerate(tensors_in(self._whole))}
 
-    def chunks(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[Inputs, Tensor]]:
+    def chunks(
+        self, size: int, wanted: Tensor | None = None, share: Callable[[int], slice] = slice
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Inputs of up to `size` samples and their places, (n,) integers on the CPU.
 
-        `wanted`: places, ascending, of the samples that are needed, instead of all. The samples of small batches are
-        gathered; a batch whose samples have another shape (text padded batch by batch) begins a new chunk.
+        `wanted`: places, ascending, of the samples that are needed, instead of all. `share`: which of the samples of a
+        chunk are, by their number. The samples of small batches are gathered; a batch whose samples have another shape
+        (text padded batch by batch) begins a new chunk.
         """
         if self._loader is None:
-            places = torch.arange(self.samples, device="cpu") if wanted is None else wanted
-            for part in places.split(size):
-                yield cast_inputs(taken(self._whole, self.samples, part), self._dtype), part
+            every = torch.arange(self.samples, device="cpu") if wanted is None else wanted
+            for part in every.split(size):
+                own = part[share(len(part))]
+                if len(own):
+                    yield cast_inputs(taken(self._whole, self.samples, own), self._dtype), own
             return
+        for x, places in self._read(size, wanted):
+            own = torch.arange(len(places), device="cpu")[share(len(places))]
+            if len(own):
+                yield x if len(own) == len(places) else taken(x, len(places), own), places[own]
+
+    def _read(self, size: int, wanted: Tensor | None) -> Iterator[tuple[Inputs, Tensor]]:
+        """The same of a loader, before they are shared."""
         held: list[tuple[Inputs, int]] = []
         held_places: list[Tensor] = []
         for x, samples, begin in self._batches():

@@ -14,7 +14,7 @@ from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
 from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
 from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.stream import SampleStream, taken
+from featlearn.quantities.stream import SampleStream
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,8 @@ class Sweeps:
 
     def batches(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[ModelWithInputs, Tensor]]:
         """The network on this rank's share of chunk after chunk, up to `size` samples, and the places of these."""
-        for x, places in self.stream.chunks(size * self.ranks.size, wanted):
-            own = self.ranks.share(len(places))
-            if own.start < own.stop:
-                yield self.part(x, len(places), own), places[own]
-
-    def part(self, x: Inputs, samples: int, own: slice) -> ModelWithInputs:
-        """The network on some samples of a chunk."""
-        if own != slice(0, samples):
-            x = taken(x, samples, torch.arange(own.start, own.stop, device="cpu"))
-        return self.batch(x, own.stop - own.start)
+        for x, places in self.stream.chunks(size * self.ranks.size, wanted, self.ranks.share):
+            yield self.batch(x, len(places)), places
 
     def batch(self, x: Inputs, samples: int) -> ModelWithInputs:
         """The network on these inputs."""
