@@ -5,10 +5,11 @@
 Counted by `sys.setprofile` for a first and a repeated call of a Session, on small networks where all of it is Python:
 a perceptron of an own module, the same as `nn.Sequential`, and W5 with few symbols. Beside them the ops of torch that a
 call launches, its microseconds (the best of many), those of the plain forward and backward pass and of `torch.func`.
-Last, the import closure of `featlearn.quantities.ntk`: modules and lines.
+Last, the import closure of `featlearn.quantities.ntk`, and what one call of `fl.ntk` loads: modules and lines.
 """
 
 import ast
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def microseconds(call: Callable[[], Any], repeats: int = 60) -> float:
 
 
 def import_closure(start: Path) -> set[Path]:
-    """The modules of this package that one imports, and theirs."""
+    """The modules of this package that one imports, wherever in its text, and theirs."""
     found: set[Path] = set()
     waiting = [start]
     while waiting:
@@ -117,6 +118,16 @@ def import_closure(start: Path) -> set[Path]:
                     place = Path(PACKAGE, *name.split(".")[1:])
                     waiting += [place.with_suffix(".py"), place / "__init__.py"]
     return found
+
+
+def loaded() -> set[Path]:
+    """The modules of this package that a process has loaded after one call of `fl.ntk`."""
+    program = (
+        "import sys, torch, featlearn as fl; fl.ntk(torch.nn.Linear(3, 2), torch.ones(4, 3));"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('featlearn')), sep=chr(10))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {Path(line) for line in done.stdout.splitlines()}
 
 
 def main() -> None:
@@ -139,9 +150,13 @@ def main() -> None:
             other = microseconds(lambda model=model, x=x: torch_func.kernel(model, x, "traced"), 10)
             print(f"{name:19} {call:10} {counts[0]:7} {counts[1]:9} {counts[2]:6} {launched(run):5} {spent:14.0f} "
                   f"{plain:6.0f} {other:11.0f}", flush=True)  # fmt: skip
-    closure = import_closure(Path(PACKAGE, "quantities", "ntk.py"))
-    lines = sum(len(path.read_text().splitlines()) for path in closure)
-    print(f"import closure of featlearn.quantities.ntk: {len(closure)} modules, {lines} lines")
+    closures = {
+        "import closure of featlearn.quantities.ntk": import_closure(Path(PACKAGE, "quantities", "ntk.py")),
+        "loaded by one call of fl.ntk": loaded(),
+    }
+    for name, closure in closures.items():
+        lines = sum(len(path.read_text().splitlines()) for path in closure)
+        print(f"{name}: {len(closure)} modules, {lines} lines")
 
 
 if __name__ == "__main__":

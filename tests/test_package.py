@@ -33,6 +33,15 @@ def test_importing_data_does_not_import_scikit_learn():
     assert "sklearn" not in loaded
 
 
+def test_a_kernel_loads_what_it_needs_and_nothing_of_ranks_and_sketches():
+    loaded = modules_after(
+        "import featlearn as fl, torch; fl.ntk(torch.nn.Linear(3, 2), torch.ones(4, 3), outputs='each', verify=True)"
+    )
+    assert "featlearn.quantities.kernel_execution" in loaded
+    unneeded = ("divided", "sketch", "exchange", "rank_costs", "layered_weights", "linalg", "operator", "neural")
+    assert not [name for name in loaded for word in unneeded if name.startswith("featlearn") and word in name]
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_resolves_and_is_documented(name: str):
     assert inspect.getdoc(getattr(fl, name))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from featlearn.audit.audit import Audit
 from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation, RankGroup
-from featlearn.distributed.layered_weights import LayeredWeights
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
@@ -26,6 +25,9 @@ from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.planning.plan import PlannedKernel
+
+if TYPE_CHECKING:
+    from featlearn.distributed.layered_weights import LayeredWeights
 
 
 class OutputFacts(NamedTuple):
@@ -101,7 +103,7 @@ class AuditedModel:
                 yield measurement
 
     def _same_network(
-        self, measurement: Measurement, common: Inputs, layered: LayeredWeights | None
+        self, measurement: Measurement, common: Inputs, layered: "LayeredWeights | None"
     ) -> list[Expectation]:
         """Which parameters are trained, all weights, and the outputs of two samples."""
         model, batch, samples = measurement.model, measurement.batches[0], batch_size(common)
@@ -122,7 +124,7 @@ class AuditedModel:
         ]  # fmt: skip
 
     @contextmanager
-    def _weights(self, by_layer: bool) -> Iterator[LayeredWeights | None]:
+    def _weights(self, by_layer: bool) -> "Iterator[LayeredWeights | None]":
         """The weights of a sharded model at hand: all of them, or layer by layer where they do not fit."""
         model = unwrapped(self.model)
         if not idle_parts(model):
@@ -133,6 +135,8 @@ class AuditedModel:
             with whole_weights(model):
                 yield None
             return
+        from featlearn.distributed.layered_weights import LayeredWeights
+
         layered = LayeredWeights(model, shards.parts, shards.ranks)
         if self.group.given and (shards.replicated or not self.group.holds(shards.ranks)):
             raise InputValueError(
@@ -164,7 +168,7 @@ class AuditedModel:
 
     @contextmanager
     def _keeping_weights(
-        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: LayeredWeights | None
+        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: "LayeredWeights | None"
     ) -> Iterator[Measurement]:
         with ExitStack() as stack:
             try:
@@ -176,7 +180,7 @@ class AuditedModel:
 
     @contextmanager
     def _measuring(
-        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: LayeredWeights | None
+        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: "LayeredWeights | None"
     ) -> Iterator[Measurement]:
         model = unwrapped(self.model)
         with ExitStack() as stack:
