@@ -40,7 +40,7 @@ def test_the_plan_of_a_gpt2_is_a_table_a_person_can_read():
     assert lines[-1] == "no parameters through the fallback"
     assert re.match(r"4 x 4 samples -> kernel 4 x 4 \(64 B\), about \d+ KiB at most, budget ", lines[-4])
     assert lines[-3].startswith("1 forward pass of 4 samples and 1 backward pass, checked by 2 forward passes ")
-    assert lines[-2] == "each sample runs 2 times forward and 1 times backward"
+    assert lines[-2] == "each sample runs twice forward and once backward"
     assert max(map(len, lines)) <= 130
     assert repr(plan) == str(plan)
 
@@ -228,4 +228,4 @@ def test_chunks_have_not_as_many_samples_as_the_pass_that_proves_them_apart():
     layers = [Own(), nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 9)]
     plans = [fl.plan(nn.Sequential(*layers), torch.randn(64, 3, 16, 16), memory=f"{n}MiB") for n in range(20, 34)]
     assert {group.chunk for plan in plans for group in plan.groups} == {5, 6, 8}  # 7 would be run twice
-    assert all("each sample runs 1 times forward" in str(plan) for plan in plans)
+    assert all("each sample runs once forward" in str(plan) for plan in plans)

@@ -1,4 +1,4 @@
-"""Output directions that differ by a factor in every unit alone: one direction then stands for the sum of all.
+"""Output directions whose gradients differ only by a factor for each unit: one then stands for the sum of all.
 
 Behind the last linear layer and an elementwise nonlinearity, the gradient of output k at unit m of sample p is
 a[k, m] b[p, m]. Gram matrices summed over k are then those of sqrt(sum_k a[k, m]^2) b[p, m] alone, for a K-th of the

@@ -201,7 +201,7 @@ def _about_departure(findings: Sequence[Findings], departed: bool | None) -> Evi
         reasons = "; ".join(sorted({one.departure.reason for one in findings}))
         return unknown("regime", f"how far training departed from the frozen first kernel: {reasons}")
     where = "on test points" if all(one.test is not None for one in known) else "on the probe"
-    says = f"the path of training with the frozen first kernel passes the network at {found.words} {where}"
+    says = f"training with the frozen first kernel comes no nearer to the network than {found.words} {where}"
     # The same answer as in the headline: the two cannot contradict each other.
     verdict = {True: "departed", False: "followed", None: "cannot tell"}[departed]
     error, apart = mean([float(one.value.stderr) for one in known]), mean([one.between_kernels for one in known])

@@ -21,7 +21,10 @@ LARGEST = 4096
 """Samples times outputs up to which the kernel between all outputs is used."""
 
 BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
-BETWEEN_OUTPUTS = "kernels between different outputs were not recorded, and may be what is missing"
+BETWEEN_OUTPUTS = (
+    "kernels between different outputs were not recorded, and may be what is missing; watch with at most 2048 / C "
+    "samples in probe= and in test="
+)
 
 
 @dataclass(frozen=True)

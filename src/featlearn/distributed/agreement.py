@@ -1,4 +1,4 @@
-"""What must be the same on every rank, compared and not hoped for: arguments, inputs, weights, memory."""
+"""What must be the same on every rank, and is compared: arguments, inputs, weights, outputs, memory."""
 
 import platform
 from collections.abc import Mapping, Sequence

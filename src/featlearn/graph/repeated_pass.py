@@ -1,4 +1,4 @@
-"""Whether a batch is run by the same calls of torch as a few samples, of which it is proved that they stay apart.
+"""Whether a batch makes the same calls of torch as the few samples whose independence was proved.
 
 `featlearn.graph.separation` notes every op of a pass over a few samples, which takes longer than the pass itself. The
 same code on another batch makes the same calls of torch: the same functions in the same order, of the same values, with

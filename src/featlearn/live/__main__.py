@@ -1,4 +1,4 @@
-"""The process of `fl.watch(live=True)`: python -m featlearn.live SOCKET RUN, token and life line on stdin."""
+"""The process of `fl.watch(live=True)`: python -m featlearn.live SOCKET RUN, token on stdin, until that is closed."""
 
 import os
 import socket

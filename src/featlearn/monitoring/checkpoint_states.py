@@ -1,4 +1,4 @@
-"""Reading state dicts from files of strangers: no code in them is run, and what does not fit the model is refused."""
+"""Reading state dicts from untrusted files: no code in them is run, and what does not fit the model is refused."""
 
 import importlib
 import json

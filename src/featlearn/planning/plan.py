@@ -185,7 +185,7 @@ class Plan:
             f"{plural(self.passes, 'forward pass', 'es')} of {held} sample{'' if held == '1' else 's'} and "
             f"{plural(self.backward_passes, 'backward pass', 'es')}, {self._checks()}, then "
             f"{readable_count(self.operations)} multiply-adds of contractions",
-            f"each sample runs {self.forward_runs:.3g} times forward and {self.backward_runs:.3g} times backward",
+            f"each sample runs {times(self.forward_runs)} forward and {times(self.backward_runs)} backward",
             f"{plural(len(self.fallbacks), 'parameter', 's')} through the fallback"
             + (f", {plural(self.sample_passes, 'forward pass', 'es')} of single samples" if self.fallbacks else ""),
         ]
@@ -258,6 +258,11 @@ def common_name(names: Sequence[str]) -> str:
 def plural(count: int, thing: str, ending: str) -> str:
     """A number with its noun."""
     return f"{count or 'no'} {thing}{'' if count == 1 else ending}"
+
+
+def times(count: float) -> str:
+    """How often, in words: once, twice, 3.5 times."""
+    return {1.0: "once", 2.0: "twice"}.get(count, f"{count:.3g} times")
 
 
 def _chunks(samples: int, size: int) -> list[int]:

@@ -8,8 +8,8 @@ A run is a directory (or one `.zip` of it):
     events.jsonl                what happened: measurements skipped, a diverged kernel, the end
 
 A killed process loses at most the measurement in progress (writer.py says how). Nothing is pickled, and opening a run
-from a stranger is safe: it is read, or refused with a `RunError` (files.py, arrays.py). An older layout is read through
-its upgrade (schema.py). Nothing here imports torch.
+that is not trusted is safe: it is read, or refused with a `RunError` (files.py, arrays.py). An older layout is read
+through its upgrade (schema.py). Nothing here imports torch.
 """
 
 from featlearn.record.reader import Run, open_run

@@ -1,4 +1,4 @@
-"""Reading a run, also one from a stranger: nothing in it is executed, nothing larger than it may be is allocated."""
+"""Reading a run, also one that is not trusted: nothing in it is executed, nothing too large is allocated."""
 
 import csv
 import importlib
@@ -240,7 +240,7 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Read a recorded run: a directory or a `.zip`. Safe on files from strangers."""
+    """Read a recorded run: a directory or a `.zip`. Safe on untrusted files."""
     return Run(path)
 
 
