@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_kernel_loads_what_it_needs_and_nothing_of_ranks_and_sketches():
         "import featlearn as fl, torch; fl.ntk(torch.nn.Linear(3, 2), torch.ones(4, 3), outputs='each', verify=True)"
     )
     assert "featlearn.quantities.kernel_execution" in loaded
-    unneeded = ("divided", "sketch", "exchange", "rank_costs", "layered_weights", "linalg", "operator", "neural")
+    unneeded = ("divided", "sketched", "distributed.exchange", "layered_weights", "stream", "operator", "neural")
     assert not [name for name in loaded for word in unneeded if name.startswith("featlearn") and word in name]
 
 
@@ -52,6 +53,16 @@ def test_type_checkers_see_the_names_that_load():
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == fl._HOME | dict.fromkeys(fl._SUBMODULES, "featlearn")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_types_of_a_signature_can_be_looked_up(name: str):
+    found = getattr(fl, name)
+    if inspect.isfunction(found):
+        assert typing.get_type_hints(found)
+    elif inspect.isclass(found):
+        assert typing.get_type_hints(found) is not None
+        assert typing.get_type_hints(found.__init__) is not None
 
 
 def test_a_name_is_loaded_once():

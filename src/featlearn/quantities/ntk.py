@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,11 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs, Readout
@@ -25,10 +27,6 @@ from featlearn.planning.plan import PlannedKernel
 from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
 from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates
 from featlearn.quantities.verification import KernelVerification
-
-if TYPE_CHECKING:  # sketches and ranks are loaded by the calls that ask for them
-    from featlearn.contraction.tensor_sketch import Sketch
-    from featlearn.linalg.estimate import Estimate
 
 Found = TypeVar("Found")
 
@@ -54,21 +52,21 @@ def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["network"] = "network",
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: "Sketch",
-) -> "Estimate": ...  # fmt: skip
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> Estimate: ...  # fmt: skip
 @overload
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: Literal["layer", "parameter"],
     parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: "Sketch",
-) -> "dict[str, Estimate]": ...  # fmt: skip
+    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
+) -> dict[str, Estimate]: ...  # fmt: skip
 def ntk(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
     readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: "Sketch | None" = None, group: object = None,
-) -> "Tensor | Kernels | Estimate | dict[str, Estimate]":  # fmt: skip
+    verify: bool = False, sketch: Sketch | None = None, group: object = None,
+) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
     A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
@@ -136,9 +134,9 @@ def tangent_kernel(
 
 
 def sketched_kernel(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None, sketch: "Sketch", *, outputs: Outputs = "mean",
+    audited: AuditedModel, x: Inputs, x2: Inputs | None, sketch: Sketch, *, outputs: Outputs = "mean",
     by: str = "network", optimizer: Optimizer | None = None, verify: bool = False,
-) -> "Estimate | dict[str, Estimate]":  # fmt: skip
+) -> Estimate | dict[str, Estimate]:  # fmt: skip
     """The sketched kernel of an audited model: see `fl.ntk`."""
     from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 
@@ -147,7 +145,7 @@ def sketched_kernel(
         raise InputValueError("sketch= with group=, expected one of them: sketched kernels are not divided among ranks")
     rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
 
-    def measured(measurement: Measurement) -> "dict[str, Estimate]":
+    def measured(measurement: Measurement) -> dict[str, Estimate]:
         return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
 
     found = _measured_once_more(audited, x, x2, measured)
