@@ -158,7 +158,9 @@ def test_the_readme_gives_its_two_commands_in_one_line_each():
 def test_the_readme_says_how_long_its_commands_take():
     text = README.read_text()
     before = [text[: match.start()].rstrip().rpartition("\n")[2] for match in COMMAND.finditer(text)]
-    assert all(re.search(r"takes (about \w+|\d+ to \d+) (seconds|minutes?) on (one|two) cores?", line) for line in before)
+    assert all(
+        re.search(r"takes (about \w+|\d+ to \d+) (seconds|minutes?) on (one|two) cores?", line) for line in before
+    )
 
 
 PAGE = """

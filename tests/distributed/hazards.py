@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from featlearn.contraction import kernel_sum
+from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import FeatlearnError, InputValueError, MemoryBudgetError, RankError, VerificationError
 from featlearn.gradients.directions import Probes
 from featlearn.planning import memory
@@ -94,9 +96,96 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
         (lambda: NTKOperator(model, x, group="world").top(1, generator=torch.Generator().manual_seed(rank)), "seed"),
         (lambda: estimate_alignment(model, x, inputs(6, seed=rank), group="world"), "targets y of rank 1"),
         (lambda: neural_features(model, x + odd, group="world"), "argument x of rank 1 differs"),
+        (lambda: NTKOperator(model, x, group="world").top(1 + odd), "k is 2 on rank 1 and 1"),
+        (lambda: NTKOperator(model, x, group="world").top(1, tolerance=10.0 ** -(1 + odd)), "tolerance is 0.01"),
+        (lambda: NTKOperator(model, x, group="world").frobenius(probes=4 + odd), "probes is 5 on rank 1 and 4"),
+        (lambda: estimate_alignment(model, x, inputs(6), centered=odd, group="world"), "centered is True on rank 1"),
+        (lambda: NTKOperator(model, permuted_within_samples(odd), group="world"), "batches of the loader of rank 1"),
+        (lambda: ntk(model, x, readout=(lambda f: f.float()) if odd else None, group="world"), "other outputs on rank"),
+        (lambda: ntk(model, x, group="world") if odd else NTKOperator(model, x, group="world"), "different calls"),
     ):
         said = refusal(call, InputValueError)
         assert word in said, (word, said)
+    works()
+
+
+def permuted_within_samples(odd: bool) -> DataLoader[Any]:
+    """Batches of which one rank has the last in another order within its samples: their sums are the same."""
+    x = (inputs(6, 5) * 8).round()
+    if odd:
+        x[3:] = x[3:].flip(1)
+    return DataLoader(TensorDataset(x), batch_size=3)
+
+
+@on_ranks(2)
+def what_one_rank_alone_may_not_ask_for_is_refused_by_all(rank: int, size: int) -> None:
+    model, x, y, odd = perceptron(), inputs(6, 5), inputs(6), rank == 1
+    operator, v = NTKOperator(model, x, group="world"), inputs(6, 3)
+    for call, word in (
+        (lambda: operator @ (v * float("nan") if odd else v), "v"),
+        (lambda: operator.quadratic(v[:5] if odd else v), "expected (P, C)"),
+        (lambda: operator.top(0 if odd else 1), "k=0"),
+        (lambda: operator.top(1, generator=3 if odd else None), "torch.Generator"),
+        (lambda: operator.frobenius(probes=2 if odd else 5), "probes=2"),
+        (lambda: operator.trace(probes=3 if odd else None), "probes is 3"),
+        (lambda: estimate_alignment(model, x, y, probes=1 if odd else None, group="world"), "probes"),
+        (lambda: estimate_alignment(model, x, None if odd else y, group="world"), "y is None"),
+        (lambda: ntk(model, x, by="zz" if odd else "layer", group="world"), "by='zz'"),
+        (lambda: ntk(model, x, sketch=Sketch(16, 3) if odd else None, group="world"), "sketch= with group="),
+        (lambda: ntk(3 if odd else model, x, group="world"), "nn.Module"),
+        (lambda: neural_features(3 if odd else model, x, group="world"), "nn.Module"),
+        (lambda: neural_features(model, x, outputs="mean" if odd else None, group="world"), "outputs='mean'"),
+    ):
+        said = refusal(call)
+        assert word in said, (word, said)
+        works()
+
+
+class V(nn.Module):
+    """A parameter with the name of the vector that an operator is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.v, self.w = (nn.Parameter(torch.randn(*shape).double()) for shape in ((5, 3), (3, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.v).tanh() @ self.w
+
+
+@on_ranks(2)
+def rates_of_any_parameter_are_compared(rank: int, size: int) -> None:
+    model = V()
+    optimizer = torch.optim.SGD([{"params": [model.v], "lr": 0.1}, {"params": [model.w], "lr": 0.2}])
+    operator = NTKOperator(model, inputs(6, 5), optimizer=optimizer, group="world")
+    optimizer.param_groups[0]["lr"] = 0.1 + rank
+    assert "rate of v of rank 1 differs" in refusal(lambda: operator @ inputs(6, 2), InputValueError)
+    works()
+
+
+@on_ranks(2)
+def a_pass_that_fails_between_two_exchanges_is_heard(rank: int, size: int) -> None:
+    x, y = inputs(30, 5), inputs(30)
+    for number in range(2, 14):  # in the first looks at a model, in sweeps, between them
+        for call in (
+            lambda model: NTKOperator(model, x, group="world").top(2),
+            lambda model: estimate_alignment(model, x, y, probes=9, centered=True, group="world"),
+        ):
+            model, passes = perceptron(), [0]
+
+            def fail(gradient: Tensor) -> None:
+                raise ZeroDivisionError("rank one is out of luck")
+
+            def counted(module: nn.Module, given: Any, output: Tensor, number=number, passes=passes, fail=fail) -> Any:
+                passes[0] += 1
+                if rank == 1 and passes[0] >= number and output.requires_grad:
+                    output = output * 1
+                    output.register_hook(fail)
+                return output
+
+            model.register_forward_hook(counted)
+            said = refusal(lambda call=call, model=model: call(model), Exception if rank == 1 else RankError)
+            assert "out of luck" in said
     works()
 
 
@@ -144,6 +233,10 @@ def other_memory_is_agreed_on(rank: int, size: int) -> None:
         memory.free_bytes = before
     assert_close(found.full_tensor(), expected)
     assert_close(product, NTKOperator(model, x[:40]) @ v[:40])
+    for budgets in ((None, 300_000), (300_000, None), (None, 10**30)):  # free memory is shared, what is given is not
+        given = NTKOperator(model, x, memory=budgets[rank], group="world")
+        assert_close(given @ v[..., 0], NTKOperator(model, x) @ v[..., 0])
+        assert float(given.trace()) == pytest.approx(float(NTKOperator(model, x).trace()), rel=1e-12)
     assert_close(features["2"].ptk_covariance, neural_features(model, x)["2"].ptk_covariance)
     uneven = x[:301]  # what one rank would say of its own samples is not what the other would
     said = refusal(lambda: ntk(model, uneven, memory=2**20 if rank else 60_000, group="world"), MemoryBudgetError)

@@ -175,7 +175,7 @@ def sums_of_tensors_of_all_kinds_are_those_of_each(rank: int, size: int) -> None
 
 
 @on_ranks(2)
-def a_product_takes_six_exchanges(rank: int, size: int) -> None:
+def a_product_takes_seven_exchanges(rank: int, size: int) -> None:
     operator, v = NTKOperator(perceptron(), inputs(9, 5), group="world"), inputs(9, 3)
     counted = 0
 
@@ -196,4 +196,4 @@ def a_product_takes_six_exchanges(rank: int, size: int) -> None:
     finally:
         for name, exchange in before.items():
             setattr(dist, name, exchange)
-    assert counted == 6  # all agree; J^T v is done, added up; K v is done, put together; all are out
+    assert counted == 7  # the vector; all agree; J^T v is done, added up; K v is done, put together; all are out

@@ -37,6 +37,12 @@ def test_pieces_of_a_large_tensor_count_by_their_place(monkeypatch: pytest.Monke
     assert fingerprint(swapped) != fingerprint(tensor) == fingerprint(tensor.clone())
 
 
+def test_sparse_tensors_have_the_number_of_what_they_hold():
+    dense = torch.eye(4)
+    assert fingerprint(dense.to_sparse()) == fingerprint(dense.to_sparse_csr()) == fingerprint(dense)
+    assert fingerprint((2 * dense).to_sparse()) != fingerprint(dense)
+
+
 def test_flipped_signs_are_seen():
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float64, torch.float32):

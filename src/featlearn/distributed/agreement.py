@@ -84,7 +84,8 @@ def same_outputs(outputs: Tensor, precision: float) -> Expectation:
         odd = [
             str(rank)
             for rank, there in enumerate(said)
-            if there.shape != first.shape or not bool(((there - first).abs() <= slack).all())
+            if (there.shape, there.dtype) != (first.shape, first.dtype)
+            or not bool(((there - first).abs() <= slack).all())
         ]
         if odd:
             raise InputValueError(
@@ -111,6 +112,6 @@ def smallest_budget(group: RankGroup, budget: int, device: torch.device, *, meas
 
     `measured`: it is a share of what was free, which ranks on one device of one machine share in turn.
     """
-    said = group.numbers([digest((platform.node(), str(device))), budget])
-    homes = [where for where, _ in said]
-    return min(size // (homes.count(where) if measured else 1) for where, size in said)
+    said = group.numbers([digest((platform.node(), str(device))), min(budget, 2**62), int(measured)])
+    homes = [where for where, _, _ in said]
+    return min(size // (homes.count(where) if shared else 1) for where, size, shared in said)

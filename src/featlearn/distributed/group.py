@@ -76,8 +76,11 @@ class RankGroup:
                 if self.size > 1:
                     block.expect(*expected(found))
             yield found
-        except BaseException:
+        except BaseException as error:
             stack.__exit__(*sys.exc_info())
+            if isinstance(error, Exception) and not _is_told(error):
+                with self.together():  # the others learn of it at the end of their next block
+                    raise
             raise
         with self.together():
             stack.close()
@@ -202,20 +205,52 @@ class Together:
             if any(failed for failed, _ in told):
                 self._raise_together(error)
             elif any(number != told[0][1] for _, number in told):
-                said = self._group.gathered(own)
-                for place, (_, one) in enumerate(self._expected):
-                    one.refuse([theirs[place] for theirs in said])
+                self._compare(own)
         return False
+
+    def _compare(self, own: list[Any]) -> None:
+        """Refuse what differs, on every rank."""
+        said = self._group.gathered(own)
+        try:
+            if any(len(theirs) != len(own) for theirs in said):
+                raise InputValueError(
+                    "ranks of the group make different calls, expected the same calls in the same order on every rank"
+                )
+            for place, (_, one) in enumerate(self._expected):
+                one.refuse([theirs[place] for theirs in said])
+        except Exception as error:
+            _tell(error)
+            raise
 
     def _raise_together(self, error: BaseException | None) -> None:
         """What some rank has raised, unless this one is raising already."""
+        if error is not None:
+            _tell(error)
         said = self._group.gathered(None if error is None else (type(error).__name__, str(error)))
         rank, (name, text) = next((rank, told) for rank, told in enumerate(said) if told is not None)
         short = name == MemoryBudgetError.__name__  # the budget is everybody's, and so is the message
         if short and rank != self._group.rank and (error is None or isinstance(error, MemoryBudgetError)):
-            raise MemoryBudgetError(text) from error
+            raise _tell(MemoryBudgetError(text)) from error
         if error is None:
-            raise RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}")
+            raise _tell(RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}"))
+
+
+T_Error = TypeVar("T_Error", bound=BaseException)
+
+
+def _tell(error: T_Error) -> T_Error:
+    """Mark an error that all ranks know of."""
+    error.__dict__["known_to_all_ranks"] = True
+    return error
+
+
+def _is_told(error: BaseException | None) -> bool:
+    """Whether all ranks know of an error, or of one that led to it."""
+    while error is not None:
+        if error.__dict__.get("known_to_all_ranks"):
+            return True
+        error = error.__context__
+    return False
 
 
 def _process_group(group: Any) -> Any:

@@ -33,7 +33,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 
 def _integers(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers, of eight bytes where they fit."""
-    values = tensor.detach()
+    values = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     flat = values.resolve_neg().contiguous().view(-1)
     width = 8 if flat.nbytes % 8 == 0 else flat.element_size()

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featlearn.contraction.tensor_sketch import Sketch
-from featlearn.distributed.agreement import same_tensors
+from featlearn.distributed.agreement import same_arguments, same_tensors
+from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sketch import norm, normalised_overlap, surveyed
@@ -17,7 +18,7 @@ from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.jacobian_products import inner_products
-from featlearn.quantities.operator import NTKOperator, column_count
+from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
 from featlearn.quantities.sketched_alignment import sketched_alignment
 from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
@@ -66,14 +67,20 @@ def estimate_alignment(
     Returns:
         An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
     """
-    if y is None and not isinstance(data, torch.utils.data.DataLoader):
-        raise InputTypeError("y is None and data is a batch, expected targets; pass y, or a loader that gives them too")
-    if sketch is not None and group is not None:
-        raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
+    with RankGroup(group).together() as block:
+        if y is None and not isinstance(data, torch.utils.data.DataLoader):
+            raise InputTypeError(
+                "y is None and data is a batch, expected targets; pass y, or a loader that gives them too"
+            )
+        if sketch is not None and group is not None:
+            raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
+        drawing = source(generator)
+        block.expect(same_arguments({"centered": centered, "probes": probes}), same_draws(drawing))
     operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     with operator.ranks.together() as block:
         targets = _targets(y, operator)
         block.expect(same_tensors("the targets", {"y": targets}, "give all ranks what one of them has"))
+        count = column_count(None if sketch is not None else probes, operator.samples, 1)
     targets = scaled(deviations(targets, (0,)) if centered else targets, (0, 1))[0].to(operator.device)
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
@@ -83,7 +90,6 @@ def estimate_alignment(
             raise InputValueError("sketch= with probes= or generator=, expected one of them; fl.Sketch has a generator")
         with operator.sweeps() as sweeps:
             return sketched_alignment(sweeps, targets, task, sketch, centered=centered)
-    count = column_count(probes, operator.samples, 1)
     with operator.sweeps() as sweeps:
         if count == operator.samples:
             return _exact(sweeps, targets, task, centered)
@@ -93,10 +99,10 @@ def estimate_alignment(
             return Estimate(float("nan"), float("nan"), 1)
         few = _in_few_vectors(targets, sweeps)
         if few is None:
-            found = surveyed(columns, count, operator.drawing(generator), targets)
+            found = surveyed(columns, count, drawing, targets)
             ratio = normalised_overlap(found, "the alignment")
             return replace(ratio, value=float(ratio) / task, stderr=float(ratio.stderr) / task)
-        size = norm(surveyed(columns, count, operator.drawing(generator)), "the alignment")
+        size = norm(surveyed(columns, count, drawing), "the alignment")
         if not float(size) > 0.0:
             return Estimate(float("nan"), float("nan"), 1)
         value = _overlap(sweeps, *few) / (float(size) * task)

@@ -13,6 +13,7 @@ from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Directions, Outputs, output_directions
 from featlearn.measurement import Measurement
+from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, batch_size, describe
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.exchange import shared_kernel
@@ -36,6 +37,7 @@ def divided_kernels(
     """
     ranks, given = audited.group, [x] if x2 is None else [x, x2]
     with ranks.together():
+        unwrapped(audited.model)
         rates = rates_of()
         sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
     rates = whole_tensors(rates)

@@ -15,6 +15,7 @@ from featlearn.gradients.directions import Directions, Probes, output_directions
 from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
 from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
+from featlearn.network.checks import unwrapped
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
@@ -67,10 +68,13 @@ def neural_features_of(
     layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
 ) -> NeuralFeatures:  # fmt: skip
     """The neural features of an audited model: see `fl.neural_features`."""
-    if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
-        raise InputTypeError(f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)")
     ranks = audited.group
     with ranks.together() as block:
+        if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
+            raise InputTypeError(
+                f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)"
+            )
+        unwrapped(audited.model)
         arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
         block.expect(*same_call(arguments, {"x": x, "initial": initial, "outputs": outputs}))
     with ExitStack() as stack:

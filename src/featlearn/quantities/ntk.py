@@ -105,7 +105,6 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    checked_by(by)
     audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     if sketch is not None:
         return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
@@ -140,9 +139,12 @@ def sketched_kernel(
     """The sketched kernel of an audited model: see `fl.ntk`."""
     from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 
-    checked_sketch(sketch, outputs, verify)
-    if audited.group.given:
-        raise InputValueError("sketch= with group=, expected one of them: sketched kernels are not divided among ranks")
+    with audited.group.together():  # one rank alone may ask for it
+        checked_sketch(sketch, outputs, verify)
+        if audited.group.given:
+            raise InputValueError(
+                "sketch= with group=, expected one of them: sketched kernels are not divided among ranks"
+            )
     rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
 
     def measured(measurement: Measurement) -> dict[str, Estimate]:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.agreement import SAME_DATA, same_arguments, same_tensors, smallest_budget
+from featlearn.distributed.group import Expectation
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
@@ -112,15 +113,15 @@ class NTKOperator:
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """K v, of the shape, on the device and at least in the precision of v."""
-        rows = self._rows(v)
-        with self.sweeps(rows) as sweeps:
+        rows = self._same_rows(v)
+        with self.sweeps() as sweeps:
             product = sweeps.product(rows, self._method)
         return self._like(product, v)
 
     def quadratic(self, v: Tensor) -> Tensor:
         """v^T K v = |J^T v|^2, exact by one backward pass: a number, or (m,) for a block. float64."""
-        rows = self._rows(v)
-        with self.sweeps(rows) as sweeps:
+        rows = self._same_rows(v)
+        with self.sweeps() as sweeps:
             step = sweeps.block(len(rows))
             found = torch.cat([sweeps.quadratic(block) for block in rows.split(step)])
         single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
@@ -132,17 +133,13 @@ class NTKOperator:
         `probes=fl.Probes(k)` takes k random directions among the outputs instead, for large C. Its standard error is
         that of k numbers: below some ten of them it is often too small.
         """
-        if probes is not None and not isinstance(probes, Probes):
-            raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
+        with self.ranks.together() as block:
+            if probes is not None and not isinstance(probes, Probes):
+                raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
+            every = torch.eye(self.outputs, dtype=torch.float64, device="cpu")
+            every = every if probes is None else probes.directions(self.outputs)
+            block.expect(same_tensors("the draw of", {"probes": every}, SAME_DRAW))
         with self.sweeps() as sweeps:
-            count = self.outputs if probes is None else probes.k
-            every = (
-                torch.eye(count, dtype=torch.float64, device="cpu")
-                if probes is None
-                else probes.directions(self.outputs)
-            )
-            with self.ranks.together() as block:
-                block.expect(same_tensors("the draw of", {"probes": every}, SAME_DRAW))
             total = squared_gradients(sweeps, every, "trace").sum(0)
         return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
 
@@ -161,14 +158,17 @@ class NTKOperator:
         sigma 1.2 and 2, and five outliers 30 times larger, with one output and with three. Where `.freedom` is below 4
         a `featlearn.errors.HeavyTailWarning` says that too few draws carry the error.
         """
-        count = column_count(probes, self.samples, self.outputs)
+        with self.ranks.together() as block:
+            count = column_count(probes, self.samples, self.outputs)
+            drawing = source(generator)
+            block.expect(same_arguments({"probes": count}), same_draws(drawing))
         with self.sweeps() as sweeps:
             columns = KernelColumns(sweeps, "full")
             if count == self.samples:
                 return Estimate(columns.squared_sum() ** 0.5, 0.0, 1)
             if self.outputs > MANY:
-                return sketched_norm(self._random_sketch(sweeps, count, generator))
-            return norm(surveyed(columns, count, self.drawing(generator)))
+                return sketched_norm(self._random_sketch(sweeps, count, drawing))
+            return norm(surveyed(columns, count, drawing))
 
     def row_means(self, sweeps: Sweeps) -> Tensor:
         """(P,) K 1 / P for the mean over outputs: J_c (J_c^T 1) / P, a product for every output. float64."""
@@ -190,11 +190,13 @@ class NTKOperator:
         sweeps: read the residuals. float64 for sums, on the device of the outputs.
         """
         size, _ = self.shape
-        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= size:
-            raise InputValueError(f"k={k!r}, expected a number of eigenvalues between 1 and P C = {size}")
+        with self.ranks.together() as block:
+            if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= size:
+                raise InputValueError(f"k={k!r}, expected a number of eigenvalues between 1 and P C = {size}")
+            bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
+            drawing = source(generator)
+            block.expect(same_arguments({"k": k, "tolerance": bound}), same_draws(drawing))
         width = min(size, k + 4)
-        bound = torch.finfo(self.dtype).eps ** 0.5 if tolerance is None else float(tolerance)
-        drawing = self.drawing(generator)
         start = torch.randn(size, width, generator=drawing, dtype=torch.float64, device=drawing.device).to(self.device)
         with self.sweeps() as sweeps:
 
@@ -218,16 +220,15 @@ class NTKOperator:
         )  # fmt: skip
 
     @contextmanager
-    def sweeps(self, given: Tensor | None = None) -> Iterator[Sweeps]:
-        """The network isolated and ready; several products can share it. `given`: the vectors of all ranks."""
+    def sweeps(self) -> Iterator[Sweeps]:
+        """The network isolated and ready; several products can share it."""
         # Before the measurement, which puts .grad aside.
         rates: dict[str, Rate] = {}
         if self._optimizer is not None:
             with self.ranks.together():
                 rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
             rates = whole_tensors(rates)
-        vectors = {**rates, **({} if given is None else {"v": given})}
-        same = same_tensors("the vector, or rate of", vectors, "give all ranks what one of them has")
+        same = same_tensors("the optimizer's rate of", rates, "load one state into all optimizers")
         first = self._stream.first
         with self._audited.measuring_together(
             # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
@@ -235,15 +236,7 @@ class NTKOperator:
         ) as measurement:  # fmt: skip
             yield Sweeps(measurement, self._stream, rates, self._audited)
 
-    def drawing(self, generator: torch.Generator | None) -> torch.Generator:
-        """The generator that was given, in the same state on every rank; without one, one that is always the same."""
-        found = source(generator)
-        with self.ranks.together() as block:
-            block.expect(same_tensors("the state of", {"generator": found.get_state()}, SAME_DRAW))
-        return found
-
-    def _random_sketch(self, sweeps: Sweeps, count: int, generator: torch.Generator | None) -> RandomProducts:
-        drawing = self.drawing(generator)
+    def _random_sketch(self, sweeps: Sweeps, count: int, drawing: torch.Generator) -> RandomProducts:
         signs = torch.randint(2, (count, *self.shape[:1]), generator=drawing, device=drawing.device)
         omega = (2.0 * signs.double() - 1.0).to(self.device)
         image = sweeps.product(omega.reshape(-1, self.samples, self.outputs), self._method).flatten(1).double()
@@ -255,6 +248,13 @@ class NTKOperator:
         for batch, _ in sweeps.batches(sweeps.chunk(3.0)):
             sweeps.measurement.chunk(batch, 0, batch.samples)
         sweeps.measurement.refuse_no_gradient()
+
+    def _same_rows(self, v: Any) -> Tensor:
+        """The vectors that all ranks have given, as (m, P, C)."""
+        with self.ranks.together() as block:
+            rows = self._rows(v)
+            block.expect(same_tensors("the vector", {"v": rows}, "give all ranks what one of them has"))
+        return rows
 
     def _rows(self, v: Any) -> Tensor:
         """A vector or a block as (m, P, C), on the device and in the precision of the kernel."""
@@ -291,6 +291,11 @@ def column_count(probes: Any, samples: int, outputs: int) -> int:
     else:
         raise InputValueError(f"probes={probes!r}, expected a number of samples >= 4, for an error to be seen")
     return min(wanted, samples)
+
+
+def same_draws(generator: torch.Generator) -> Expectation:
+    """The state of a generator, which all ranks draw from."""
+    return same_tensors("the state of", {"generator": generator.get_state()}, SAME_DRAW)
 
 
 def source(generator: torch.Generator | None) -> torch.Generator:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.fingerprint import fingerprint
 from featlearn.network.inputs import Inputs, batch_size, describe, map_tensors, tensors_in
 from featlearn.network.precision import cast_inputs
 
@@ -117,10 +118,10 @@ class SampleStream:
                     x = map_tensors(x, lambda tensor: tensor.to(self._device, non_blocking=True))
                 yield cast_inputs(x, self._dtype), samples, begin
                 begin += samples
-        seen = torch.stack(prints) if prints else torch.zeros(0, device="cpu")
+        seen = torch.stack(prints) if prints else torch.zeros(0, dtype=torch.int64, device="cpu")
         if self._seen is None:
             self._seen = seen
-        elif seen.shape != self._seen.shape or not torch.equal(seen.nan_to_num(), self._seen.nan_to_num()):
+        elif not torch.equal(seen, self._seen):
             raise InputValueError(
                 "the loader gave other samples than in the first sweep, expected the same ones in the same order every "
                 "time; take random augmentation and shuffling out of it"
@@ -175,14 +176,11 @@ def _generator_kept(loader: "DataLoader[Any]") -> Iterator[None]:
 
 
 def _fingerprint(x: Inputs, samples: int) -> Tensor:
-    """A number that changes when samples change or trade places; compared once a sweep, so that no batch waits."""
-    total = torch.zeros((), dtype=torch.float64, device="cpu")
+    """A number that changes with any bit of the inputs and their order; compared once a sweep: no batch waits."""
+    total = torch.full((), samples, dtype=torch.int64, device="cpu")
     for tensor in tensors_in(x):
-        if tensor.dim() and tensor.shape[0] == samples:
-            numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            sums = numbers.detach().reshape(samples, -1).sum(1, dtype=torch.float64)
-            weights = torch.arange(1, samples + 1, device=sums.device).double().sqrt()
-            total = total.to(sums.device) + sums @ weights
+        found = fingerprint(tensor)
+        total = 31 * total.to(found.device) + found  # modulo 2^64
     return total
 
 
