@@ -1,4 +1,4 @@
-"""A model, how it is to be measured, and what earlier measurements have found out about its graphs."""
+"""What a Session keeps between calls: a model, how it is to be measured, and what is known of its graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""A measurement under way: a network in isolation, its samples captured chunk by chunk, every chunk checked."""
+"""One call: a network in isolation, its samples captured chunk by chunk, every chunk checked. Gone when it ends."""
 
 import gc
 from collections.abc import Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""One model, measured again and again: audited once, and checked on every batch."""
+"""What users hold for many calls: one model and batch, audited once and checked on every call; all quantities."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload

@@ -13,7 +13,7 @@ from featlearn.distributed.agreement import same_arguments, same_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sketch import norm, normalised_overlap, surveyed
+from featlearn.linalg.nystrom import norm, normalised_overlap, surveyed
 from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns

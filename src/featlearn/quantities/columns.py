@@ -11,7 +11,7 @@ from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
-from featlearn.linalg.sketch import ColumnTerm
+from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine

@@ -16,7 +16,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
-from featlearn.linalg.sketch import RandomProducts, norm, sketched_norm, surveyed
+from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, surveyed
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
@@ -149,7 +149,7 @@ class NTKOperator:
         The columns of `probes` samples, 64 by default (32 where there are several outputs), are computed exactly. A
         third of them make a Nyström approximation, which holds nearly all of the norm, the others say what it lacks.
         Samples with large gradients are seen first and the others drawn by size, so a few samples that hold most of
-        the norm do not hide (`featlearn.linalg.sketch`). The sizes take one backward pass for each output, the columns
+        the norm do not hide (`featlearn.linalg.nystrom`). The sizes take one backward pass for each output, the columns
         two sweeps over the samples. All samples (`probes` >= P) give the exact value. With more than 32 outputs, whose
         columns would take too long, products with `probes` random vectors take the place of columns.
 

@@ -5,9 +5,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from featlearn.linalg import sketch
+from featlearn.linalg import nystrom
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sketch import (
+from featlearn.linalg.nystrom import (
     ColumnTerm,
     RandomProducts,
     Survey,
@@ -120,9 +120,9 @@ def test_columns_drawn_by_size_beat_columns_drawn_at_random(name, monkeypatch: p
         return float((torch.tensor(found) / kernel.norm() - 1).square().mean().sqrt())
 
     by_size = off()
-    first = sketch.drawn_first
-    monkeypatch.setattr(sketch, "drawn_first", lambda sizes, *others: first(torch.ones_like(sizes), *others))
-    monkeypatch.setattr(sketch, "_sizes", lambda diagonal, *others: torch.ones_like(diagonal))
+    first = nystrom.drawn_first
+    monkeypatch.setattr(nystrom, "drawn_first", lambda sizes, *others: first(torch.ones_like(sizes), *others))
+    monkeypatch.setattr(nystrom, "_sizes", lambda diagonal, *others: torch.ones_like(diagonal))
     assert by_size < 0.3 * off()
 
 
