@@ -15,6 +15,7 @@ from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError,
 from featlearn.network.fingerprint import fingerprint
 
 T = TypeVar("T")
+Error = TypeVar("Error", bound=BaseException)
 # Tensors are summed over ranks in buffers of up to this many bytes: many small messages take longer than one.
 BUFFER = 8 * 2**20
 
@@ -235,10 +236,7 @@ class Together:
             raise _tell(RankError(f"rank {rank} of the group could not measure its samples: {name}: {text}"))
 
 
-T_Error = TypeVar("T_Error", bound=BaseException)
-
-
-def _tell(error: T_Error) -> T_Error:
+def _tell(error: Error) -> Error:
     """Mark an error that all ranks know of."""
     error.__dict__["known_to_all_ranks"] = True
     return error
