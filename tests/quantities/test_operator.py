@@ -14,7 +14,7 @@ import featlearn as fl
 from featlearn.errors import InputValueError
 from featlearn.quantities import jacobian_products
 from featlearn.quantities.jacobian_products import jvp_method
-from tests.linalg.test_sketch import assert_covers
+from tests.linalg.test_nystrom import assert_covers
 from tests.references.jacobian import dense_jacobian, dense_ntk
 
 P, C = 11, 3
