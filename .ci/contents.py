@@ -9,7 +9,11 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-MOST = {".whl": 5_000_000, ".gz": 15_000_000}
+MOST = {"featlearn": {".whl": 1_100_000, ".gz": 9_000_000}, "featlearn_papers": {".whl": 5_000_000, ".gz": 9_000_000}}
+NEEDED = {
+    "featlearn": ["featlearn/py.typed"],
+    "featlearn_papers": ["featlearn_papers/py.typed", "featlearn_papers/results/000/fig1/claims.json"],
+}
 FORBIDDEN = ("__pycache__", ".pyc", ".git/", ".venv", "runs/", ".hypothesis")
 
 
@@ -26,19 +30,21 @@ def problems(path: Path, found: dict[str, int]) -> list[str]:
     """What should not be there, and what is missing."""
     wrong = [name for name in found if any(part in name for part in FORBIDDEN)]
     if path.suffix == ".whl":
-        wrong += [name for name in found if not name.startswith("featlearn")]
+        package = path.name.split("-")[0]
+        wrong += [name for name in found if not name.startswith((f"{package}/", f"{package}-"))]
         wrong += [name for name in found if name.endswith("numbers.csv")]
-        needed = ["featlearn/py.typed", "featlearn/papers/results/000/fig1/claims.json"]
-        wrong += [f"{name} is missing" for name in needed if name not in found]
-    if path.stat().st_size > MOST[path.suffix]:
-        wrong.append(f"{path.stat().st_size} bytes, expected at most {MOST[path.suffix]}")
+        wrong += [f"{name} is missing" for name in NEEDED[package] if name not in found]
+    most = MOST[path.name.split("-")[0]][path.suffix]
+    if path.stat().st_size > most:
+        wrong.append(f"{path.stat().st_size} bytes, expected at most {most}")
     return wrong
 
 
 def main() -> int:
     """Print the folders of each archive, the largest first."""
-    archives = sorted(Path(sys.argv[1]).glob("featlearn-*"))
-    failed = [] if len(archives) == 2 else [f"{len(archives)} archives, expected a wheel and a source archive"]
+    archives = sorted(Path(sys.argv[1]).glob("featlearn*"))
+    expected = "a wheel and a source archive of each of two distributions"
+    failed = [] if len(archives) == 4 else [f"{len(archives)} archives, expected {expected}"]
     for path in archives:
         found = members(path)
         print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, {len(found)} files")

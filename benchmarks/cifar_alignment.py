@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.papers.models import ResNet18
+from featlearn.models import ResNet18
 
 
 def train(model: nn.Module, x: Tensor, labels: Tensor, steps: int, lr: float) -> float:

@@ -133,7 +133,7 @@ def test_errata_name_tests_and_figures_that_are_there():
     assert len(tests) > 10
     assert len(figures) > 15
     assert [name for name in tests if not (TOP / name).is_file()] == []
-    assert [name for name in figures if not (TOP / "src/featlearn/papers/results" / name).is_dir()] == []
+    assert [name for name in figures if not (TOP / "papers/src/featlearn_papers/results" / name).is_dir()] == []
 
 
 @pages()

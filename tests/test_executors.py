@@ -12,9 +12,9 @@ import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
-from featlearn.papers.request import Request, reproduce
-from featlearn.papers.scale import Scale
-from tests.papers import made_up
+from featlearn_papers.frame.request import Request, reproduce
+from featlearn_papers.frame.scale import Scale
+from papers.tests import made_up
 from tests.sweeps import functions
 
 TOP = Path(__file__).parents[1]

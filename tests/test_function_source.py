@@ -12,7 +12,7 @@ def half(x: float, *, of: int = 2) -> float:
 
 
 def test_the_text_has_no_fields_that_versions_of_python_differ_in():
-    assert _text(ast.parse(SNIPPET)) == (
+    assert _text(ast.parse(SNIPPET), {}) == (
         "Module(body=[FunctionDef(name='half', args=arguments(args=[arg(arg='x', annotation=Name(id='float', "
         "ctx=Load()))], kwonlyargs=[arg(arg='of', annotation=Name(id='int', ctx=Load()))], kw_defaults=["
         "Constant(value=2)]), body=[Return(value=BinOp(left=Name(id='x', ctx=Load()), op=Div(), right=Name(id='of', "

@@ -108,11 +108,12 @@ def test_an_entry_shows_its_signature_without_types_and_documented_members():
 def test_the_help_of_every_command_is_there_as_it_is():
     from generated_pages import command_help
 
-    from featlearn.cli.app import COMMANDS, RUNS
+    from featlearn.cli.app import COMMANDS, KNOWN_DISTRIBUTIONS, RUNS
 
     text = command_help()
     headings = re.findall(r"^#+ (featlearn .+)$", text, re.MULTILINE)
-    assert set(headings) == {f"featlearn {name}" for name in [*COMMANDS, "runs", *(f"runs {name}" for name in RUNS)]}
+    names = [*COMMANDS, *KNOWN_DISTRIBUTIONS, "runs", *(f"runs {name}" for name in RUNS)]
+    assert set(headings) == {f"featlearn {name}" for name in names}
     assert "--output-scale" in text
     assert ", --no-" not in text  # no flag has a negative form
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from featlearn.cli.app import COMMANDS, RUNS, application
+from featlearn.cli.app import COMMANDS, KNOWN_DISTRIBUTIONS, RUNS, application
 from featlearn.cli.explore import explore
-from featlearn.cli.reproduce import reproduce
+from featlearn_papers.frame.command import reproduce
 
 HELP_PAGE, MARK = "reference/command-line", "% help of the commands"
 OUTSIDE = {
@@ -27,7 +27,9 @@ LINK = re.compile(rf"\]\((?:\.\./)+({'|'.join(OUTSIDE)})\.md(#[\w-]*)?\)")
 
 def command_help() -> str:
     """The help of every command as Markdown, without the negative flags that the commands do not have."""
-    text = application([*COMMANDS, "runs", *RUNS]).generate_docs(output_format="markdown", heading_level=1)
+    text = application([*COMMANDS, *KNOWN_DISTRIBUTIONS, "runs", *RUNS]).generate_docs(
+        output_format="markdown", heading_level=1
+    )
     body = text[text.index("## featlearn diagnose") :]
     return re.sub(r", --no-[\w-]+`", "`", body)
 

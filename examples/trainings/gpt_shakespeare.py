@@ -11,7 +11,7 @@ from classification import DEVICE, arguments, schedule, told
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.papers.models import GPT
+from featlearn.models import GPT
 
 CYCLE = "to be, or not to be. "
 

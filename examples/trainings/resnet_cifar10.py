@@ -10,7 +10,7 @@ import torch
 from classification import DEVICE, Training, arguments, images, told, train
 
 import featlearn as fl
-from featlearn.papers.models import ResNet18
+from featlearn.models import ResNet18
 
 
 def main() -> None:

@@ -2,17 +2,24 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
 
-def reachable_source(function: Callable[..., Any], shared: str | None = None) -> str:
-    """All definitions of its module that a function reaches, and whole modules behind these whose name begins so.
+def reachable_source(
+    function: Callable[..., Any], shared: str | None = None, former_names: Mapping[str, str] | None = None
+) -> str:
+    """Return the definitions that a function reaches in its module, without comments and docstrings.
 
-    Without comments and docstrings; empty where the function is not defined at the top of a file. The library itself
-    is not in it: it changes every day, and mostly not the numbers.
+    Empty for a function that is not defined at the top of a file. Other modules are left out, because the library
+    changes every day and its numbers rarely do.
+
+    Args:
+        function: Function to follow.
+        shared: Prefix of module names; modules with it that the definitions import are added whole.
+        former_names: Prefixes of module names, replaced in imports: code that has moved keeps its text.
     """
     module = inspect.getmodule(function)
     if module is None or getattr(module, "__file__", None) is None:
@@ -27,7 +34,7 @@ def reachable_source(function: Callable[..., Any], shared: str | None = None) ->
         reached[name] = defined[name]
         waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
     behind = {} if shared is None else _shared(reached.values(), module.__package__ or "", shared)
-    return "\n".join(_text(found[name]) for found in (reached, behind) for name in sorted(found))
+    return "\n".join(_text(nodes[name], former_names or {}) for nodes in (reached, behind) for name in sorted(nodes))
 
 
 def _parsed(path: str) -> ast.Module:
@@ -85,11 +92,21 @@ def _origin(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _text(node: ast.stmt | ast.Module) -> str:
+def _text(node: ast.stmt | ast.Module, former_names: Mapping[str, str]) -> str:
     for inner in ast.walk(node):
+        if isinstance(inner, ast.ImportFrom) and inner.module is not None:
+            inner.module = _former(inner.module, former_names)
+        elif isinstance(inner, ast.alias):
+            inner.name = _former(inner.name, former_names)
         if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
             inner.body = [one for one in inner.body if not _is_string(one)] or [ast.Pass()]
     return _dumped(node)
+
+
+def _former(name: str, former_names: Mapping[str, str]) -> str:
+    """Replace the prefix of a module name by its former one."""
+    prefix = next((new for new in former_names if name.startswith(new)), "")
+    return former_names[prefix] + name.removeprefix(prefix) if prefix else name
 
 
 def _dumped(thing: Any) -> str:

@@ -6,10 +6,11 @@ import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from inspect import BoundArguments
 from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
@@ -37,11 +38,14 @@ COMMANDS = {
     "live": ("featlearn.cli.live:live", "A page that follows runs while they are written."),
     "sweep": ("featlearn.cli.sweep:sweep", "Diagnose at every point of a grid, in parallel."),
     "widths": ("featlearn.cli.widths:widths", "Say how a network scales with its width, and which layer is off."),
-    "reproduce": ("featlearn.cli.reproduce:reproduce", "Repeat a figure of the five papers, and check its claims."),
     "explore": ("featlearn.cli.explore:explore", "A page of the theories, with sliders and small networks that train."),
     "cite": ("featlearn.cli.cite:cite", "What to cite for a result."),
     "doctor": ("featlearn.cli.doctor:doctor", "What is installed, what is missing, and how to get it."),
 }
+COMMAND_GROUP = "featlearn.commands"
+"""Entry points of other distributions that add commands; the summary of a distribution is that of its command."""
+KNOWN_DISTRIBUTIONS = {"reproduce": ("featlearn-papers", "Repeat a figure of the five papers, and check its claims.")}
+"""Command -> the distribution that adds it, and its summary where that is not installed."""
 RUNS = {
     "ls": ("featlearn.cli.runs:ls", "The runs in a folder."),
     "show": ("featlearn.cli.runs:show", "All there is to say about one run."),
@@ -58,12 +62,37 @@ def application(words: Sequence[str]) -> App:
         default_parameter=Parameter(consume_multiple=True, negative=()),
     )  # fmt: skip
     runs = App(name="runs", help="Recorded runs: ls, show, compare, pack.", help_format="plaintext")
-    for parent, commands in ((app, COMMANDS), (runs, RUNS)):
+    for parent, commands in ((app, COMMANDS | _installed_commands()), (runs, RUNS)):
         for name, (place, summary) in commands.items():
             # One line in the list of commands; a command that is called loads and shows its docstring.
             parent.command(place, name=name, help=None if name in words else summary)
     app.command(runs)
+    for name in KNOWN_DISTRIBUTIONS:
+        if name not in app:
+            app.command(_missing_command(name), name=name)
     return app
+
+
+def _installed_commands() -> dict[str, tuple[str, str]]:
+    """Return commands of other installed distributions: name -> (place, summary)."""
+    return {
+        entry.name: (entry.value, (entry.dist.metadata["Summary"] if entry.dist else None) or entry.value)
+        for entry in entry_points(group=COMMAND_GROUP)
+    }
+
+
+def _missing_command(name: str) -> Callable[..., Answer]:
+    """Return a command that says which distribution to install."""
+    distribution, summary = KNOWN_DISTRIBUTIONS[name]
+
+    def command(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> Answer:
+        raise FeatlearnError(
+            f"`featlearn {name}` is in the distribution {distribution}, which is not installed; in a clone of the "
+            "repository: pip install -c constraints.txt ./papers"
+        )
+
+    command.__doc__ = f"{summary} Needs the distribution {distribution}."
+    return command
 
 
 def _console() -> Any:

@@ -15,7 +15,7 @@ from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import TrainingTask, squared_error
 from featlearn.data.files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.papers.models import CNN, MLP
+from featlearn.models import CNN, MLP
 from featlearn.steer import whiten
 
 IMAGES: dict[str, Callable[..., data.Labelled]] = {"mnist": data.mnist, "cifar10": data.cifar10}

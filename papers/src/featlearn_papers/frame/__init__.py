@@ -1,0 +1,1 @@
+"""What all figures share: experiments and their seeds, claims, drawing, kept results, the command."""

@@ -1,0 +1,212 @@
+"""Results as web pages without any file beside them: one figure, or the gallery of all that are kept."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from featlearn_papers.frame.claims import counted, share, verdict
+from featlearn_papers.frame.registry import Declaration
+from featlearn_papers.frame.results import Result
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #222; --soft: #555; --rule: #ddd; --paper: #fff; --link: #0a5a94;
+--holds: #00664b; --fails: #a63f00; --undecided: #6a5200 }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --soft: #aaa; --rule: #444; --paper: #161616;
+--link: #7ab8e8; --holds: #4fc9a4; --fails: #ff9d57; --undecided: #e5c558 } }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem 1rem 4rem;
+color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: clamp(1.5rem, 6vw, 2rem); line-height: 1.2 }
+h2 { font-size: clamp(1.2rem, 5vw, 1.5rem); line-height: 1.25 }
+ul { padding-left: 1.2rem } li { margin-bottom: .3rem } a { color: var(--link) }
+.box { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; margin: 1rem 0 }
+.box:focus-visible { outline: 3px solid var(--link) }
+.picture { background: #fff; padding: .6rem } /* figures are drawn for white paper */
+img { display: block; max-width: 100%; height: auto; margin: 0 auto }
+table { border-collapse: collapse; width: 100%; min-width: 56rem; font-size: 13px; overflow-wrap: normal }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-top: 1px solid var(--rule) }
+tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-child { min-width: 18rem }
+.holds { color: var(--holds) } .fails { color: var(--fails); font-weight: 600 }
+.undecided { color: var(--undecided); font-weight: 600 } .known, .how { color: var(--soft) }
+.how { font-size: 13px } section { margin-bottom: 3.5rem }
+h3 { margin: 1.4rem 0 .4rem } .index { list-style: none; padding: 0 }
+.index li { display: grid; grid-template-columns: 5.5rem 1fr 8rem; gap: 0 .8rem; align-items: center; margin: 0;
+padding: .3rem 0; border-top: 1px solid var(--rule) } .index .how { grid-column: 2 / 4 }
+.bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden }
+.bar i { background: currentColor } .bar .known { opacity: .5 } .bar .undecided { color: #e0b020 }
+@media (max-width: 40rem) { .index li { grid-template-columns: 5.5rem 1fr } .bar, .index .how { grid-column: 1 / 3 } }
+@media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
+@media (min-width: 64rem) { td:first-child { min-width: 11rem } td:last-child { min-width: 13rem } }
+@media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
+"""
+COLUMNS = ("claim", "", "paper", "ours", "spread", "difference", "holds within", "band from", "why")
+PAPERS = {
+    "000": "Shan & Bordelon 2021a: rapid feature evolution",
+    "001": "Shan & Bordelon 2021b: kernel alignment and training",
+    "002": "Atanasov et al. 2022: silent alignment",
+    "003": "Beaglehole et al. 2024: feature learning as alignment",
+    "004": "Xu & Ziyin 2024: three mechanisms of feature learning",
+}
+CHECKS = (
+    "Checks: sentences that cannot fail, because they are true by construction, compare a formula with itself, or list "
+    "what was put in. They are not counted."
+)
+
+
+def figure_page(result: Result) -> str:
+    """The page of one figure: paper's value, ours, spread over seeds, difference, and why."""
+    return _document(f"{result.meta['id']}: {result.meta['title']}", _section(result))
+
+
+def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) -> str:
+    """All results that are kept, and the figures that are still missing."""
+    shown = [results[one.id] for one in declarations if one.id in results]
+    missing = [one for one in declarations if one.id not in results]
+    rest = "".join(f"<li>{escape(one.id)} {escape(one.title)}</li>" for one in missing)
+    body = f"<h1>The papers, reproduced</h1>{_index(shown)}" + "".join(map(_section, shown))
+    return _document("The papers, reproduced", body + (f"<h2>Not yet</h2><ul>{rest}</ul>" if rest else ""))
+
+
+def _index(shown: Sequence[Result]) -> str:
+    """Paper by paper: every figure with a bar of how many claims hold, are undecided, fail, and are known to fail."""
+    papers = dict.fromkeys(result.meta["id"].partition("/")[0] for result in shown)
+    return "".join(
+        f'<h3>{escape(PAPERS.get(code, code))}</h3><ul class="index">'
+        + "".join(_index_row(result) for result in shown if result.meta["id"].startswith(f"{code}/"))
+        + "</ul>"
+        for code in papers
+    )
+
+
+def _index_row(result: Result) -> str:
+    bar = "".join(
+        f'<i class="{kind}" style="flex: {count}"></i>'
+        for kind, count in result.counts.items()
+        if count and kind != "checks"
+    )
+    words = f"{result.scale} scale, {result.summary}"
+    return (
+        f'<li><a href="#{_anchor(result)}">{escape(result.meta["id"])}</a> <span>{escape(result.meta["title"])}</span> '
+        f'<span class="bar" aria-hidden="true">{bar}</span><span class="how">{escape(words)}</span></li>'
+    )
+
+
+def _document(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def _anchor(result: Result) -> str:
+    return escape(result.meta["id"].replace("/", "-"))
+
+
+def _section(result: Result) -> str:
+    meta = result.meta
+    picture = base64.b64encode((result.folder / "figure.png").read_bytes()).decode()
+    how = f"{meta['scale']} scale, {counted(len(meta['seeds']), 'seed')}, {_seconds(sum(meta['seconds']))}"
+    how += f" on {meta['versions'].get('gpu', meta['device'])}"
+    setup = _words(meta["setup"])
+    left_out, name = meta["not_judged"], meta["id"]
+    counted_ones = [claim for claim in result.claims if not claim["check"]]
+    checks = [claim for claim in result.claims if claim["check"]]
+    return (
+        f'<section id="{_anchor(result)}"><h2>{escape(name)}: {escape(meta["title"])}</h2>'
+        f"<p>{escape(meta['about'])}</p>"
+        f"{_box('picture', f'Figure {name}')}"
+        f'<img alt="{escape(meta["title"])}" src="data:image/png;base64,{picture}"></div>'
+        f"<p>{escape(result.summary)}.</p>{_table(counted_ones, meta, f'Claims of {name}')}"
+        + (f"<p>{escape(CHECKS)}</p>{_table(checks, meta, f'Checks of {name}')}" if checks else "")
+        + f'<p class="how">{escape(how)}. Set-up: {escape(setup or "none")}. {escape(_sources(meta))}'
+        + (f" Not judged at this scale: {escape(', '.join(left_out))}." if left_out else "")
+        + "".join(f" {escape(note)}." for note in meta.get("notes", ()))
+        + "</p></section>"
+    )
+
+
+def _box(kind: str, label: str) -> str:
+    """The opening tag of a box that scrolls by itself, also by keyboard, so that the page does not."""
+    return f'<div class="box {kind}" tabindex="0" role="region" aria-label="{escape(label)}">'
+
+
+def _table(claims: Iterable[dict[str, Any]], meta: dict[str, Any], label: str) -> str:
+    rows = "".join(_row(claim, meta["claims"][claim["id"]]) for claim in claims)
+    heads = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    return f"{_box('claims', label)}<table><tr>{heads}</tr>{rows}</table></div>"
+
+
+def _sources(meta: dict[str, Any]) -> str:
+    """Which experiments the figure shows, and where their seeds are kept."""
+    each = [f"{one['id']} ({one['key']}, seeds {_seeds(one['seeds'])})" for one in meta["experiments"]]
+    return f"Experiment{'s' * (len(each) != 1)}: {', '.join(each)}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    low, high = min(seeds), max(seeds)
+    whole = len(seeds) > 1 and list(seeds) == list(range(low, high + 1))
+    return f"{low} to {high}" if whole else ", ".join(map(str, seeds))
+
+
+def _words(value: Any) -> str:
+    """A set-up, with those inside it in brackets."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inner(each)}" for name, each in value.items())
+    return ", ".join(map(_inner, value)) if isinstance(value, list) else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({_words(value)})" if isinstance(value, dict | list) else _words(value)
+
+
+def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
+    kind = "known" if claim["known"] is not None and not claim["holds"] else claim["verdict"]
+    # what is known against a claim is the reason of a failure, and elsewhere a remark
+    known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
+    reason = " ".join(filter(None, (known, details["why"], *map(_choice, details["choices"]))))
+    cells: Iterable[str] = (
+        claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
+        _number(details["difference"]), _band(claim["band"]), claim["band_from"],
+    )  # fmt: skip
+    if (yes := share(claim, details["values"])) is not None:
+        cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds", claim["band_from"])
+    first, *others = (f"<td>{escape(cell)}</td>" for cell in cells)
+    # the verdict stands beside the claim, where a narrow window shows it
+    return f'<tr>{first}<td class="{kind}">{verdict(claim)}</td>{"".join(others)}<td>{escape(reason)}</td></tr>'
+
+
+def _choice(choice: dict[str, Any]) -> str:
+    """What was chosen, and the verdict under the other choice."""
+    if choice["verdict"] is None:
+        return f"Chosen: {choice['made']}; not tried: {choice['other']}."
+    band = {"band": choice["band"]}
+    found = share(band, choice["values"]) or f"{_number(choice['measured'])} (within {_band(choice['band'])})"
+    return f"Chosen: {choice['made']}. With {choice['other']} it {_verb(choice['verdict'])}: {found}."
+
+
+def _verb(verdict: str) -> str:
+    return "is undecided" if verdict == "undecided" else verdict
+
+
+def _spread(details: dict[str, Any]) -> str:
+    count = len(details["values"])
+    return "" if details["spread"] is None else f"± {details['spread']:.2g} ({count} seeds)"
+
+
+def _band(band: Any) -> str:
+    if isinstance(band, str):
+        return band
+    low, high = band
+    if low is None or high is None:
+        return "any" if low is high else f"≥ {_number(low)}" if high is None else f"≤ {_number(high)}"
+    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 180 else f"{value / 60:.0f} min"

@@ -1,1 +1,0 @@
-"""The experiments of the five papers, and the networks they use."""
