@@ -138,9 +138,15 @@ def _write_given(name: str, samples: int, dtype: str, path: Path) -> None:
 
 
 def _one(
-    method: str, name: str, samples: int, dtype: str, result: Result, options: argparse.Namespace, folder: Path,
+    method: str,
+    name: str,
+    samples: int,
+    dtype: str,
+    result: Result,
+    options: argparse.Namespace,
+    folder: Path,
     given: Path,
-) -> None:  # fmt: skip
+) -> None:
     from benchmarks.workloads import WORKLOADS
 
     out = folder / f"{method}.npy"
@@ -149,12 +155,32 @@ def _one(
             result.failure = "not run: --jax-python names no interpreter"
             return
         script = str(ROOT / "benchmarks" / "peers" / "neural_tangents.py")
-        command = [options.jax_python, script, name, WORKLOADS[name].mode, str(given), str(out),
-                   "--implementation", str(JAX[method])]  # fmt: skip
+        command = [
+            options.jax_python,
+            script,
+            name,
+            WORKLOADS[name].mode,
+            str(given),
+            str(out),
+            "--implementation",
+            str(JAX[method]),
+        ]
     else:
-        command = [options.python, "-m", "benchmarks.peers.child", method, name, str(out), "--samples", str(samples),
-                   "--dtype", dtype, "--device", options.device,
-                   *(["--autotuned"] if options.autotuned else [])]  # fmt: skip
+        command = [
+            options.python,
+            "-m",
+            "benchmarks.peers.child",
+            method,
+            name,
+            str(out),
+            "--samples",
+            str(samples),
+            "--dtype",
+            dtype,
+            "--device",
+            options.device,
+            *(["--autotuned"] if options.autotuned else []),
+        ]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

@@ -32,8 +32,12 @@ class Case:
 
 def transformer(layers: int, width: int, hidden: int, vocabulary: int, tokens: int, gates: int = 1):
     """Attention and feed-forward matrices, and a readout; the embedding's own use is left out."""
-    block = [(tokens, width, 3 * width), (tokens, width, width), *[(tokens, width, hidden)] * gates,
-             (tokens, hidden, width)]  # fmt: skip
+    block = [
+        (tokens, width, 3 * width),
+        (tokens, width, width),
+        *[(tokens, width, hidden)] * gates,
+        (tokens, hidden, width),
+    ]
     return tuple(block * layers + [(tokens, width, vocabulary)])
 
 
@@ -68,10 +72,13 @@ def costs(case: Case) -> RankCosts:
     samples, device = case.samples, DEVICES["H100"]
     kernel = SharedKernel(case.ranks, (samples, samples), True, samples**2, 1, 4, device.memory / 2)
     return rank_costs(
-        parameters, kernel, device, sample_operations=2 * forward,
+        parameters,
+        kernel,
+        device,
+        sample_operations=2 * forward,
         weight_bytes=sum(n * m for _, n, m in case.matrices) * case.dtype.itemsize,
         network_dtype=case.dtype,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

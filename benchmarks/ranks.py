@@ -21,9 +21,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MUST = {
-    "kernel, perceptron": 1.5, "kernel, convolutions": 1.5, "op @ v": 1.8, "estimate_alignment": 1.8,
+    "kernel, perceptron": 1.5,
+    "kernel, convolutions": 1.5,
+    "op @ v": 1.8,
+    "estimate_alignment": 1.8,
     "step of fl.watch": 1.0,
-}  # fmt: skip
+}
 
 
 def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], object]]:
@@ -37,9 +40,14 @@ def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], o
     few = 20 if small else 1
     wide = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 1))
     pictures = nn.Sequential(
-        nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 32, 5),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 5),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(32, 1),
-    )  # fmt: skip
+    )
     x, images = torch.randn(16000 // few, 784), torch.randn(1200 // few, 3, 20, 20)
     v, y = torch.randn(16000 // few, 1), torch.randn(16000 // few)
     sessions = [fl.Session(wide, x[: 6000 // few], group=group), fl.Session(pictures, images, group=group)]
@@ -61,10 +69,20 @@ def watched_step(small: bool, folder: Path) -> Callable[[], object]:
     import featlearn as fl
 
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
     samples = 64 if small else 256
     probe = (torch.randn(samples, 3, 16, 16), torch.arange(samples) % 10)
     seen = fl.watch(model, probe, folder / "run", every=1, budget=None).__enter__()

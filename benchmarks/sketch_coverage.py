@@ -51,8 +51,14 @@ class Shared(nn.Module):
 
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(0)
-    cnn = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 10, 3, stride=2), nn.ReLU(),
-                        nn.Flatten(), nn.Linear(90, 3))  # fmt: skip
+    cnn = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 10, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(90, 3),
+    )
     mlp = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 3))
     return {
         "MLP, three outputs": (mlp, torch.randn(37, 20)),
@@ -96,8 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[float, float, flo
                 values = line(model.to(dtype), chosen, fl.Sketch(options.k, repeats, generator), options.draws)
                 found.append(values)
                 precision = str(dtype).removeprefix("torch.")
-                print(f"| {name} | {len(x)} | {precision} | {repeats} | {values[0]:.1%} | {values[1]:.1%} | "
-                      f"{values[2]:.2f} | {values[3]:.1f} |", flush=True)  # fmt: skip
+                print(
+                    f"| {name} | {len(x)} | {precision} | {repeats} | {values[0]:.1%} | {values[1]:.1%} | "
+                    f"{values[2]:.2f} | {values[3]:.1f} |",
+                    flush=True,
+                )
     return found
 
 

@@ -76,9 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> fl.Estimate:
     torch.manual_seed(0)
     device = torch.device(options.device)
     config = GPT2Config(
-        vocab_size=options.vocabulary, n_layer=options.layers, n_embd=options.width, n_head=options.width // 64,
-        use_cache=False, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=options.vocabulary,
+        n_layer=options.layers,
+        n_embd=options.width,
+        n_head=options.width // 64,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = GPT2LMHeadModel(config).to(device).eval()
     size = sum(p.numel() for p in model.parameters())
     tokens, y = samples(options, config.vocab_size)
@@ -96,8 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> fl.Estimate:
         model, x, y, centered=options.data is not None, readout=next_tokens, memory=options.memory, sketch=sketch
     )
     seconds = time.perf_counter() - begun
-    print(f"alignment {found}, {seconds:.1f} s, peak {peak(device):.1f} GiB, planned {plan.peak / 2**30:.1f} GiB with "
-          f"the kernel and {(plan.peak - plan.kernel_bytes) / 2**30:.1f} without", flush=True)  # fmt: skip
+    print(
+        f"alignment {found}, {seconds:.1f} s, peak {peak(device):.1f} GiB, planned {plan.peak / 2**30:.1f} GiB with "
+        f"the kernel and {(plan.peak - plan.kernel_bytes) / 2**30:.1f} without",
+        flush=True,
+    )
     return found
 
 

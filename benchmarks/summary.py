@@ -78,11 +78,15 @@ def transformer_rows(small: bool) -> None:
         session.ntk()
         session.ntk()
         ours, others, bare = timed(
-            session.ntk, lambda: torch_func.kernel(network, x, "traced"), bare_passes(network, x),
+            session.ntk,
+            lambda: torch_func.kernel(network, x, "traced"),
+            bare_passes(network, x),
             repeats=2 if small else 20,
-        )  # fmt: skip
-        print(f"W5 Session {number + 1}         repeated {shown(ours)}  torch.func {shown(others)}  bare {shown(bare)}",
-              flush=True)  # fmt: skip
+        )
+        print(
+            f"W5 Session {number + 1}         repeated {shown(ours)}  torch.func {shown(others)}  bare {shown(bare)}",
+            flush=True,
+        )
 
 
 def bare_passes(network: nn.Module, x: Any, readout: Any = None) -> Callable[[], None]:
@@ -135,8 +139,11 @@ def large_rows(small: bool) -> None:
         ours, passes = timed(session.ntk, bare, repeats=2 if small else 7)
         fresh = timed(fl.Session(network, x, readout=readout).ntk, repeats=1)[0][0]
         ratio = statistics.median(ours) / statistics.median(passes)
-        print(f"{name:10}            repeated {shown(ours)}  bare {shown(passes)}  ratio {ratio:.2f}  first {first:.0f}"
-              f"  fresh {fresh:.0f}", flush=True)  # fmt: skip
+        print(
+            f"{name:10}            repeated {shown(ours)}  bare {shown(passes)}  ratio {ratio:.2f}  first {first:.0f}"
+            f"  fresh {fresh:.0f}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -148,8 +155,11 @@ def main() -> None:
         for owner in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
             owner.fp32_precision = "ieee"
     begun = time.perf_counter()
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}; milliseconds, "
-          "median (least)", flush=True)  # fmt: skip
+    print(
+        f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}; milliseconds, "
+        "median (least)",
+        flush=True,
+    )
     workload_rows(small)
     transformer_rows(small)
     large_rows(small)

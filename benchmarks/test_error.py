@@ -52,17 +52,19 @@ def kernels(name: str, data: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Te
     new, seen = slice(SAMPLES, SAMPLES + TEST), slice(SAMPLES + TEST, None)
     if name == "infinite":
         wide = {"hidden_layers": 2}
-        K, cross = fl.theory.infinite_width.ntk(x[:SAMPLES], **wide), fl.theory.infinite_width.ntk(
-            x[new], x[:SAMPLES], **wide
-        )  # fmt: skip
+        K, cross = (
+            fl.theory.infinite_width.ntk(x[:SAMPLES], **wide),
+            fl.theory.infinite_width.ntk(x[new], x[:SAMPLES], **wide),
+        )
     else:
         model = network(x.shape[1], seed)
         if name != "mlp":  # `leaked`: trained on the very samples of the kernel, which the estimates do not allow
             rows = seen if name == "trained" else slice(SAMPLES)
             model = trained(model, x[rows], y[rows].float())
-        K, cross = fl.ntk(model, x[:SAMPLES], dtype=torch.float64), fl.ntk(
-            model, x[new], x[:SAMPLES], dtype=torch.float64
-        )  # fmt: skip
+        K, cross = (
+            fl.ntk(model, x[:SAMPLES], dtype=torch.float64),
+            fl.ntk(model, x[new], x[:SAMPLES], dtype=torch.float64),
+        )
     return K, cross, y[:SAMPLES], y[new]
 
 
@@ -108,8 +110,10 @@ def table(data: str, name: str, seeds: int) -> None:
                     rows[ridge > 0, n, column].append(100 * (found[column][i] / truth - 1))
         rows[True, 0, "ridge"].append(suggested / float(torch.linalg.eigvalsh(K)[-1]))
     relative = rows[True, 0, "ridge"]
-    print(f"\n{data}, {name}: {seeds} seeds, {time.perf_counter() - begun:.0f} s; suggested ridge "
-          f"{min(relative):.1e} to {max(relative):.1e} of the largest eigenvalue\n")  # fmt: skip
+    print(
+        f"\n{data}, {name}: {seeds} seeds, {time.perf_counter() - begun:.0f} s; suggested ridge "
+        f"{min(relative):.1e} to {max(relative):.1e} of the largest eigenvalue\n"
+    )
     print(f"| ridge | n | measured | {' | '.join(COLUMNS)} |")
     print("| --- | --- | --- |" + " --- |" * len(COLUMNS))
     for some, n in [(some, n) for some in (False, True) for n in SIZES]:

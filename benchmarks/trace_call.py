@@ -111,8 +111,11 @@ def import_closure(start: Path) -> set[Path]:
             continue
         found.add(path)
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)] if isinstance(
-                node, ast.ImportFrom) and node.module else []  # fmt: skip
+            names = (
+                [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+                if isinstance(node, ast.ImportFrom) and node.module
+                else []
+            )
             for name in names:
                 if name.startswith("featlearn."):
                     place = Path(PACKAGE, *name.split(".")[1:])
@@ -148,8 +151,11 @@ def main() -> None:
             run = (lambda model=model, x=x: fl.Session(model, x).ntk()) if fresh else session.ntk
             spent, plain = microseconds(run, 10 if fresh else 60), microseconds(bare)
             other = microseconds(lambda model=model, x=x: torch_func.kernel(model, x, "traced"), 10)
-            print(f"{name:19} {call:10} {counts[0]:7} {counts[1]:9} {counts[2]:6} {launched(run):5} {spent:14.0f} "
-                  f"{plain:6.0f} {other:11.0f}", flush=True)  # fmt: skip
+            print(
+                f"{name:19} {call:10} {counts[0]:7} {counts[1]:9} {counts[2]:6} {launched(run):5} {spent:14.0f} "
+                f"{plain:6.0f} {other:11.0f}",
+                flush=True,
+            )
     closures = {
         "import closure of featlearn.quantities.ntk": import_closure(Path(PACKAGE, "quantities", "ntk.py")),
         "loaded by one call of fl.ntk": loaded(),

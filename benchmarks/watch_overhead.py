@@ -118,18 +118,28 @@ def tasks(device: str) -> dict[str, Task]:
     gpt = (6, 384, 6) if large else (4, 64, 2)  # heads, width, layers
     return {
         "mlp": Task(
-            lambda: nn.Sequential(nn.Flatten(), *mlp_layers(1024 if large else 256)), images(784), 128, 128,
+            lambda: nn.Sequential(nn.Flatten(), *mlp_layers(1024 if large else 256)),
+            images(784),
+            128,
+            128,
             20_000 if large else 6000,
         ),
         "resnet18": Task(
-            lambda: resnet18(64 if large else 8), images(3, 32, 32), 128 if large else 32, 64 if large else 32,
+            lambda: resnet18(64 if large else 8),
+            images(3, 32, 32),
+            128 if large else 32,
+            64 if large else 32,
             2000 if large else 250,
         ),
         "gpt": Task(
-            lambda: GPT(65, length, gpt[1], gpt[0], gpt[2]), text, 64 if large else 16, 64 if large else 32,
-            2000 if large else 700, fl.readouts.last_token,
+            lambda: GPT(65, length, gpt[1], gpt[0], gpt[2]),
+            text,
+            64 if large else 16,
+            64 if large else 32,
+            2000 if large else 700,
+            fl.readouts.last_token,
         ),
-    }  # fmt: skip
+    }
 
 
 def mlp_layers(width: int) -> list[nn.Module]:
@@ -175,9 +185,15 @@ def single(task: Task, device: str, folder: Path, quantities: list[str] | None) 
     """Seconds of one measurement of everything: the median of three, after the first."""
     training, found = Training(task, device), []
     with fl.watch(
-        training.model, probe=probe_of(task), out=folder, every=1, budget=None, optimizer=training.optimizer,
-        readout=task.readout, quantities=quantities,
-    ) as seen:  # fmt: skip
+        training.model,
+        probe=probe_of(task),
+        out=folder,
+        every=1,
+        budget=None,
+        optimizer=training.optimizer,
+        readout=task.readout,
+        quantities=quantities,
+    ) as seen:
         for _ in range(4):
             with torch.no_grad():
                 for parameter in training.model.parameters():
@@ -188,8 +204,19 @@ def single(task: Task, device: str, folder: Path, quantities: list[str] | None) 
     return statistics.median(found[1:])
 
 
-COLUMNS = ["network", "parameters", "device", "steps", "bare, s", "watched, s", "reported", "gaps, kernels",
-           "kernels of samples", "single, s", "first, last, s"]  # fmt: skip
+COLUMNS = [
+    "network",
+    "parameters",
+    "device",
+    "steps",
+    "bare, s",
+    "watched, s",
+    "reported",
+    "gaps, kernels",
+    "kernels of samples",
+    "single, s",
+    "first, last, s",
+]
 
 
 def row(name: str, task: Task, device: str, steps: int, folder: Path, quantities: list[str] | None) -> list[str]:
@@ -201,9 +228,13 @@ def row(name: str, task: Task, device: str, steps: int, folder: Path, quantities
     bare.run(steps // 2)
     begun = now()
     with fl.watch(
-        watched.model, probe=probe_of(task), out=folder / "run", optimizer=watched.optimizer, readout=task.readout,
+        watched.model,
+        probe=probe_of(task),
+        out=folder / "run",
+        optimizer=watched.optimizer,
+        readout=task.readout,
         quantities=quantities,
-    ) as seen:  # fmt: skip
+    ) as seen:
         outside = now() - begun
         watched.run(steps, seen)
         begun = now()
@@ -212,11 +243,18 @@ def row(name: str, task: Task, device: str, steps: int, folder: Path, quantities
     run = seen.run
     counts = [len(run.scalar(key)[0]) if key in run.names else 0 for key in ("gap/probe", "ntk/norm")]
     return [
-        name, f"{sum(p.numel() for p in watched.model.parameters()):,}", device, str(steps), f"{bare.seconds:.1f}",
-        f"{watched.seconds:.1f}", f"{run.config['overhead']:.2%}", ", ".join(map(str, counts)),
-        str(task.probe // run.config.get("thinned", 1)), f"{single(task, device, folder / 'single', quantities):.3f}",
+        name,
+        f"{sum(p.numel() for p in watched.model.parameters()):,}",
+        device,
+        str(steps),
+        f"{bare.seconds:.1f}",
+        f"{watched.seconds:.1f}",
+        f"{run.config['overhead']:.2%}",
+        ", ".join(map(str, counts)),
+        str(task.probe // run.config.get("thinned", 1)),
+        f"{single(task, device, folder / 'single', quantities):.3f}",
         f"{outside:.2f}",
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

@@ -151,8 +151,10 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(0.02 * torch.randn(1, 1, width))
         self.places = Places((size // patch) ** 2 + 1, width)
-        layers = [nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-                  for _ in range(blocks)]  # fmt: skip
+        layers = [
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(blocks)
+        ]
         self.blocks, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(width), nn.Linear(width, 1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -191,8 +193,9 @@ def convnext(widths: tuple[int, ...] = (96, 192, 384, 768), depths: tuple[int, .
         if i:
             layers += [ChannelNorm(widths[i - 1]), nn.Conv2d(widths[i - 1], width, 2, 2)]
         layers += [ConvNeXtBlock(width) for _ in range(depth)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]),
-                         nn.Linear(widths[-1], 1))  # fmt: skip
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], 1)
+    )
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,14 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (model(x) - y).square().sum(1).mean()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, steps: int, decay: bool = False,
-          each: Callable[[int], None] = lambda step: None) -> None:  # fmt: skip
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    task: Task,
+    steps: int,
+    decay: bool = False,
+    each: Callable[[int], None] = lambda step: None,
+) -> None:
     """Full-batch steps; `decay` lowers the rate to zero along a cosine."""
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if decay else None
     for step in range(steps):

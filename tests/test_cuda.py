@@ -78,10 +78,17 @@ def test_nothing_common_falls_back_in_single_precision():
     """Sums in no fixed order must not hide the sample axis."""
     transformers = pytest.importorskip("transformers")
     image = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4, stride=2),
-        nn.GroupNorm(4, 16), nn.ReLU(), nn.ConvTranspose2d(16, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, groups=4, stride=2),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 8, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(8, 10),
-    ).cuda()  # fmt: skip
+    ).cuda()
     pictures = torch.randn(40, 3, 32, 32, device="cuda")
     assert fl.plan(image, pictures).fallbacks == {}
     assert fl.ntk(image, pictures, verify=True).shape == (40, 40)
@@ -107,8 +114,15 @@ def test_a_sketch_is_the_same_as_on_the_cpu():
 
 @pytest.mark.parametrize("budget", [2**31, 2**28])
 def test_the_peak_stays_within_the_budget(budget: int):
-    model = nn.Sequential(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.AvgPool2d(24),
-                          nn.Flatten(), nn.Linear(64, 10)).cuda()  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 5),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.AvgPool2d(24),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    ).cuda()
     x = torch.randn(200, 3, 32, 32, device="cuda")
     fl.ntk(model, x[:20])  # what comes once in a process: workspaces of cuBLAS, rates that are measured
     torch.cuda.synchronize()

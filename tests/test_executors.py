@@ -21,8 +21,11 @@ TOP = Path(__file__).parents[1]
 ENGINES = ["process pool", "dask", "submitit"]
 BEGUN = {"process pool": [2], "dask": [2, 3, 4], "submitit": [1]}
 """How often an engine begins a job whose worker is always killed; dask counts four workers, some before it begins."""
-SAID = {"process pool": "WorkerKilledError: its worker process was killed 2 times", "dask": "KilledWorker: Attempted",
-        "submitit": "UncompletedJobError: Job"}  # fmt: skip
+SAID = {
+    "process pool": "WorkerKilledError: its worker process was killed 2 times",
+    "dask": "KilledWorker: Attempted",
+    "submitit": "UncompletedJobError: Job",
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,9 @@ def test_engines_that_retry_begin_a_killed_job_again(engine, tmp_path):
 def test_a_failure_of_the_function_itself_is_kept(engine, tmp_path):
     rows = fl.sweep(functions.picky, {"a": [2, 3]}, out=tmp_path / "s", executor=engine, quiet=True).rows
     assert [(row["status"], row["error"]) for row in rows] == [
-        ("done", None), ("failed", "ZeroDivisionError: 3 is a multiple of three"),
-    ]  # fmt: skip
+        ("done", None),
+        ("failed", "ZeroDivisionError: 3 is a multiple of three"),
+    ]
     again = fl.sweep(functions.picky, {"a": [2, 3]}, out=tmp_path / "s", executor=engine, quiet=True).rows
     assert again == rows  # nothing ran: the times are the same
 

@@ -11,15 +11,55 @@ import featlearn
 ROOT = Path(featlearn.__file__).parent
 
 MODULES = {
-    "arriving", "blame", "collapse", "coverage", "cuts", "film", "later", "ledger", "pairs", "pilots", "preparation",
-    "projections", "rates", "ration", "recipe", "repetition", "seen", "sightings", "succession", "utils", "helpers",
-    "misc", "base", "common",
-}  # fmt: skip
+    "arriving",
+    "blame",
+    "collapse",
+    "coverage",
+    "cuts",
+    "film",
+    "later",
+    "ledger",
+    "pairs",
+    "pilots",
+    "preparation",
+    "projections",
+    "rates",
+    "ration",
+    "recipe",
+    "repetition",
+    "seen",
+    "sightings",
+    "succession",
+    "utils",
+    "helpers",
+    "misc",
+    "base",
+    "common",
+}
 DEFINED = {
-    "Access", "FeatureWays", "Film", "Later", "Order", "Place", "Preparation", "Probe", "Projection", "Projections",
-    "Push", "Sight", "Unconfirmed", "Way", "Witness", "again", "arriving", "doubt", "exemplary",
-    "recalling", "remembering", "untold",
-}  # fmt: skip
+    "Access",
+    "FeatureWays",
+    "Film",
+    "Later",
+    "Order",
+    "Place",
+    "Preparation",
+    "Probe",
+    "Projection",
+    "Projections",
+    "Push",
+    "Sight",
+    "Unconfirmed",
+    "Way",
+    "Witness",
+    "again",
+    "arriving",
+    "doubt",
+    "exemplary",
+    "recalling",
+    "remembering",
+    "untold",
+}
 """Classes, functions and methods."""
 BEGINNINGS = ("judged_", "get_", "compute_")
 

@@ -147,9 +147,16 @@ def test_parts(model: Net, x: Tensor, by: Any, audits: list[int]):
     assert len(audits) == 1
 
 
-@pytest.mark.parametrize("other", [
-    {"outputs": "each"}, {"outputs": 2}, {"by": "layer"}, {"verify": True}, {"outputs": fl.Probes(3)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"outputs": "each"},
+        {"outputs": 2},
+        {"by": "layer"},
+        {"verify": True},
+        {"outputs": fl.Probes(3)},
+    ],
+)
 def test_other_arguments_are_planned_for_themselves(
     model: Net, x: Tensor, other: dict[str, Any], audits: list[int], plans: list[int]
 ):
@@ -220,10 +227,16 @@ def test_results_are_those_of_the_function_of_the_same_name(name: str, x: Tensor
                 p.mul_(1.3)
 
 
-@pytest.mark.parametrize("arguments", [
-    {"readout": lambda output: output.square()[:, :2]}, {"parameters": "last.*"}, {"dtype": torch.float64},
-    {"memory": "20kB"}, {"parameters": ["conv.*", "norm.bias"], "memory": "1GiB"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"readout": lambda output: output.square()[:, :2]},
+        {"parameters": "last.*"},
+        {"dtype": torch.float64},
+        {"memory": "20kB"},
+        {"parameters": ["conv.*", "norm.bias"], "memory": "1GiB"},
+    ],
+)
 def test_arguments_of_a_session_hold_for_all_of_its_measurements(model: Net, x: Tensor, arguments: dict[str, Any]):
     session = fl.Session(model, x, **arguments)
     for _ in range(2):

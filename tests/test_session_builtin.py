@@ -27,9 +27,15 @@ def perceptron() -> nn.Sequential:
 
 def convolutional() -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.GroupNorm(1, 3), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Flatten(),
-        nn.LayerNorm(12), nn.Linear(12, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.GELU(),
+        nn.GroupNorm(1, 3),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.LayerNorm(12),
+        nn.Linear(12, 3),
+    )
 
 
 def shared() -> nn.Sequential:
@@ -42,9 +48,11 @@ def positions() -> nn.Sequential:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "perceptron": (perceptron, (3,)), "convolutional": (convolutional, (2, 4, 4)), "shared": (shared, (3,)),
+    "perceptron": (perceptron, (3,)),
+    "convolutional": (convolutional, (2, 4, 4)),
+    "shared": (shared, (3,)),
     "positions": (positions, (7, 3)),
-}  # fmt: skip
+}
 
 
 def made(name: str) -> tuple[nn.Sequential, Tensor]:
@@ -215,9 +223,15 @@ def test_outputs_that_overflow_are_refused():
 
 def images() -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(4, 4, 3, padding=1), nn.LeakyReLU(), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.AvgPool2d(2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.LeakyReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.AvgPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
 
 
 def tied(model: nn.Sequential) -> None:

@@ -86,9 +86,21 @@ def test_docstrings_become_markdown():
         More."""
     )
     assert text.split("\n") == [
-        "One &lt;A, B> and `<C>`.", "", "**Args**", "", "- `x, y`: first", "  second.", "- `z`: third.", "",
-        "**Returns**", "", "Words.", "", "", "More.",
-    ]  # fmt: skip
+        "One &lt;A, B> and `<C>`.",
+        "",
+        "**Args**",
+        "",
+        "- `x, y`: first",
+        "  second.",
+        "- `z`: third.",
+        "",
+        "**Returns**",
+        "",
+        "Words.",
+        "",
+        "",
+        "More.",
+    ]
 
 
 def test_an_entry_shows_its_signature_without_types_and_documented_members():
@@ -228,12 +240,13 @@ QUESTIONS = {
     "Where, and by what mechanism?": ("Where?", "fl.neural_features("),
     "How much does it cost?": ("What it costs", "budget=0.05"),
     "How do I watch a Lightning or Transformers run?": (
-        "Lightning and the Trainer of transformers", "fl.integrations.lightning.callback(",
+        "Lightning and the Trainer of transformers",
+        "fl.integrations.lightning.callback(",
     ),
     "Does a kernel explain my test error?": ("Does my kernel explain test error?", "fl.dynamics.kernel_regression("),
     "Why is training so slow at first?": ("Why is it so slow at first?", "fl.theory.deep_linear.half_time("),
     "My model is too large, or I have many GPUs": ("Is it too large?", 'fl.ntk(model, x, group="world")'),
-}  # fmt: skip
+}
 """Card of the start page -> the heading where one lands, and code that answers the question."""
 
 IN_VIEW = """

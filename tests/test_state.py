@@ -34,15 +34,43 @@ CACHES = {
 """Functions whose results may be kept: facts that no call can change."""
 
 CONTAINERS = {
-    "list", "dict", "set", "defaultdict", "OrderedDict", "Counter", "deque", "WeakKeyDictionary", "WeakSet",
-    "WeakValueDictionary", "bytearray", "count", "local", "ContextVar",
-}  # fmt: skip
+    "list",
+    "dict",
+    "set",
+    "defaultdict",
+    "OrderedDict",
+    "Counter",
+    "deque",
+    "WeakKeyDictionary",
+    "WeakSet",
+    "WeakValueDictionary",
+    "bytearray",
+    "count",
+    "local",
+    "ContextVar",
+}
 STATEFUL = {"count", "local", "ContextVar", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
 """Made to be changed, whatever their names are."""
 CHANGING = {
-    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "popleft",
-    "remove", "reverse", "set", "setdefault", "sort", "subtract", "update",
-}  # fmt: skip
+    "add",
+    "append",
+    "appendleft",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "move_to_end",
+    "pop",
+    "popitem",
+    "popleft",
+    "remove",
+    "reverse",
+    "set",
+    "setdefault",
+    "sort",
+    "subtract",
+    "update",
+}
 
 
 def called(node: ast.AST) -> str:

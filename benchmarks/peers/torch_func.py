@@ -36,9 +36,9 @@ def kernel(network: nn.Module, x: Tensor, mode: str) -> Tensor:
             right = left if i == j else jacobian(parameters, x[j : j + step])
             block = sum(torch.einsum(subscripts, a.flatten(2), right[name].flatten(2)) for name, a in left.items())
             found[i : i + step, j : j + step] = block
-            found[j : j + step, i : i + step] = block.transpose(0, 1).transpose(-1, -2) if mode == "full" else (
-                block.transpose(0, 1)
-            )  # fmt: skip
+            found[j : j + step, i : i + step] = (
+                block.transpose(0, 1).transpose(-1, -2) if mode == "full" else (block.transpose(0, 1))
+            )
     if mode == "traced":
         return found / outputs
     return found if mode == "full" else found.permute(2, 0, 1)

@@ -219,7 +219,7 @@ def both(name: str, make: Callable[..., Trial], variants: tuple[Any, ...] = (Non
 
 def sweep(
     name: str, make: Callable[..., Trial], values: dict[float, Regime], reason: str, variants: tuple[Any, ...] = (None,)
-) -> list[Construction]:  # fmt: skip
+) -> list[Construction]:
     """A construction for each value, which is the first argument."""
     return [
         Construction(f"{name} {value:g}", regime, reason, partial(make, value), variants, 2)
@@ -247,8 +247,14 @@ CONSTRUCTIONS = (
     *sweep("NTK, width", ntk, LAZY_WIDTHS, NTK),
     *sweep("ReLU NTK, width", kinked_ntk, LAZY_WIDTHS, NTK),
     *sweep("mean field, width", mean_field, RICH_WIDTHS, MEAN_FIELD, (1.0, 3.0)),
-    Construction("mean field, small targets", "neither", "units move by the size of the targets: little",
-                 partial(mean_field, 384), (0.1, 0.3), 2),
+    Construction(
+        "mean field, small targets",
+        "neither",
+        "units move by the size of the targets: little",
+        partial(mean_field, 384),
+        (0.1, 0.3),
+        2,
+    ),
     *sweep("weights x", sized_weights, {0.05: "rich", 0.2: "rich", 1.0: "neither", 10.0: "lazy"}, SIZED),
     *sweep("targets x", sized_targets, {0.005: "lazy", 0.1: "neither", 1.0: "neither", 20.0: "rich"}, TARGETS),
     Construction("weights x 0.1, constant in the targets", "rich", SMALL, small_constant, (1.0, 5.0), 2),
@@ -260,4 +266,4 @@ CONSTRUCTIONS = (
     Construction("deep linear network, small weights", "rich", SMALL, deep_linear),
     *sweep("diagonal linear network of depth 3, weights", diagonal, {0.1: "rich", 8.0: "lazy"}, SIZED),
     Construction("small weights, products of two coordinates", "rich", SMALL, chain, seeds=2),
-)  # fmt: skip
+)

@@ -60,11 +60,25 @@ def normed_features(seed: int, variant: str) -> Trial:
     """BatchNorm, whose averages settle in training, before the only layer that is trained."""
     body: list[nn.Module] = [nn.Linear(64, 150), nn.ReLU(), nn.BatchNorm1d(150, affine=False)]
     if variant == "CNN":
-        body = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 12, 3), nn.ReLU(), nn.BatchNorm2d(12, affine=False),
-                nn.AvgPool2d(2), nn.Flatten()]  # fmt: skip
+        body = [
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 12, 3),
+            nn.ReLU(),
+            nn.BatchNorm2d(12, affine=False),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+        ]
     model = net.frozen(nn.Sequential(*body, nn.Linear(108 if variant == "CNN" else 150, 10)))
-    return Trial(model, *tasks.digits(seed, 400, raw=True), MSE, Fixed(SGD, 0.05, (("momentum", 0.9),)), 600,
-                 probe=100, batch=50, stop=0.2)  # fmt: skip
+    return Trial(
+        model,
+        *tasks.digits(seed, 400, raw=True),
+        MSE,
+        Fixed(SGD, 0.05, (("momentum", 0.9),)),
+        600,
+        probe=100,
+        batch=50,
+        stop=0.2,
+    )
 
 
 # Wide networks in the NTK parametrisation, and networks whose output is multiplied.
@@ -115,8 +129,16 @@ def scaled_layer_norm(seed: int, _: Any) -> Trial:
 def scaled_batch_norm(seed: int, _: Any) -> Trial:
     """The readout starts at zero: a copy in eval mode would differ from the network by its batch statistics."""
     model = net.Multiplied(net.zero_readout(net.mlp([64, 80, 120, 10], norm=nn.BatchNorm1d)), 100.0)
-    return Trial(model, *tasks.digits(seed, 150), SQUARED, Fixed(SGD, 2e-6, (("momentum", 0.9),)), 500, probe=100,
-                 batch=75, stop=0.2)  # fmt: skip
+    return Trial(
+        model,
+        *tasks.digits(seed, 150),
+        SQUARED,
+        Fixed(SGD, 2e-6, (("momentum", 0.9),)),
+        500,
+        probe=100,
+        batch=75,
+        stop=0.2,
+    )
 
 
 def scaled_bce(seed: int, variant: str) -> Trial:
@@ -170,8 +192,14 @@ CONSTRUCTIONS = (
     Construction("random features", "lazy", LINEAR, random_features, ("momentum", "Adam"), 2),
     Construction("random features, dropout", "lazy", LINEAR, dropout_features),
     Construction("frozen body", "lazy", LINEAR, frozen_body, ("MLP", "CNN"), 2),
-    Construction("BatchNorm before the only trained layer", "lazy", LINEAR + "; only averages settle", normed_features,
-                 ("MLP", "CNN"), 4),
+    Construction(
+        "BatchNorm before the only trained layer",
+        "lazy",
+        LINEAR + "; only averages settle",
+        normed_features,
+        ("MLP", "CNN"),
+        4,
+    ),
     Construction("NTK parametrisation, squared error", "lazy", WIDE, ntk_wide, (256, 512, 1024), 2),
     Construction("NTK parametrisation, cross-entropy", "lazy", WIDE, ntk_cross_entropy),
     Construction("NTK parametrisation, one output", "lazy", WIDE, ntk_one_output),
@@ -181,20 +209,41 @@ CONSTRUCTIONS = (
     Construction("output x 100, transformer", "lazy", SCALED, scaled_transformer, ("SGD", "Adam"), 2),
     Construction("output x 100, LayerNorm", "lazy", SCALED, scaled_layer_norm),
     Construction("output x 100, BatchNorm in the body", "lazy", SCALED, scaled_batch_norm),
-    Construction("output x 100 or NTK, multi-label BCE", "lazy", SCALED + " or " + WIDE, scaled_bce,
-                 ("output x 100", "NTK"), 2),
+    Construction(
+        "output x 100 or NTK, multi-label BCE", "lazy", SCALED + " or " + WIDE, scaled_bce, ("output x 100", "NTK"), 2
+    ),
     Construction("output x 100, one output, mini-batches", "lazy", SCALED, scaled_one_output),
-    Construction("targets / 100, zero start", "lazy",
-                 "on squared error targets divided by 100 are an output multiplied by 100 (Chizat et al. 2019)",
-                 small_targets),
-    Construction("output x 300, constant in the targets", "lazy",
-                 SCALED.replace("100", "300") + "; the constant is 5", lazy_constant),
-    Construction("weight decay, random features", "lazy", LINEAR + ", with or without weight decay",
-                 lazy_weight_decay, ("random features",)),
-    Construction("weight decay, NTK parametrisation", "lazy",
-                 "both layers shrink by the same factor, which multiplies the kernel and does not turn it; around the "
-                 "shrunken start the wide network is linear", lazy_weight_decay, ("NTK",)),
-    Construction("diagonal linear network, large weights", "lazy",
-                 "weights of 20 change by 1/800 to fit coefficients of order one (Woodworth et al. 2020)",
-                 large_diagonal),
-)  # fmt: skip
+    Construction(
+        "targets / 100, zero start",
+        "lazy",
+        "on squared error targets divided by 100 are an output multiplied by 100 (Chizat et al. 2019)",
+        small_targets,
+    ),
+    Construction(
+        "output x 300, constant in the targets",
+        "lazy",
+        SCALED.replace("100", "300") + "; the constant is 5",
+        lazy_constant,
+    ),
+    Construction(
+        "weight decay, random features",
+        "lazy",
+        LINEAR + ", with or without weight decay",
+        lazy_weight_decay,
+        ("random features",),
+    ),
+    Construction(
+        "weight decay, NTK parametrisation",
+        "lazy",
+        "both layers shrink by the same factor, which multiplies the kernel and does not turn it; around the "
+        "shrunken start the wide network is linear",
+        lazy_weight_decay,
+        ("NTK",),
+    ),
+    Construction(
+        "diagonal linear network, large weights",
+        "lazy",
+        "weights of 20 change by 1/800 to fit coefficients of order one (Woodworth et al. 2020)",
+        large_diagonal,
+    ),
+)

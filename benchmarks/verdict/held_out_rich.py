@@ -57,8 +57,9 @@ def mean_field_cross_entropy(seed: int, _: Any) -> Trial:
 
 def mean_field_decay(seed: int, _: Any) -> Trial:
     model = net.scaled_mlp([64, 300, 10], 1 / 300, gain=2**0.5)
-    return Trial(model, *tasks.unit_targets(tasks.digits(seed, 90)), SQUARED,
-                 Descent(stride=0.02, shrinking=0.2), 300, stop=0.0)  # fmt: skip
+    return Trial(
+        model, *tasks.unit_targets(tasks.digits(seed, 90)), SQUARED, Descent(stride=0.02, shrinking=0.2), 300, stop=0.0
+    )
 
 
 def small_large_targets(seed: int, _: Any) -> Trial:
@@ -164,11 +165,18 @@ CONSTRUCTIONS = (
     Construction("small weights, constant in the targets", "rich", SMALL, small_constant, (1.0, 10.0), 2),
     Construction("small weights, deep tanh MLP", "rich", SMALL, small_deep),
     Construction("small weights, deep linear network", "rich", SMALL, small_deep_linear),
-    Construction("small weights, diagonal linear network", "rich",
-                 "weights of 0.01 must grow a hundredfold to fit coefficients of order one (Woodworth et al. 2020)",
-                 small_diagonal),
-    Construction("small weights, squares of hidden units", "rich",
-                 "a factored matrix from small weights grows in few directions (Li et al. 2018)", small_quadratic),
+    Construction(
+        "small weights, diagonal linear network",
+        "rich",
+        "weights of 0.01 must grow a hundredfold to fit coefficients of order one (Woodworth et al. 2020)",
+        small_diagonal,
+    ),
+    Construction(
+        "small weights, squares of hidden units",
+        "rich",
+        "a factored matrix from small weights grows in few directions (Li et al. 2018)",
+        small_quadratic,
+    ),
     Construction("small weights, one direction, mini-batches", "rich", SMALL, small_teacher),
     Construction("output / 50, CNN", "rich", DIVIDED, divided_cnn),
     Construction("output / 50, transformer", "rich", DIVIDED, divided_transformer, ("SGD", "Adam"), 2),
@@ -177,4 +185,4 @@ CONSTRUCTIONS = (
     Construction("output / 50, LayerNorm", "rich", DIVIDED, divided_layer_norm),
     Construction("output / 50, BatchNorm in the body", "rich", DIVIDED, divided_batch_norm),
     Construction("output / 50, dropout", "rich", DIVIDED, divided_dropout),
-)  # fmt: skip
+)

@@ -42,9 +42,13 @@ def scaled_mlp(
 
 
 def mlp(
-    sizes: Sequence[int], activation: Activation = nn.ReLU, *, norm: Callable[[int], nn.Module] | None = None,
-    dropout: float = 0.0, bias: bool = True,
-) -> nn.Sequential:  # fmt: skip
+    sizes: Sequence[int],
+    activation: Activation = nn.ReLU,
+    *,
+    norm: Callable[[int], nn.Module] | None = None,
+    dropout: float = 0.0,
+    bias: bool = True,
+) -> nn.Sequential:
     """A perceptron as torch initialises it."""
     layers: list[nn.Module] = []
     for n, m in itertools.pairwise(sizes[:-1]):
@@ -54,17 +58,28 @@ def mlp(
 
 
 def cnn(
-    channels: tuple[int, int], outputs: int, *, activation: Activation = nn.ReLU, size: int = 3, pool: int = 2,
+    channels: tuple[int, int],
+    outputs: int,
+    *,
+    activation: Activation = nn.ReLU,
+    size: int = 3,
+    pool: int = 2,
     norm: Callable[[int], nn.Module] | None = None,
-) -> nn.Sequential:  # fmt: skip
+) -> nn.Sequential:
     """Two convolutions on images of 8 x 8, the second of stride 2, an average over patches, a readout."""
     first, second = channels
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, first, size, padding=size // 2), *([norm(first)] if norm else []), activation(),
-        nn.Conv2d(first, second, 3, 2, 1), *([norm(second)] if norm else []), activation(),
-        nn.AdaptiveAvgPool2d(pool), nn.Flatten(), nn.Linear(pool**2 * second, outputs),
-    )  # fmt: skip
+        nn.Conv2d(1, first, size, padding=size // 2),
+        *([norm(first)] if norm else []),
+        activation(),
+        nn.Conv2d(first, second, 3, 2, 1),
+        *([norm(second)] if norm else []),
+        activation(),
+        nn.AdaptiveAvgPool2d(pool),
+        nn.Flatten(),
+        nn.Linear(pool**2 * second, outputs),
+    )
 
 
 class Block(nn.Module):

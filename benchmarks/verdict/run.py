@@ -87,15 +87,22 @@ def _measured(made: Construction, job: Job, path: Path) -> dict[str, Any]:
     diagnosed = time.perf_counter()
     steps = {name: found for name, found in run.run.arrays.items() if name.startswith("ntk")}
     return {
-        "regime": diagnosis["regime"], "headline": diagnosis["headline"], "numbers": diagnosis["numbers"],
+        "regime": diagnosis["regime"],
+        "headline": diagnosis["headline"],
+        "numbers": diagnosis["numbers"],
         "opinions": {name: [one["value"], one["says"]] for name, one in diagnosis["opinions"].items()},
         "useful": {key: diagnosis["useful"][key] for key in ("first", "later", "network", "error", "unit")},
-        "times": diagnosis["times"], "steps": run.run.lines[-1]["step"],
+        "times": diagnosis["times"],
+        "steps": run.run.lines[-1]["step"],
         "measured_steps": [line["step"] for line in run.run.lines],
-        "kernel_steps": max(steps.values(), key=len, default=[]), "loss_first": run.losses[0],
-        "loss_left": run.losses[1] / run.losses[0], "loss_left_centered": run.left, **references(trial, run),
-        "training_seconds": round(watched - begun, 1), "diagnosis_seconds": round(diagnosed - watched, 1),
-    }  # fmt: skip
+        "kernel_steps": max(steps.values(), key=len, default=[]),
+        "loss_first": run.losses[0],
+        "loss_left": run.losses[1] / run.losses[0],
+        "loss_left_centered": run.left,
+        **references(trial, run),
+        "training_seconds": round(watched - begun, 1),
+        "diagnosis_seconds": round(diagnosed - watched, 1),
+    }
 
 
 def lines_of(missing: list[Job], processes: int) -> Iterator[dict[str, Any]]:
@@ -134,9 +141,15 @@ def told(line: dict[str, Any]) -> str:
     name = f"{line['construction']} ({line['variant']}) seed {line['seed']}"
     if "failed" in line:
         return f"{name}: {line['failed']}"
-    numbers = {"left": "loss_left", "centred": "loss_left_centered", "gap": "reference_gap_probe",
-               "test": "reference_gap_test", "unshrunk": "reference_gap_unshrunk", "turned": "reference_turning",
-               "grew": "reference_growth"}  # fmt: skip
+    numbers = {
+        "left": "loss_left",
+        "centred": "loss_left_centered",
+        "gap": "reference_gap_probe",
+        "test": "reference_gap_test",
+        "unshrunk": "reference_gap_unshrunk",
+        "turned": "reference_turning",
+        "grew": "reference_growth",
+    }
     values = {short: math.nan if line[key] is None else line[key] for short, key in numbers.items()}
     shown = " ".join(f"{short} {value:.3g}" for short, value in values.items())
     return (

@@ -10,9 +10,13 @@ Line = dict[str, Any]
 
 VERDICTS = ("lazy", "mixed", "rich", "lazy then rich", "cannot tell")
 NUMBERS = {
-    "gap, probe": "reference_gap_probe", "gap, test": "reference_gap_test", "gap, unshrunk": "reference_gap_unshrunk",
-    "turning": "reference_turning", "growth": "reference_growth", "loss left": "loss_left_centered",
-}  # fmt: skip
+    "gap, probe": "reference_gap_probe",
+    "gap, test": "reference_gap_test",
+    "gap, unshrunk": "reference_gap_unshrunk",
+    "turning": "reference_turning",
+    "growth": "reference_growth",
+    "loss left": "loss_left_centered",
+}
 NAME = 50
 
 
@@ -71,8 +75,11 @@ def _show_opinions(lines: list[Line]) -> None:
     print(f"\n{'second opinion':{NAME}}{'by theory':16}{'lazy':<16}{'between':<16}rich")
     for name in names:
         for regime in sorted({line["regime_by_theory"] for line in lines}):
-            said = Counter(line["opinions"][name][1] for line in lines
-                           if line["regime_by_theory"] == regime and name in line.get("opinions", {}))  # fmt: skip
+            said = Counter(
+                line["opinions"][name][1]
+                for line in lines
+                if line["regime_by_theory"] == regime and name in line.get("opinions", {})
+            )
             cells = "".join(f"{said[word] or '-'!s:<16}" for word in ("lazy", "between", "rich")).rstrip()
             print(f"{name:{NAME}}{regime:16}{cells}")
 

@@ -96,9 +96,12 @@ def low_rank_linear(
     right = torch.randn(rank, dimension, generator=generator(seed + 1), dtype=torch.float64)
     weights = left @ right
     data = fl.data.linear_teacher(
-        train + test, dimension, outputs=outputs, weights=weights / weights.norm(dim=1, keepdim=True),
+        train + test,
+        dimension,
+        outputs=outputs,
+        weights=weights / weights.norm(dim=1, keepdim=True),
         generator=generator(seed + 2),
-    )  # fmt: skip
+    )
     return split(data.x, data.y, train, test, seed)
 
 

@@ -48,10 +48,18 @@ def trained(trial: Trial, path: Path, seed: int) -> Trained:
     initial = copied(trial.model)
     batches, states = batches_of(trial, seed), {}
     first = measured_loss(trial)
-    with contextlib.redirect_stderr(io.StringIO()), fl.watch(
-        trial.model, trial.probed, path, test=trial.test, optimizer=optimizer, loss=trial.loss.name,
-        settings={"seed": seed},
-    ) as watch:  # fmt: skip
+    with (
+        contextlib.redirect_stderr(io.StringIO()),
+        fl.watch(
+            trial.model,
+            trial.probed,
+            path,
+            test=trial.test,
+            optimizer=optimizer,
+            loss=trial.loss.name,
+            settings={"seed": seed},
+        ) as watch,
+    ):
         for step in range(trial.steps):
             x, y = next(batches)
             optimizer.zero_grad()

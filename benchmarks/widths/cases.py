@@ -36,8 +36,14 @@ def _schemes(depth: dict[str, int], activation: Activation, seed: int) -> list[C
     for network in ("mlp", "cnn", "gpt"):
         for update in ("sgd", "adam"):
             for scheme in ("standard", "ntk", "mean_field", "mup"):
-                setting = Setting(scheme, update, RATES[update], attention=_attention(scheme), depth=depth[network],
-                                  activation=activation)  # fmt: skip
+                setting = Setting(
+                    scheme,
+                    update,
+                    RATES[update],
+                    attention=_attention(scheme),
+                    depth=depth[network],
+                    activation=activation,
+                )
                 cases.append(Case(f"{network} {update} {scheme}", network, setting, scheme, seed=seed))
     return cases
 
@@ -54,11 +60,16 @@ def _known(seed: int, depth: int) -> list[Case]:
         Case("gpt adam mup, zero readout", "gpt", replace(mup, zero_readout=True), "mup", seed=seed),
         Case("gpt adam mup, tied", "gpt", tied, "mup", seed=seed),
         Case("gpt adam mup, more heads", "gpt", replace(mup, head=16, attention=0.0), "mup", seed=seed),
-        Case("gpt adam standard, 1/d", "gpt", Setting("standard", "adam", 0.003, attention=-1.0, depth=depth),
-             "standard", seed=seed),
+        Case(
+            "gpt adam standard, 1/d",
+            "gpt",
+            Setting("standard", "adam", 0.003, attention=-1.0, depth=depth),
+            "standard",
+            seed=seed,
+        ),
         Case("mlp sgd mup, one rate", "mlp", Setting("mup one rate", "sgd", 0.05, depth=depth), "mup", seed=seed),
         Case("mlp adam mup, multiplier", "mlp", replace(tied, tied=False), "mup", seed=seed),
-    ]  # fmt: skip
+    ]
 
 
 def _case(name: str, network: str, setting: Setting, layer: str, powers: tuple[float, float, float], seed: int) -> Case:
@@ -111,15 +122,21 @@ def _unseen(depth: int, activation: Activation, seed: int) -> list[Case]:
 
 
 CALIBRATION = [
-    *_schemes({"mlp": 2, "cnn": 2, "gpt": 1}, functional.relu, 0), *_known(0, 1), *_planted(2, functional.relu, 0),
-]  # fmt: skip
+    *_schemes({"mlp": 2, "cnn": 2, "gpt": 1}, functional.relu, 0),
+    *_known(0, 1),
+    *_planted(2, functional.relu, 0),
+]
 DEVELOPMENT = [
-    *_schemes({"mlp": 4, "cnn": 1, "gpt": 2}, torch.tanh, 11), *_known(11, 2), *_planted(3, functional.gelu, 11),
-]  # fmt: skip
+    *_schemes({"mlp": 4, "cnn": 1, "gpt": 2}, torch.tanh, 11),
+    *_known(11, 2),
+    *_planted(3, functional.gelu, 11),
+]
 HELD_OUT = [
-    *_schemes({"mlp": 3, "cnn": 3, "gpt": 3}, functional.silu, 23), *_known(23, 3), *_planted(4, torch.tanh, 23),
+    *_schemes({"mlp": 3, "cnn": 3, "gpt": 3}, functional.silu, 23),
+    *_known(23, 3),
+    *_planted(4, torch.tanh, 23),
     *_unseen(2, functional.elu, 23),
-]  # fmt: skip
+]
 SUITES = {"calibration": CALIBRATION, "development": DEVELOPMENT, "held-out": HELD_OUT}
 """Thresholds were set on the first; the second was looked at once, and one measure changed after it; nothing was
 changed after the third."""

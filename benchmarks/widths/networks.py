@@ -178,8 +178,10 @@ class Language(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[int, Setting], nn.Module]] = {
-    "mlp": Perceptron, "cnn": Convolutional, "gpt": Language,
-}  # fmt: skip
+    "mlp": Perceptron,
+    "cnn": Convolutional,
+    "gpt": Language,
+}
 
 
 def groups(model: nn.Module, setting: Setting) -> list[dict[str, Any]]:

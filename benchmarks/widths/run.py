@@ -69,8 +69,10 @@ def main() -> int:
         print(
             f"{mark} {case.name + aim:72} {found.scheme:11}{found.phase.value:9} {told}  ({seconds:.0f} s)", flush=True
         )
-    print(f"scheme told: {right['scheme']} of {len(plain)}; without false alarm: {right['clean']} of {len(plain)}; "
-          f"errors located to the layer and the sign: {right['located']} of {len(planted)}")  # fmt: skip
+    print(
+        f"scheme told: {right['scheme']} of {len(plain)}; without false alarm: {right['clean']} of {len(plain)}; "
+        f"errors located to the layer and the sign: {right['located']} of {len(planted)}"
+    )
     return 0 if right["scheme"] == len(plain) and right["located"] >= 0.9 * len(planted) else 1
 
 

@@ -97,18 +97,28 @@ def accuracy(model: nn.Module, x: Tensor, labels: Tensor) -> float:
 
 
 def train(
-    model: nn.Module, data: Images, optimizer: torch.optim.Optimizer, training: Training, out: Path,
-    settings: dict[str, object], flip: bool = True,
-) -> Run:  # fmt: skip
+    model: nn.Module,
+    data: Images,
+    optimizer: torch.optim.Optimizer,
+    training: Training,
+    out: Path,
+    settings: dict[str, object],
+    flip: bool = True,
+) -> Run:
     """Cross-entropy on random crops, in bfloat16 on a GPU; the run, with the test accuracy after every epoch."""
     steps = training.epochs * (len(data.x) // training.batch)
     rates = schedule(optimizer, steps, training.warm)
     samples = min(PROBE, len(data.x_test))
     watched = fl.watch(
-        model, (data.x[:samples], data.labels[:samples]), out,
+        model,
+        (data.x[:samples], data.labels[:samples]),
+        out,
         test=(data.x_test[:samples], data.labels_test[:samples]),
-        optimizer=optimizer, loss="cross-entropy", settings=settings, overwrite=True,
-    )  # fmt: skip
+        optimizer=optimizer,
+        loss="cross-entropy",
+        settings=settings,
+        overwrite=True,
+    )
     with watched as watch:
         for epoch in range(training.epochs):
             order = torch.randperm(len(data.x), device=data.x.device).split(training.batch)

@@ -45,9 +45,17 @@ def main() -> None:
     rates = schedule(optimizer, steps, 0.1)
     x = {"input_ids": plays.windows(probe, length // 2, generator=generator)[0].to(DEVICE)}
     watched = fl.watch(
-        model, (x, None), given.out, every=lambda step: step in CHECKPOINTS, readout=log_probability, budget=None,
-        quantities=["gap", "kernel", "weights"], optimizer=optimizer, settings={"seed": given.seed}, overwrite=True,
-    )  # fmt: skip
+        model,
+        (x, None),
+        given.out,
+        every=lambda step: step in CHECKPOINTS,
+        readout=log_probability,
+        budget=None,
+        quantities=["gap", "kernel", "weights"],
+        optimizer=optimizer,
+        settings={"seed": given.seed},
+        overwrite=True,
+    )
     with watched as watch:
         for step in range(1, steps + 1):
             tokens, targets = (part.to(DEVICE) for part in plays.windows(batch, length, generator=generator))

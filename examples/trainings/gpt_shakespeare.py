@@ -47,9 +47,15 @@ def main() -> None:
         tuple(part.to(DEVICE) for part in one.windows(128, context, generator=generator)) for one in (plays, unseen)
     )
     watched = fl.watch(
-        model, (x[:64], y[:64, -1]), given.out, test=(x_test[:64], y_test[:64, -1]), optimizer=optimizer,
-        readout=fl.readouts.last_token, settings={"seed": given.seed}, overwrite=True,
-    )  # fmt: skip
+        model,
+        (x[:64], y[:64, -1]),
+        given.out,
+        test=(x_test[:64], y_test[:64, -1]),
+        optimizer=optimizer,
+        readout=fl.readouts.last_token,
+        settings={"seed": given.seed},
+        overwrite=True,
+    )
     with watched as watch:
         for step in range(1, steps + 1):
             inputs, targets = (part.to(DEVICE) for part in plays.windows(batch, context, generator=generator))

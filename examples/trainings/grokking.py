@@ -60,10 +60,16 @@ def main() -> None:
     )
     probe = min(128, known)
     watched = fl.watch(
-        model, (x[:probe], labels[:probe]), given.out, test=(x[known:][:128], labels[known:][:128]),
-        optimizer=optimizer, loss="cross-entropy", settings={"gamma": given.gamma, "seed": given.seed},
-        overwrite=True, budget=None if given.smoke else 0.3,
-    )  # fmt: skip
+        model,
+        (x[:probe], labels[:probe]),
+        given.out,
+        test=(x[known:][:128], labels[known:][:128]),
+        optimizer=optimizer,
+        loss="cross-entropy",
+        settings={"gamma": given.gamma, "seed": given.seed},
+        overwrite=True,
+        budget=None if given.smoke else 0.3,
+    )
     with watched as watch:
         for step in range(1, steps + 1):
             loss = nn.functional.cross_entropy(model(x[:known]), labels[:known])

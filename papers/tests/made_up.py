@@ -48,18 +48,50 @@ def fragile(setup, context):
 
 
 def claims(setup, runs):
-    yield Claim(id="centred", claim="Numbers <are> centred", paper=0.0, values=runs["drawn"].mean(1), band=(-3.0, 3.0),
-                band_from="choice")  # fmt: skip
     yield Claim(
-        id="printed", claim="Seeds are 7", paper=7, values=runs["seed"], band=(7, 7), known="The print miscounts.",
-        band_from="print", why="So.",
-    )  # fmt: skip
-    yield Claim(id="drawn", claim="Something is drawn", paper="yes", values=runs["drawn"].std(1) > 0, band=(1, None),
-                band_from="print")  # fmt: skip
-    yield Claim(id="late", claim="Only in the large", paper="yes", values=1.0, band=(1, None), band_from="print",
-                least=Scale.LAPTOP)  # fmt: skip
-    yield Claim(id="made", claim="Draws are counted", paper=None, values=float(setup.count), band=(1, None), check=True,
-                band_from="theory")  # fmt: skip
+        id="centred",
+        claim="Numbers <are> centred",
+        paper=0.0,
+        values=runs["drawn"].mean(1),
+        band=(-3.0, 3.0),
+        band_from="choice",
+    )
+    yield Claim(
+        id="printed",
+        claim="Seeds are 7",
+        paper=7,
+        values=runs["seed"],
+        band=(7, 7),
+        known="The print miscounts.",
+        band_from="print",
+        why="So.",
+    )
+    yield Claim(
+        id="drawn",
+        claim="Something is drawn",
+        paper="yes",
+        values=runs["drawn"].std(1) > 0,
+        band=(1, None),
+        band_from="print",
+    )
+    yield Claim(
+        id="late",
+        claim="Only in the large",
+        paper="yes",
+        values=1.0,
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
+    yield Claim(
+        id="made",
+        claim="Draws are counted",
+        paper=None,
+        values=float(setup.count),
+        band=(1, None),
+        check=True,
+        band_from="theory",
+    )
 
 
 def plot(setup, runs):

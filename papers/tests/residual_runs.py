@@ -16,12 +16,20 @@ def made_up(later=0.5, amount=2.0):
         grown = 1 / (1 + numpy.exp((half - STEPS) / 3))
         early = 0.5 - 0.4 * numpy.exp(-STEPS / 5)
         adam = numpy.where(STEPS > 0, early, numpy.nan)
-        rows.append({
-            "steps": STEPS, "loss": 1 - grown, "norm": last * (0.01 + grown), "alignment": early,
-            "centered_alignment": early, "update_alignment": adam, "update_centered_alignment": adam,
-            "error": numpy.array([0.1, 0.5, 0.08]), "correlation": numpy.array([0.98, 0.8, 0.99]),
-            "predictions": numpy.ones((4, 7)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "steps": STEPS,
+                "loss": 1 - grown,
+                "norm": last * (0.01 + grown),
+                "alignment": early,
+                "centered_alignment": early,
+                "update_alignment": adam,
+                "update_centered_alignment": adam,
+                "error": numpy.array([0.1, 0.5, 0.08]),
+                "correlation": numpy.array([0.98, 0.8, 0.99]),
+                "predictions": numpy.ones((4, 7)),
+            }
+        )
     return {name: numpy.stack([row[name] for row in rows]) for name in rows[0]}
 
 

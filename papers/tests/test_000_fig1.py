@@ -162,15 +162,28 @@ def made_up(**changes):
     channel = numpy.zeros((10, 3, 10, 10))  # moments, parts, kernels, targets
     channel[:, 0, 3] = 0.1 + numpy.outer(rise, numpy.where(numpy.arange(10) == 3, 0.2, 0.02))
     found = {
-        "steps": steps, "loss": loss, "akgd": loss**0.5, "kgd": loss**0.25, "mean_akgd": loss**0.5,
-        "alignment": 0.3 + 0.1 * rise, "norm": 2 + rise - numpy.where(steps == 2, 0.5, 0), "classes": channel,
-        "centered_classes": channel, "late_error": late, "eigenvalues": k ** -(1.2 - 0.2 * rise[:, None]),
-        "task_power": k ** -(1.0 + 0.4 * rise[:, None]), "test/alignment": 0.3 + 0.05 * rise, "interference": 0.1,
-    }  # fmt: skip
+        "steps": steps,
+        "loss": loss,
+        "akgd": loss**0.5,
+        "kgd": loss**0.25,
+        "mean_akgd": loss**0.5,
+        "alignment": 0.3 + 0.1 * rise,
+        "norm": 2 + rise - numpy.where(steps == 2, 0.5, 0),
+        "classes": channel,
+        "centered_classes": channel,
+        "late_error": late,
+        "eigenvalues": k ** -(1.2 - 0.2 * rise[:, None]),
+        "task_power": k ** -(1.0 + 0.4 * rise[:, None]),
+        "test/alignment": 0.3 + 0.05 * rise,
+        "interference": 0.1,
+    }
     numbers = {f"mse/{name}": value for name, value in found.items()}
     numbers |= {
-        "ce/alignment": 0.3 + 0.1 * rise, "ce/cross_entropy": loss, "ce/kgd": loss**0.5, "ce/interference": 0.2 + rise,
-    }  # fmt: skip
+        "ce/alignment": 0.3 + 0.1 * rise,
+        "ce/cross_entropy": loss,
+        "ce/kgd": loss**0.5,
+        "ce/interference": 0.2 + rise,
+    }
     numbers["mse/interference"] = 0.1 + 0 * rise
     return Runs([0], [{name: numpy.asarray(value) for name, value in (numbers | changes).items()}])
 

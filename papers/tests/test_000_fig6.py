@@ -93,10 +93,19 @@ def made_up(strength=(1.0, 2.0, 3.0, 4.0), contrast=(1.0, 2.0, 3.0, 4.0), stabil
     own = 0.1 + 0.05 * numpy.outer(strength, RISE)
     rest = own[..., None, None] * (1 - 0.05 * numpy.array(contrast)[:, None, None, None] * (1 - numpy.eye(10)))
     classes = numpy.repeat(rest[:, :, None], 3, axis=2)
-    return Runs([0], [{
-        "steps": STEPS, "alignment": traced, "centered_alignment": traced, "classes": classes,
-        "centered_classes": classes, "stability": numpy.full((4, 2), stability),
-    }])  # fmt: skip
+    return Runs(
+        [0],
+        [
+            {
+                "steps": STEPS,
+                "alignment": traced,
+                "centered_alignment": traced,
+                "classes": classes,
+                "centered_classes": classes,
+                "stability": numpy.full((4, 2), stability),
+            }
+        ],
+    )
 
 
 @pytest.mark.parametrize(

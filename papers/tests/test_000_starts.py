@@ -62,9 +62,12 @@ def made_up(small):
         end = small if name == "small readout" else 2.0
         rise = 0.3 if name == "small readout" else 0.2
         numbers |= {
-            f"{name}/loss": numpy.array([1.0, end]), f"{name}/akgd": numpy.ones(2), f"{name}/kgd": numpy.ones(2),
-            f"{name}/centered_alignment": numpy.array([0.1, 0.1 + rise]), f"{name}/stability": numpy.array(0.5),
-        }  # fmt: skip
+            f"{name}/loss": numpy.array([1.0, end]),
+            f"{name}/akgd": numpy.ones(2),
+            f"{name}/kgd": numpy.ones(2),
+            f"{name}/centered_alignment": numpy.array([0.1, 0.1 + rise]),
+            f"{name}/stability": numpy.array(0.5),
+        }
     return Runs([0, 1, 2], [numbers] * 3)
 
 

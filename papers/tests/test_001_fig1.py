@@ -14,7 +14,7 @@ from featlearn_papers.paper_001 import fig1, odd_even
 
 SETUP = mnist.Setup(
     data="digits", labels="parity", samples=9, test_samples=5, width=6, lr=0.5, steps=4, growth=2.0, few=3
-)  # fmt: skip
+)
 
 
 def test_odd_digits_are_one_and_even_ones_minus_one():
@@ -32,13 +32,15 @@ def test_losses_and_stability_are_those_of_plain_descent(tmp_path):
     x, y = given.x.double(), given.y.double()
     model = MLP(
         64, 1, width=6, parametrization="ntk", weight_variance=(1.0, 2.0, 1.0), generator=context.generator(2)
-    ).double()  # fmt: skip
+    ).double()
     losses, kernels = [], []
     for _ in range(SETUP.steps + 1):
-        rows = torch.stack([
-            torch.cat([g.flatten() for g in torch.autograd.grad(f, tuple(model.parameters()))])
-            for f in (model(one[None])[0, 0] for one in x)
-        ])  # fmt: skip
+        rows = torch.stack(
+            [
+                torch.cat([g.flatten() for g in torch.autograd.grad(f, tuple(model.parameters()))])
+                for f in (model(one[None])[0, 0] for one in x)
+            ]
+        )
         kernels.append((rows @ rows.T).numpy())
         residual = (model(x) - y).detach()[:, 0]
         losses.append(float(residual.square().mean()))
@@ -55,7 +57,7 @@ def test_losses_and_stability_are_those_of_plain_descent(tmp_path):
     with torch.no_grad():
         fresh = MLP(
             64, 1, width=6, parametrization="ntk", weight_variance=(1.0, 2.0, 1.0), generator=context.generator(2)
-        ).double()  # fmt: skip
+        ).double()
         start = vectors.T @ (fresh(x) - y)[:, 0].numpy()
     frozen = [((numpy.exp(-rate * values * step) * start) ** 2).mean() for step in measured]
     assert numbers["mse/kgd"] == pytest.approx(frozen, rel=1e-4)
@@ -81,12 +83,20 @@ def made_up(**changes):
     rise = 1 - numpy.exp(-3 * time)
     norm = 1 + 0.5 * rise - 0.1 * (steps == 1)
     ours = {
-        "mse/steps": steps, "mse/loss": numpy.exp(-3 * time), "mse/kgd": numpy.exp(-time),
-        "mse/akgd": numpy.exp(-1.5 * time), "mse/norm": norm, "mse/alignment": 0.1 + 0.1 * rise,
-        "mse/test/alignment": 0.1 + 0.05 * rise, "mse/eigenvalues": numpy.outer(norm, [3.0, 1.0]),
-        "mse/stability": numpy.array(1.5), "ce/steps": steps, "ce/cross_entropy": numpy.exp(-2 * time),
-        "ce/kgd": numpy.exp(-time), "ce/alignment": 0.1 + 0.1 * rise,
-    }  # fmt: skip
+        "mse/steps": steps,
+        "mse/loss": numpy.exp(-3 * time),
+        "mse/kgd": numpy.exp(-time),
+        "mse/akgd": numpy.exp(-1.5 * time),
+        "mse/norm": norm,
+        "mse/alignment": 0.1 + 0.1 * rise,
+        "mse/test/alignment": 0.1 + 0.05 * rise,
+        "mse/eigenvalues": numpy.outer(norm, [3.0, 1.0]),
+        "mse/stability": numpy.array(1.5),
+        "ce/steps": steps,
+        "ce/cross_entropy": numpy.exp(-2 * time),
+        "ce/kgd": numpy.exp(-time),
+        "ce/alignment": 0.1 + 0.1 * rise,
+    }
     names = ("parity", "printed", "slow", "classes")
     return {name: Runs([0], [ours | changes.get(name, {})]) for name in names}
 

@@ -80,9 +80,13 @@ def test_ofe_is_the_solution_of_its_equations(numbers, i, gamma):
     values, vectors = numpy.linalg.eigh(kernels[0])
     features = (vectors * numpy.sqrt(values)).T
     path = scipy.integrate.solve_ivp(
-        velocity, (0, SETUP.steps), numpy.concatenate([features.flatten(), -y]), t_eval=SETUP.moments, rtol=1e-9,
+        velocity,
+        (0, SETUP.steps),
+        numpy.concatenate([features.flatten(), -y]),
+        t_eval=SETUP.moments,
+        rtol=1e-9,
         atol=1e-12,
-    ).y.T  # fmt: skip
+    ).y.T
     assert numbers["ofe/loss"][i] == pytest.approx((path[:, -P:] ** 2).mean(1), rel=1e-4)
     evolved = [state[:-P].reshape(P, P).T @ state[:-P].reshape(P, P) for state in path]
     assert numbers["ofe/alignment"][i] == pytest.approx([aligned(K, y) for K in evolved], rel=1e-5)
@@ -98,9 +102,15 @@ def made_up(**changes):
     alignment = 0.1 + 0.05 * strength * (1 - numpy.exp(-steps / 10))
     moved = 0.01 * strength * (1 - numpy.exp(-steps / 10))
     found = {
-        "steps": steps, "loss": loss, "alignment": alignment, "moved": moved, "apart": moved / 2, "ofe/loss": loss**0.8,
-        "ofe/alignment": alignment, "feature_rate": strength[:, 0],
-    }  # fmt: skip
+        "steps": steps,
+        "loss": loss,
+        "alignment": alignment,
+        "moved": moved,
+        "apart": moved / 2,
+        "ofe/loss": loss**0.8,
+        "ofe/alignment": alignment,
+        "feature_rate": strength[:, 0],
+    }
     return Runs([0], [found | changes])
 
 

@@ -27,9 +27,14 @@ def trained():
     context = Context(seed=3, folder=None)
     x, y = (each.double() for each in convolution.task(SETUP, context))
     model = CNN(
-        1, 2, width=4, kernel_size=3, parametrization="ntk", weight_variance=(1.0, 2.0, 1.0),
+        1,
+        2,
+        width=4,
+        kernel_size=3,
+        parametrization="ntk",
+        weight_variance=(1.0, 2.0, 1.0),
         generator=context.generator(1),
-    ).double()  # fmt: skip
+    ).double()
     weights, order = {name: weight.detach() for name, weight in model.named_parameters()}, context.generator(2)
 
     def network(these, inputs):
@@ -80,10 +85,11 @@ def test_two_complementary_targets_are_one_when_centred(numbers):
 def made_up(**changes):
     """Runs in which all claims hold."""
     cifar = {
-        "steps": numpy.array([0, 100]), "accuracy": numpy.array([0.5, 0.8]),
+        "steps": numpy.array([0, 100]),
+        "accuracy": numpy.array([0.5, 0.8]),
         "classes": numpy.array([numpy.ones((2, 2)), numpy.ones((2, 2)) + 0.1 * numpy.eye(2)]),
         "centered_classes": numpy.ones((2, 2, 2)),
-    }  # fmt: skip
+    }
     classes = numpy.ones((2, 3, 10, 10)) + numpy.array([0.0, 0.1])[:, None, None, None] * numpy.eye(10)
     mnist = {"mse/steps": numpy.array([0, 100]), "mse/classes": classes, "mse/centered_classes": classes}
     parts = {"mnist": mnist, "cifar": cifar, "fast": cifar}

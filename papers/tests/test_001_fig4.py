@@ -28,9 +28,7 @@ def trained(gain):
     """Weights and kernel of plain gradient descent at the moments."""
     X, y, _ = task()
     generator, shapes = Context(seed=2, folder=None).generator(1), ((7, 5), (7, 7), (1, 7))
-    W, U, V = (
-        torch.randn(*shape, generator=generator).double().numpy() * gain / shape[1] ** 0.5 for shape in shapes
-    )  # fmt: skip
+    W, U, V = (torch.randn(*shape, generator=generator).double().numpy() * gain / shape[1] ** 0.5 for shape in shapes)
     for step in range(SETUP.steps + 1):
         first, second = X @ W.T, X @ W.T @ U.T
         residual = (second @ V.T)[:, 0] - y
@@ -80,10 +78,16 @@ def made_up(**changes):
     """Runs in which all claims hold but that of the misprint."""
     rise = numpy.linspace(0, 1, 6) * numpy.ones((3, 1))
     teacher = {
-        "steps": numpy.arange(6), "teacher": rise, "first_layer": rise, "alignment": 0.2 + 0.2 * rise,
-        "top": 0.1 + 0.85 * rise, "best": numpy.array(0.4), "best_top": numpy.array(0.97),
-        "final_distance": 0.01 * numpy.ones(3), "printed_distance": 0.3 * numpy.ones(3),
-    }  # fmt: skip
+        "steps": numpy.arange(6),
+        "teacher": rise,
+        "first_layer": rise,
+        "alignment": 0.2 + 0.2 * rise,
+        "top": 0.1 + 0.85 * rise,
+        "best": numpy.array(0.4),
+        "best_top": numpy.array(0.97),
+        "final_distance": 0.01 * numpy.ones(3),
+        "printed_distance": 0.3 * numpy.ones(3),
+    }
     outputs = {"steps": numpy.arange(4), "classes": numpy.ones((2, 4, 10, 10)) + 0.01 * numpy.eye(10)}
     parts = {"teacher": teacher, "outputs": outputs}
     return {name: Runs([0], [part | changes.get(name, {})]) for name, part in parts.items()}

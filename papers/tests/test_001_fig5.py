@@ -16,9 +16,12 @@ def made_up(last=(0.31, 0.33, 0.36, 0.4), first=(0.3, 0.3, 0.3, 0.3)):
     levels = numpy.stack([numpy.array(first), numpy.array(last)], 1)  # depths, T
     classes = levels[:, :, None, None, None] * numpy.ones((3, 10, 10))
     found = {
-        "steps": numpy.array([0, 100]), "alignment": levels, "centered_alignment": levels, "classes": classes,
+        "steps": numpy.array([0, 100]),
+        "alignment": levels,
+        "centered_alignment": levels,
+        "classes": classes,
         "centered_classes": classes,
-    }  # fmt: skip
+    }
     return Runs([0], [found])
 
 

@@ -73,10 +73,14 @@ def made_up(**changes):
     rise = 1 - numpy.exp(-steps / 30)
     twice = rise[:, None, None] * (1 + numpy.eye(10))
     mix = {
-        "steps": steps, "readout": 20 * numpy.outer(rise, numpy.ones(10)), "hidden": 10 * twice, "flips": 0.07 * rise,
-        "theory/readout": 20 * numpy.outer(rise, numpy.ones(10)), "theory/hidden": 11 * twice,
+        "steps": steps,
+        "readout": 20 * numpy.outer(rise, numpy.ones(10)),
+        "hidden": 10 * twice,
+        "flips": 0.07 * rise,
+        "theory/readout": 20 * numpy.outer(rise, numpy.ones(10)),
+        "theory/hidden": 11 * twice,
         "sign": numpy.outer(rise, numpy.ones(10)) - 0.01 * (steps == 0)[:, None],
-    }  # fmt: skip
+    }
     spread = 1 + 0.1 * numpy.linspace(-1, 1, 10)
     own = 0.01 + 0.05 * numpy.eye(10)
     readout = numpy.broadcast_to(0.1 * spread, (10, 10))

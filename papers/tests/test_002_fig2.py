@@ -33,8 +33,15 @@ def test_the_network_follows_gradient_flow(numbers):
     """The function and M = W^T W + |a|^2, from weights that are integrated and not stepped."""
     context = Context(seed=0, folder=None)
     given = phases.task(SETUP, context.generator())
-    model = MLP(8, None, width=90, hidden_layers=1, activation="linear", weight_variance=SETUP.sigma**2,
-                generator=context.generator(1)).double()  # fmt: skip
+    model = MLP(
+        8,
+        None,
+        width=90,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=SETUP.sigma**2,
+        generator=context.generator(1),
+    ).double()
     weights = [weight.detach().clone() for weight in model.parameters()]
     times = torch.tensor([0.0, 2.0, 12.0], dtype=torch.float64)
     path = fl.theory.deep_linear.flow(weights, given.X, given.y, times=times, rate=1 / SETUP.samples)

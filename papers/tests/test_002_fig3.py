@@ -27,9 +27,14 @@ def test_the_networks_follow_the_flow_of_their_weights(numbers):
     """Against an integration of the same weights: descent differs by its step."""
     X, y, _ = fig3.task(SETUP, Context(seed=0, folder=None).generator())
     model = fig3.MLP(
-        5, None, width=9, hidden_layers=2, activation="linear", weight_variance=0.01,
+        5,
+        None,
+        width=9,
+        hidden_layers=2,
+        activation="linear",
+        weight_variance=0.01,
         generator=Context(seed=0, folder=None).generator(1),
-    ).double()  # fmt: skip
+    ).double()
     weights = [weight.detach() for weight in model.parameters()]
     path = fl.theory.deep_linear.flow(weights, X, y, times=torch.as_tensor(numbers["times"][0]), rate=1 / 12)
     distance = abs(numbers["loss"][0] - (path.loss / y.square().sum()).numpy()).max()

@@ -28,8 +28,9 @@ def test_inputs_have_the_spectrum_and_the_slant_that_were_asked_for(numbers):
     # equal parts along all components
     assert numbers["slant"] == pytest.approx(values.mean() / (values**2).mean() ** 0.5)
     assert numbers["size"] == pytest.approx((values**2).mean() ** 0.5)
-    assert torch.allclose(given.plane[0] * numbers["slant"].item() + given.plane[1] * (given.plane[1] @ given.tilted),
-                          given.tilted)  # fmt: skip
+    assert torch.allclose(
+        given.plane[0] * numbers["slant"].item() + given.plane[1] * (given.plane[1] @ given.tilted), given.tilted
+    )
 
 
 def test_the_early_kernel_is_the_corrected_spike(numbers):

@@ -28,8 +28,9 @@ def test_the_path_is_that_of_descent_in_small_steps_and_of_the_closed_form():
     times = torch.tensor([0.0, 1.5, 3.0], dtype=torch.float64)
     found = figC3.path(X, y, 0.1, 7, times, CONTEXT)
     assert float(found["s"]) == pytest.approx(s)
-    model = MLP(5, None, width=7, hidden_layers=1, activation="linear", weight_variance=0.01,
-                generator=CONTEXT.generator(1)).double()  # fmt: skip
+    model = MLP(
+        5, None, width=7, hidden_layers=1, activation="linear", weight_variance=0.01, generator=CONTEXT.generator(1)
+    ).double()
     W, a = (weight.detach().clone() for weight in model.parameters())
     a, lr = a[0], 1e-3 / s
     first = None
@@ -60,11 +61,16 @@ def test_images_are_whitened_on_fewer_directions_than_they_have_pixels():
 def made_up(**changes):
     theory = numpy.stack([numpy.linspace(0.1, 1, 5), numpy.linspace(0, 1, 5)])
     numbers = {
-        "synthetic/theory": numpy.stack([theory, theory]), "synthetic/printed": numpy.stack([theory, theory]) + 0.03,
+        "synthetic/theory": numpy.stack([theory, theory]),
+        "synthetic/printed": numpy.stack([theory, theory]) + 0.03,
         "synthetic/measured": numpy.stack([theory + 3e-2, theory + 3e-4]),
-        "images/theory": theory, "images/printed": theory + 0.02, "images/measured": theory + 1e-4,
-        "images/rank": numpy.array(20), "images/inputs": numpy.array(64), "images/start": numpy.array(1.1),
-    }  # fmt: skip
+        "images/theory": theory,
+        "images/printed": theory + 0.02,
+        "images/measured": theory + 1e-4,
+        "images/rank": numpy.array(20),
+        "images/inputs": numpy.array(64),
+        "images/start": numpy.array(1.1),
+    }
     return set(failing(figC3, SETUP, Runs([0], [numbers | changes])))
 
 

@@ -28,8 +28,15 @@ def test_curves_start_at_the_kernel_of_the_network_and_end_at_the_formula(number
     X, y, beta = whitened_task(14, 6, context.generator())
     assert torch.allclose(X.T @ X / 14, torch.eye(6, dtype=torch.float64), atol=1e-12)
     for i, depth in enumerate(SETUP.depths):
-        model = MLP(6, None, width=9, hidden_layers=depth - 1, activation="linear", weight_variance=0.05**2,
-                    generator=context.generator(depth)).double()  # fmt: skip
+        model = MLP(
+            6,
+            None,
+            width=9,
+            hidden_layers=depth - 1,
+            activation="linear",
+            weight_variance=0.05**2,
+            generator=context.generator(depth),
+        ).double()
         kernel = fl.ntk(model, X, dtype=torch.float64)
         assert numbers["alignment"][i, 0] == pytest.approx(float(y @ kernel @ y / (kernel.norm() * y @ y)))
         W = next(model.parameters()).detach()
@@ -55,9 +62,10 @@ def test_claims_fail_on_numbers_that_break_them():
             "times": numpy.stack([times, times]),
             "loss": numpy.stack([1 / (1 + numpy.exp(2 * (times - 3))), 1 / (1 + numpy.exp(8 * (times - 5)))]),
             "alignment": numpy.array([0.1, 0.9])[:, None] * numpy.linspace(0.1, 1, 101),
-            "cosine": numpy.ones((2, 101)), "best": numpy.array([0.1, 0.9]),
+            "cosine": numpy.ones((2, 101)),
+            "best": numpy.array([0.1, 0.9]),
             "half_time": numpy.array([[4.0, 3.0], [20.0, 10.0]]),
-        }  # fmt: skip
+        }
         return failing(figE1, setup, Runs([0], [good | changes]))
 
     assert verdict() == []

@@ -12,8 +12,18 @@ from featlearn_papers.paper_002 import figE2
 from featlearn_papers.paper_002.silence import two_classes
 from papers.tests.verdicts import failing
 
-SETUP = figE2.Setup(data="digits", samples=20, test_samples=15, pooling=1, depths=(2, 3), times=(6.0, 9.0), width=30,
-                    sigma=0.3, larger=0.4, moments=4)  # fmt: skip
+SETUP = figE2.Setup(
+    data="digits",
+    samples=20,
+    test_samples=15,
+    pooling=1,
+    depths=(2, 3),
+    times=(6.0, 9.0),
+    width=30,
+    sigma=0.3,
+    larger=0.4,
+    moments=4,
+)
 CONTEXT = Context(seed=0, folder=None)
 
 
@@ -63,11 +73,13 @@ def test_claims_fail_on_numbers_that_break_them():
     good = {"half_time": numpy.array([[4.0, 3.0], [12.0, 9.0]])}
     for depth in (2, 3):
         good |= {
-            f"{depth}/steps": steps, f"{depth}/norm": numpy.exp((steps - 100) / 10),
+            f"{depth}/steps": steps,
+            f"{depth}/norm": numpy.exp((steps - 100) / 10),
             f"{depth}/alignment": numpy.clip(steps / 50, 0.1, 1),
             f"{depth}/centered_alignment": numpy.clip(steps / 50, 0.1, 1),
-            f"{depth}/error": numpy.array([0.05, 0.5, 0.05]), f"{depth}/correlation": numpy.array([0.99, 0.5, 0.99]),
-        }  # fmt: skip
+            f"{depth}/error": numpy.array([0.05, 0.5, 0.05]),
+            f"{depth}/correlation": numpy.array([0.99, 0.5, 0.99]),
+        }
 
     def verdict(**changes):
         return failing(figE2, SETUP, Runs([0], [good | changes]))

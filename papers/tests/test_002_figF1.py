@@ -9,8 +9,16 @@ from featlearn_papers.frame.runs import Runs, as_array
 from featlearn_papers.paper_002 import figF1
 from papers.tests.verdicts import failing
 
-SETUP = figF1.Setup(dimension=24, samples=(4, 8, 16), fixed=8, spikes=(0.0, 1.0, 10.0), overlaps=(0.0, 0.75, 1.0),
-                    draws=60, depths=(2, 3), width=40)  # fmt: skip
+SETUP = figF1.Setup(
+    dimension=24,
+    samples=(4, 8, 16),
+    fixed=8,
+    spikes=(0.0, 1.0, 10.0),
+    overlaps=(0.0, 0.75, 1.0),
+    draws=60,
+    depths=(2, 3),
+    width=40,
+)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,15 @@ def test_inputs_are_white_and_modes_are_those_of_the_least_squares_fit(given):
 
 
 def test_a_two_layer_network_learns_its_modes_at_the_times_of_their_strengths(given):
-    model = MLP(given.X.shape[1], 10, width=150, hidden_layers=1, activation="linear", weight_variance=1e-4,
-                generator=CONTEXT.generator(2)).double()  # fmt: skip
+    model = MLP(
+        given.X.shape[1],
+        10,
+        width=150,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=1e-4,
+        generator=CONTEXT.generator(2),
+    ).double()
     start = [weight.detach().clone() for weight in model.parameters()]
     c0 = figH1.initial_strength(start, given)
     W, a = start
@@ -51,8 +58,15 @@ def test_a_two_layer_network_learns_its_modes_at_the_times_of_their_strengths(gi
 
 def test_a_network_in_small_steps_follows_the_flow(given):
     """The linear case of what the tanh network does."""
-    model = MLP(given.X.shape[1], 10, width=13, hidden_layers=1, activation="linear", weight_variance=0.01,
-                generator=CONTEXT.generator(2)).double()  # fmt: skip
+    model = MLP(
+        given.X.shape[1],
+        10,
+        width=13,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=0.01,
+        generator=CONTEXT.generator(2),
+    ).double()
     start = [weight.detach().clone() for weight in model.parameters()]
     times = torch.linspace(0, 20, 21, dtype=torch.float64)
     flow = figH1.linear_path(start, given, times)
@@ -76,10 +90,15 @@ def made_up(**changes):
         modes = s / (1 + numpy.exp(-speed * (times[:, None] - centres)))
         slow = numpy.clip(times / (4.0 if name == "linear2" else 90.0), 0.1, 1)
         numbers |= {
-            f"{name}/times": times, f"{name}/kernel_times": times, f"{name}/modes": modes, f"{name}/alignment": slow,
-            f"{name}/loss": ((s - modes) ** 2).sum(1) / (s**2).sum(), f"{name}/norm": slow,
-            f"{name}/best": numpy.array(1.0), f"{name}/start": numpy.full(10, 1e-4),
-        }  # fmt: skip
+            f"{name}/times": times,
+            f"{name}/kernel_times": times,
+            f"{name}/modes": modes,
+            f"{name}/alignment": slow,
+            f"{name}/loss": ((s - modes) ** 2).sum(1) / (s**2).sum(),
+            f"{name}/norm": slow,
+            f"{name}/best": numpy.array(1.0),
+            f"{name}/start": numpy.full(10, 1e-4),
+        }
     # start such that the formula gives the times of the modes
     found = figH1.mode_times(Runs([0], [numbers]), "linear2")[0]
     numbers["linear2/start"] = s / (1 + numpy.exp(2 * s * found) / (2**0.5 - 1))

@@ -45,8 +45,15 @@ def test_early_weights_have_the_kernel_of_the_library():
 def test_theory_gives_the_score_of_gradient_flow(power):
     """Kernels of the integrated network where a tenth of its loss is gone, and at its end."""
     X, y = silent_map.task(SETUP, CONTEXT, power)
-    model = MLP(X.shape[1], None, width=9, hidden_layers=1, activation="linear", weight_variance=0.02**2,
-                generator=CONTEXT.generator(1)).double()  # fmt: skip
+    model = MLP(
+        X.shape[1],
+        None,
+        width=9,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=0.02**2,
+        generator=CONTEXT.generator(1),
+    ).double()
     W0, a0 = (weight.detach().clone() for weight in model.parameters())
     times = torch.linspace(0, 40, 801, dtype=torch.float64)
     path = fl.theory.deep_linear.flow([W0, a0], X, y, times=times, rate=1 / len(X))
@@ -57,8 +64,15 @@ def test_theory_gives_the_score_of_gradient_flow(power):
 
 def test_training_stops_at_its_end_and_keeps_three_kernels():
     X, y = silent_map.task(SETUP, CONTEXT, 0.0)
-    model = MLP(X.shape[1], None, width=9, hidden_layers=1, activation="linear", weight_variance=0.01,
-                generator=CONTEXT.generator(1)).double()  # fmt: skip
+    model = MLP(
+        X.shape[1],
+        None,
+        width=9,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=0.01,
+        generator=CONTEXT.generator(1),
+    ).double()
     first = fl.ntk(model, X)
     kernels, left = silent_map.trained(model, X, y, SETUP)
     assert torch.equal(kernels[0], first)

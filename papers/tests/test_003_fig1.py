@@ -89,14 +89,22 @@ def test_weights_begin_as_torch_begins_them_times_the_factor():
 
 def test_claims_fail_on_numbers_that_break_them(numbers):
     good = numbers | {
-        "nfc": numpy.array([0.5, 0.93]), "corrupted": numpy.array([0.5, 0.53]), "spread": numpy.array(5.9),
-        "nfm_egop": numpy.array(0.9), "agop_egop": numpy.array(0.95), "corrupted_agop_egop": numpy.array(0.6),
-    }  # fmt: skip
+        "nfc": numpy.array([0.5, 0.93]),
+        "corrupted": numpy.array([0.5, 0.53]),
+        "spread": numpy.array(5.9),
+        "nfm_egop": numpy.array(0.9),
+        "agop_egop": numpy.array(0.95),
+        "corrupted_agop_egop": numpy.array(0.6),
+    }
     assert all(claim.holds for claim in verdicts(good).values())
     bad = {
-        "nfc": numpy.array([0.99, 0.8]), "corrupted": numpy.array([0.1, 0.85]), "spread": numpy.array(4.0),
-        "nfm_egop": numpy.array(0.32), "agop_egop": numpy.array(0.5), "corrupted_agop_egop": numpy.array(0.7),
-    }  # fmt: skip
+        "nfc": numpy.array([0.99, 0.8]),
+        "corrupted": numpy.array([0.1, 0.85]),
+        "spread": numpy.array(4.0),
+        "nfm_egop": numpy.array(0.32),
+        "agop_egop": numpy.array(0.5),
+        "corrupted_agop_egop": numpy.array(0.7),
+    }
     assert not any(claim.holds for claim in verdicts(numbers | bad).values())
 
 

@@ -61,8 +61,12 @@ def made_up(slo, standard, test):
     """Both starts alike; three moments."""
     uc = numpy.stack([numpy.tile(numpy.array(one, dtype=float), (3, 1)) for one in (standard, slo)])
     losses = numpy.stack([numpy.full(3, value) for value in (0.5, test)])
-    one = {"steps": numpy.array([0, 3, 6]), "uc": numpy.stack([uc, uc]), "test": numpy.stack([losses, losses]),
-           "train": numpy.stack([losses, losses])}  # fmt: skip
+    one = {
+        "steps": numpy.array([0, 3, 6]),
+        "uc": numpy.stack([uc, uc]),
+        "test": numpy.stack([losses, losses]),
+        "train": numpy.stack([losses, losses]),
+    }
     return Runs([0], [one])
 
 
@@ -70,5 +74,9 @@ def test_claims_hold_and_fail_as_the_numbers_say():
     assert failing(fig12, SETUP, made_up((0.9, 0.95, 0.92), (0.8, 0.4, 0.3), 0.3)) == []
     assert failing(fig12, SETUP, made_up((0.7, 0.95, 0.92), (0.8, 0.4, 0.3), 0.6)) == ["same", "high", "above", "test"]
     assert failing(fig12, SETUP, made_up((0.2, 0.2, 0.2), (0.8, 0.4, 0.3), 0.8)) == [
-        "lowest", "high", "above", "test", "learns",
-    ]  # fmt: skip
+        "lowest",
+        "high",
+        "above",
+        "test",
+        "learns",
+    ]

@@ -11,8 +11,13 @@ from papers.tests.verdicts import failing
 def run(change, train=(1.0, 0.6, 0.2), share=0.8):
     """Three moments of two layers; `change` are the last ones."""
     change = numpy.array(change)
-    return {"steps": numpy.array([1, 10, 100]), "change": numpy.stack([0 * change, change / 2, change]),
-            "train": numpy.array(train), "test": numpy.array(train), "share": numpy.full((3, 2), share)}  # fmt: skip
+    return {
+        "steps": numpy.array([1, 10, 100]),
+        "change": numpy.stack([0 * change, change / 2, change]),
+        "train": numpy.array(train),
+        "test": numpy.array(train),
+        "share": numpy.full((3, 2), share),
+    }
 
 
 def networks_of(figure):

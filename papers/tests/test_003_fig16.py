@@ -22,9 +22,14 @@ def test_training_and_diagonals_are_those_of_adam_written_out():
     x, y = fig16.pictures(SETUP, context, "train")
     assert sorted(y.tolist()) == [-1.0] * 12 + [1.0] * 12
     model = MLP(
-        64, None, width=6, hidden_layers=2, distribution="uniform", weight_variance=1 / 3,
+        64,
+        None,
+        width=6,
+        hidden_layers=2,
+        distribution="uniform",
+        weight_variance=1 / 3,
         generator=context.generator(1),
-    )  # fmt: skip
+    )
     weights = [weight.detach().double() for weight in model.parameters()]
     weights[0] *= SETUP.first
     moments, order, step = [(torch.zeros_like(w), torch.zeros_like(w)) for w in weights], context.generator(2), 0
@@ -60,8 +65,13 @@ def test_only_celeba_is_held_to_the_numbers_of_the_paper():
 
 
 def made_up(agree, corrupted):
-    paths = {"diagonals": agree, "corrupted_diagonals": corrupted, "cosine": 0.9, "corrupted_cosine": 0.5,
-             "pearson": 0.8}  # fmt: skip
+    paths = {
+        "diagonals": agree,
+        "corrupted_diagonals": corrupted,
+        "cosine": 0.9,
+        "corrupted_cosine": 0.5,
+        "pearson": 0.8,
+    }
     return Runs([0], [{f"{name}_path": numpy.array([0.0, value]) for name, value in paths.items()}])
 
 

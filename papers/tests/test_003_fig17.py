@@ -25,7 +25,7 @@ def test_training_is_the_rule_of_the_paper_written_out(method, batch):
     found = fig17.trained(setup, method, (x, y), (unseen, wanted), context)
     model = MLP(
         64, 10, width=8, hidden_layers=2, distribution="uniform", weight_variance=1 / 3, generator=context.generator(1)
-    )  # fmt: skip
+    )
     weights = [weight.detach().clone().requires_grad_() for weight in model.parameters()]
     first = weights[0].detach().double()
 
@@ -72,8 +72,14 @@ def made_up(standard, slo, share=0.95):
     shares = numpy.stack([numpy.full((4, 2), value) for value in (share - 0.5, share)])
     base, noise = numpy.random.default_rng(0).random((2, 1, 5, 5))
     diagonals = numpy.stack([base + (1 - standard) * noise, base + (1 - slo) * noise])
-    one = {"epochs": numpy.arange(4), "cosine": pair, "pearson": pair, "share": shares,
-           "nfm": numpy.stack([base, base]), "agop": diagonals}  # fmt: skip
+    one = {
+        "epochs": numpy.arange(4),
+        "cosine": pair,
+        "pearson": pair,
+        "share": shares,
+        "nfm": numpy.stack([base, base]),
+        "agop": diagonals,
+    }
     return Runs([0], [one])
 
 

@@ -36,7 +36,7 @@ def test_a_perceptron_is_followed_as_its_jacobian_says(context):
     assert torch.allclose(y.sum(1), torch.zeros(40), atol=1e-6)
     model = MLP(
         64, 10, width=9, hidden_layers=2, distribution="uniform", weight_variance=1 / 3, generator=context.generator(1)
-    )  # fmt: skip
+    )
     start = [layer.weight.detach().double().clone() for layer in model.hidden]
     order = context.generator(2)
     for _ in range(2):

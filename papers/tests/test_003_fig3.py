@@ -76,10 +76,14 @@ def test_predicted_is_eq_18_20_and_26_written_out(numbers, printed):
     first = tr(A, A) * r1**2 + a**2 * r2 - a**2 * r1**2
     last = tr(Ab) ** 2 * tr(B, B) if printed else b**2 * tr(Ab, Ab)
     second = (
-        r1**4 * tr(Ab, Bb, Ab, Bb) + 2 * r1**2 * (r2 - r1**2) * tr(Ab, Bb) ** 2
-        + 2 * r1**2 * r2 * (b * tr(Ab, Ab, Bb) + a * tr(Ab, Bb, Bb)) + 4 * a * b * r3 * r1 * tr(Ab, Bb)
-        + a**2 * b**2 * r4 + a**2 * tr(Bb, Bb) * r2**2 + last * r2**2
-    )  # fmt: skip
+        r1**4 * tr(Ab, Bb, Ab, Bb)
+        + 2 * r1**2 * (r2 - r1**2) * tr(Ab, Bb) ** 2
+        + 2 * r1**2 * r2 * (b * tr(Ab, Ab, Bb) + a * tr(Ab, Bb, Bb))
+        + 4 * a * b * r3 * r1 * tr(Ab, Bb)
+        + a**2 * b**2 * r4
+        + a**2 * tr(Bb, Bb) * r2**2
+        + last * r2**2
+    )
     expected = top / (first * second) ** 0.5 if second > 0 else numpy.nan
     found = numbers["predicted_eq26" if printed else "predicted"][0, 1]
     assert found == pytest.approx(expected, rel=1e-8, nan_ok=True)
@@ -111,12 +115,14 @@ def made_up(observed=((0.6, 0.9, 0.95), (1.0, 1.0, 1.0)), **changes):
         (made_up(), ["reversal-printed"]),
         (made_up(predicted=((0.78, 0.91, 0.95), (1, 1, 1))), ["match", "match-mean", "reversal-printed"]),
         (made_up(predicted=((0.67, 0.9, 0.95), (1, 1, 1))), ["match-mean", "reversal-printed"]),
-        (made_up(predicted=((0.65, 0.6, 0.6), (1, 1, 0.9))), ["match", "match-mean", "scatter", "match-printed",
-                                                             "reversal-printed"]),
+        (
+            made_up(predicted=((0.65, 0.6, 0.6), (1, 1, 0.9))),
+            ["match", "match-mean", "scatter", "match-printed", "reversal-printed"],
+        ),
         (made_up(observed_own=((0.9, 0.9, 0.95), (1, 1, 1))), ["reversal-printed", "self-averaging"]),
         (made_up(observed=((0.86, 0.9, 0.95), (0.8, 1, 1))), ["dip"]),
     ],
-)  # fmt: skip
+)
 def test_claims_fail_on_numbers_that_break_them(runs, broken):
     assert failing(fig3, SETUP, runs) == broken
 

@@ -10,7 +10,7 @@ from featlearn_papers.paper_003 import chain, fig4, fig11, speed_limits
 
 SETUP = speed_limits.Setup(
     samples=24, unseen=5, dimension=6, degree=3, width=7, scales=(1.0, 0.05), rates=(0.03, 0.2), steps=6
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,22 @@ def finals(**values):
 
 def test_claims_fail_on_numbers_that_break_them():
     good = finals(
-        uncentered=[[0.6, 0.95], [0.95, 0.96]], centered=[[0.8, 0.96], [0.95, 0.96]], share=[[0.01, 0.9], [0.98, 1.0]],
-        nfm_egop=[[0.33, 0.85], [0.8, 0.84]], agop_egop=[[0.5, 0.9], [0.85, 0.9]], train=[[0.1, 0], [0.01, 0.0]],
-    )  # fmt: skip
+        uncentered=[[0.6, 0.95], [0.95, 0.96]],
+        centered=[[0.8, 0.96], [0.95, 0.96]],
+        share=[[0.01, 0.9], [0.98, 1.0]],
+        nfm_egop=[[0.33, 0.85], [0.8, 0.84]],
+        agop_egop=[[0.5, 0.9], [0.85, 0.9]],
+        train=[[0.1, 0], [0.01, 0.0]],
+    )
     assert [id for id, claim in verdicts(good).items() if not claim.holds] == []
     bad = finals(
-        uncentered=[[0.96, 0.5], [0.5, 0.6]], centered=[[0.97, 0.5], [0.4, 0.6]], share=[[0.5, 0.4], [0.1, 1.0]],
-        nfm_egop=[[0.9, 0.85], [0.3, 0.84]], agop_egop=[[0.9, 0.9], [0.85, 0.9]], train=[[0.1, 0], [0.2, 0.0]],
-    )  # fmt: skip
+        uncentered=[[0.96, 0.5], [0.5, 0.6]],
+        centered=[[0.97, 0.5], [0.4, 0.6]],
+        share=[[0.5, 0.4], [0.1, 1.0]],
+        nfm_egop=[[0.9, 0.85], [0.3, 0.84]],
+        agop_egop=[[0.9, 0.9], [0.85, 0.9]],
+        train=[[0.1, 0], [0.2, 0.0]],
+    )
     holding = [id for id, claim in verdicts(bad).items() if claim.holds]
     assert holding == ["c-fraction"]  # there the UC-NFC rises by 0.46 with the scale, the C-NFC by 0.47
     assert not any(claim.known for claim in verdicts(good).values())
@@ -99,8 +107,11 @@ def test_claims_of_fig_11_fail_on_numbers_that_break_them():
         runs = Runs([0], [finals(**values)])
         return [claim.id for claim in fig11.claims(SETUP, runs) if not claim.holds]
 
-    good = {"uncentered": [[0.6, 0.95], [0.95, 0.96]], "nfm_egop": [[0.33, 0.85], [0.8, 0.84]],
-            "agop_egop": [[0.7, 0.9], [0.85, 0.9]]}  # fmt: skip
+    good = {
+        "uncentered": [[0.6, 0.95], [0.95, 0.96]],
+        "nfm_egop": [[0.33, 0.85], [0.8, 0.84]],
+        "agop_egop": [[0.7, 0.9], [0.85, 0.9]],
+    }
     assert failing(**good) == []
     assert failing(**{**good, "uncentered": [[0.96, 0.95], [0.95, 0.96]]}) == ["correspondence"]
     assert failing(**{**good, "nfm_egop": [[0.33, 0.85], [0.5, 0.84]]}) == ["nfm-invariant"]

@@ -12,9 +12,19 @@ from featlearn_papers.paper_003 import chain, fig5, initial_scales, spectra
 from papers.tests.verdicts import failing
 
 SETUP = initial_scales.Setup(
-    samples=22, unseen=9, dimension=6, degree=3, width=8, decays=(0.0, 2.0), scales=(1.0, 0.1), lr=0.1, steps=7,
-    first=2, early=4, stride=3,
-)  # fmt: skip
+    samples=22,
+    unseen=9,
+    dimension=6,
+    degree=3,
+    width=8,
+    decays=(0.0, 2.0),
+    scales=(1.0, 0.1),
+    lr=0.1,
+    steps=7,
+    first=2,
+    early=4,
+    stride=3,
+)
 
 
 def context():
@@ -74,9 +84,10 @@ def test_numbers_are_those_of_descent_written_out(numbers, d, s, place, rotated)
         K, Kb, Wb = J.T @ J, (J - J0).T @ (J - J0), W - W0
         for kind in initial_scales.KINDS:
             expected = [
-                rho(W.T @ W, W.T @ K @ W, kind), rho(Wb.T @ Wb, Wb.T @ K @ Wb, kind),
+                rho(W.T @ W, W.T @ K @ W, kind),
+                rho(Wb.T @ Wb, Wb.T @ K @ Wb, kind),
                 rho(W0.T @ W0, W0.T @ Kb @ W0, kind),
-            ]  # fmt: skip
+            ]
             # the experiment trains in single precision
             assert numbers[f"{place}{kind}"][d, s, -1, layer] == pytest.approx(expected, abs=2e-4)
         share = numpy.trace(Wb.T @ Wb @ Wb.T @ Kb @ Wb) / numpy.trace(Wb.T @ Wb @ Wb.T @ K @ Wb)
@@ -137,9 +148,13 @@ def test_choices_are_those_of_other_steps_and_spectra():
     early = {choice.other: float(choice.values[0]) for choice in found["early"].choices}
     assert early == {"4 steps": 0.3, "eigenvalues 1/(1+k^1)": 0.5, "eigenvalues 1/(1+k^2)": 0.5}
     large = {choice.other: float(choice.values[0]) for choice in found["large"].choices}
-    assert large == pytest.approx({
-        "mean over the first 4 steps": 0.015, "the smaller": 0.027, "eigenvalues 1/(1+k^1)": 0.67,
-        "eigenvalues 1/(1+k^2)": 0.67,
-    })  # fmt: skip
+    assert large == pytest.approx(
+        {
+            "mean over the first 4 steps": 0.015,
+            "the smaller": 0.027,
+            "eigenvalues 1/(1+k^1)": 0.67,
+            "eigenvalues 1/(1+k^2)": 0.67,
+        }
+    )
     less = [float(choice.values[0]) for choice in found["larger-less"].choices]
     assert less == pytest.approx([-0.145, 0.27, 0.27])

@@ -67,8 +67,16 @@ def correlated(x, residual, kernel, kind):
 
 def drawn(x, activation, width):
     """Gradients of the network's output with respect to h = W x, written out: kernel and outputs."""
-    weights = MLP(7, None, width=width, hidden_layers=2, activation=activation, distribution="uniform",
-                  weight_variance=1 / 3, generator=context().generator(1)).parameters()  # fmt: skip
+    weights = MLP(
+        7,
+        None,
+        width=width,
+        hidden_layers=2,
+        activation=activation,
+        distribution="uniform",
+        weight_variance=1 / 3,
+        generator=context().generator(1),
+    ).parameters()
     W, V, a = (weight.detach().double().numpy() for weight in weights)
     phi, slope = ((lambda h: h**2, lambda h: 2 * h), (lambda h: numpy.maximum(h, 0), lambda h: 1.0 * (h > 0)))[
         activation == "relu"
@@ -145,15 +153,19 @@ def changed(base, place, values):
     ("changes", "broken"),
     [
         ({}, []),
-        (changed("observed", (0, 0, 1), [0.8, 0.9, 0.95, 1.0]), ["dip-observed-quadratic", "wide-closer",
-                                                                "captured-quadratic", "relu-lesser"]),
+        (
+            changed("observed", (0, 0, 1), [0.8, 0.9, 0.95, 1.0]),
+            ["dip-observed-quadratic", "wide-closer", "captured-quadratic", "relu-lesser"],
+        ),
         (changed("observed", (1, 1, 1), [0.8, 0.9, 0.95, 1.0]), ["dip-observed-relu", "captured-relu"]),
-        (changed("predicted", (0, 1, 1), [0.79, 0.79, 0.8, 1.0]), ["dip-predicted-quadratic", "captured-quadratic",
-                                                                  "wide-closer", "relu-lesser"]),
+        (
+            changed("predicted", (0, 1, 1), [0.79, 0.79, 0.8, 1.0]),
+            ["dip-predicted-quadratic", "captured-quadratic", "wide-closer", "relu-lesser"],
+        ),
         (changed("observed", (1, 0, 0, 3), 0.9), ["projector"]),
         (changed("observed", (1, slice(None), 1), CURVE), ["relu-lesser"]),
     ],
-)  # fmt: skip
+)
 def test_claims_fail_on_numbers_that_break_them(changes, broken):
     assert sorted(failing(fig7, MADE, made_up(**changes))) == sorted(broken)
 

@@ -77,12 +77,15 @@ def choices(runs, id, decay=0):
 def test_choices_are_judged_on_their_own_numbers():
     low = {(0, 4, 0): 0.5}
     assert choices(made_up(uc=low, kind="pearson"), "uc-high-1-large") == {
-        "Pearson, as in the authors' code": "fails", "axes": "holds",
-    }  # fmt: skip
+        "Pearson, as in the authors' code": "fails",
+        "axes": "holds",
+    }
     assert choices(made_up(uc=low, place="axes/"), "uc-high-1-large")["axes"] == "fails"
     assert choices(made_up(test=(0.4, 0.5, 0.6), place="axes/"), "test-order") == {
-        "smallest scale against scale 1": "holds", "the best along the way": "holds", "axes": "fails",
-    }  # fmt: skip
+        "smallest scale against scale 1": "holds",
+        "the best along the way": "holds",
+        "axes": "fails",
+    }
     slightly = made_up(c={(2, 4, 0): 0.945})
     assert choices(slightly, "c-above")["less than 0.01 is none"] == "holds"
     assert "c-above" in failing(slightly)

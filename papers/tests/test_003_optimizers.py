@@ -63,8 +63,13 @@ def made_up(uncentred, centred, change=0.5, train=0.1, kinds=5):
     pair = numpy.stack([numpy.full((kinds, 3, 2), 0.0)] * 2, -1)
     pair[..., 0] = numpy.array(uncentred)[:, None, None]
     pair[..., 1] = numpy.array(centred)[:, None, None]
-    one = {"steps": numpy.array([1, 10, 100]), "cosine": pair, "pearson": pair,
-           "change": numpy.full((kinds, 3, 2), change), "train": numpy.tile([1.0, 0.5, train], (kinds, 1))}  # fmt: skip
+    one = {
+        "steps": numpy.array([1, 10, 100]),
+        "cosine": pair,
+        "pearson": pair,
+        "change": numpy.full((kinds, 3, 2), change),
+        "train": numpy.tile([1.0, 0.5, train], (kinds, 1)),
+    }
     return one
 
 
@@ -73,8 +78,13 @@ def test_claims_on_optimisers_fail_on_numbers_that_break_them():
     assert failing(optimizers, SETUP, Runs([0], [good])) == []
     bad = made_up([0.5, 0.6, 0.8, 0.5, 0.7], [0.7, 0.8, 0.7, 0.9, 0.9], train=0.5)
     assert failing(optimizers, SETUP, Runs([0], [bad])) == [
-        "higher", "adam-centred", "adam-uncentred", "lars-slo", "fast", "learn",
-    ]  # fmt: skip
+        "higher",
+        "adam-centred",
+        "adam-uncentred",
+        "lars-slo",
+        "fast",
+        "learn",
+    ]
     uneven = dict(good)
     uneven["change"] = good["change"] * numpy.array([1.0, 1.1])
     assert failing(optimizers, SETUP, Runs([0], [uneven])) == ["lars-step"]
@@ -82,8 +92,15 @@ def test_claims_on_optimisers_fail_on_numbers_that_break_them():
 
 def test_features_at_equal_losses_are_read_off_the_paths():
     uncentred = numpy.arange(6.0).reshape(1, 2, 3)
-    runs = Runs([0], [{"train": numpy.array([[1.0, 0.05, 0.01], [2.0, 0.4, 0.1]]),
-                       "cosine": numpy.stack([uncentred[0]] * 2, -1)[:, :, None]}])  # fmt: skip
+    runs = Runs(
+        [0],
+        [
+            {
+                "train": numpy.array([[1.0, 0.05, 0.01], [2.0, 0.4, 0.1]]),
+                "cosine": numpy.stack([uncentred[0]] * 2, -1)[:, :, None],
+            }
+        ],
+    )
     assert optimizers.learned(runs) == pytest.approx(numpy.array([[1.0, 5.0]]))
 
 

@@ -13,9 +13,16 @@ from featlearn_papers.paper_004 import fig1
 from papers.tests.verdicts import failing
 
 SETUP = fig1.Setup(
-    width=7, linear_width=50, samples=4, steps=60, moments=6, speed=0.01, large_speed=0.002,
-    law_widths=(5, 9, 30), variances=(1.0, 3.0),
-)  # fmt: skip
+    width=7,
+    linear_width=50,
+    samples=4,
+    steps=60,
+    moments=6,
+    speed=0.01,
+    large_speed=0.002,
+    law_widths=(5, 9, 30),
+    variances=(1.0, 3.0),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +43,13 @@ def test_starts_are_those_of_the_appendix():
     assert at["near-orthogonal"].scale * wide.linear_width == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("activation", "phi", "slope"), [
-    ("relu", lambda h: numpy.maximum(h, 0), lambda h: (h > 0) * 1.0),
-    ("sigmoid", lambda h: 1 / (1 + numpy.exp(-h)), lambda h: numpy.exp(-h) / (1 + numpy.exp(-h)) ** 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("activation", "phi", "slope"),
+    [
+        ("relu", lambda h: numpy.maximum(h, 0), lambda h: (h > 0) * 1.0),
+        ("sigmoid", lambda h: 1 / (1 + numpy.exp(-h)), lambda h: numpy.exp(-h) / (1 + numpy.exp(-h)) ** 2),
+    ],
+)
 def test_training_is_descent_written_out_by_hand(activation, phi, slope):
     """u and w by their own gradients of the mean square, with numpy."""
     at = fig1.initial_state(SETUP, "feature", activation, torch.Generator().manual_seed(5))

@@ -23,9 +23,11 @@ def test_crops_are_moved_and_mirrored_images():
     for row, image in zip(rows.tolist(), cropped, strict=True):
         fits = [
             (down, right, mirror)
-            for down in range(5) for right in range(5) for mirror in (False, True)
+            for down in range(5)
+            for right in range(5)
+            for mirror in (False, True)
             if torch.equal(image, moved(x[row], down - 2, right - 2, mirror))
-        ]  # fmt: skip
+        ]
         assert len(fits) == 1
         seen.update(fits)
     assert len(seen) > 4

@@ -12,9 +12,15 @@ from featlearn_papers.paper_004 import fig6, initial_scales
 from papers.tests.verdicts import failing
 
 SIX = initial_scales.Setup(
-    data="digits", samples=30, width=11, hidden_layers=5, sigmas=(0.5, 1.0, 3.0), lrs=(0.2, 0.1, 1e-4), steps=6,
+    data="digits",
+    samples=30,
+    width=11,
+    hidden_layers=5,
+    sigmas=(0.5, 1.0, 3.0),
+    lrs=(0.2, 0.1, 1e-4),
+    steps=6,
     moments=2,
-)  # fmt: skip
+)
 FOUR = replace(initial_scales.unscaled(SIX), hidden_layers=3)
 SETUPS = {"six": SIX, "four": FOUR}
 

@@ -12,9 +12,17 @@ from featlearn_papers.paper_004 import fig1, fig7
 from papers.tests.verdicts import failing
 
 SETUP = fig1.Setup(
-    task="classification", width=7, linear_width=6, samples=4, steps=60, moments=6, speed=0.05, large_speed=0.02,
-    law_widths=(5, 9, 30), variances=(1.0, 3.0),
-)  # fmt: skip
+    task="classification",
+    width=7,
+    linear_width=6,
+    samples=4,
+    steps=60,
+    moments=6,
+    speed=0.05,
+    large_speed=0.02,
+    law_widths=(5, 9, 30),
+    variances=(1.0, 3.0),
+)
 
 
 @pytest.fixture(scope="module")

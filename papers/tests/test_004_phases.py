@@ -44,9 +44,16 @@ def test_networks_side_by_side_are_scale_output_one_by_one():
 
 def test_the_largest_stable_rate_of_a_lazy_network_is_that_of_its_hessian(tmp_path):
     setup = phase_rate.Setup(
-        data="digits", samples=8, pooling=2, width=20, layers=(2,), gammas=(0.003, 0.01),
-        rates=tuple(10 ** (i / 2) for i in range(-14, 1)), steps=300, halvings=6,
-    )  # fmt: skip
+        data="digits",
+        samples=8,
+        pooling=2,
+        width=20,
+        layers=(2,),
+        gammas=(0.003, 0.01),
+        rates=tuple(10 ** (i / 2) for i in range(-14, 1)),
+        steps=300,
+        halvings=6,
+    )
     limit = phase_rate.measure(setup, Context(seed=0, folder=tmp_path))["limit"][0].double().numpy()
     assert limit / numpy.array(setup.gammas) ** 2 == pytest.approx([1, 1], rel=0.06)
 
@@ -123,8 +130,10 @@ EXPECTED = {"ntk": -1.0, "mean_field": 0.0, "xavier": 0.0, "kaiming": -2.0, "laz
 def test_exponents_of_the_motion_are_those_of_orders_of_magnitude():
     """Random sums with numbers of the sizes that the exponents say."""
     xavier = phases.TABLE_1["xavier"].kernel.exponents
-    for exponents, expected in [*((phase_scalings.stable(name), power) for name, power in EXPECTED.items()),
-                                (xavier, -1.5)]:  # fmt: skip
+    for exponents, expected in [
+        *((phase_scalings.stable(name), power) for name, power in EXPECTED.items()),
+        (xavier, -1.5),
+    ]:
         assert phase_scalings.motion_exponent(exponents) == pytest.approx(expected)
         moved = [typical_motion(exponents, kappa) for kappa in (10.0**3, 10.0**5)]
         assert numpy.log10(moved[1] / moved[0]) / 2 == pytest.approx(expected, abs=0.1)

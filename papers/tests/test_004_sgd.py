@@ -69,10 +69,14 @@ def made_up():
     spent = numpy.zeros((2, 5, 4))
     spent[1, 1] = [0, 20 * rate, 60 * rate, 100 * rate]
     line = {
-        "steps": numpy.array([0, 20, 60, 100]), "alignment": zeta, "theory": zeta[0, :4].copy(), "spent": spent,
-        "product": numpy.exp(-spent), "loss": numpy.tile([9.0, 1.5, 1.0, 1.0], (2, 5, 1)),
+        "steps": numpy.array([0, 20, 60, 100]),
+        "alignment": zeta,
+        "theory": zeta[0, :4].copy(),
+        "spent": spent,
+        "product": numpy.exp(-spent),
+        "loss": numpy.tile([9.0, 1.5, 1.0, 1.0], (2, 5, 1)),
         "off": numpy.concatenate([numpy.ones((1, 5, 4)), numpy.full((1, 5, 4), 0.9)]),
-    }  # fmt: skip
+    }
     line["off"][1, 1] = 0.3
     images = {
         "test": numpy.array([[0.9, 0.9, 0.9, 0.8], [0.9, 0.9, 0.9, 0.82]]),

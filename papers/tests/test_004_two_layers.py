@@ -19,7 +19,7 @@ def networks(inputs=6, width=9, lr=0.3):
             MLP(inputs, 10, width=width, hidden_layers=1).double(), scheme, lr, base_width=5, generator=generator
         )
         for scheme in SCHEMES
-    ]  # fmt: skip
+    ]
 
 
 def data(count, inputs=6):

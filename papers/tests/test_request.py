@@ -48,12 +48,22 @@ def drawn(seed):
 
 def test_a_figure_leaves_its_files(folder):
     assert {path.name for path in folder.iterdir()} == {
-        "figure.png", "figure.pdf", "numbers.csv", "claims.json", "meta.json", "page.html", "experiments",
-    }  # fmt: skip
+        "figure.png",
+        "figure.pdf",
+        "numbers.csv",
+        "claims.json",
+        "meta.json",
+        "page.html",
+        "experiments",
+    }
     claims, meta = (json.loads((folder / name).read_text()) for name in ("claims.json", "meta.json"))
     found = [(one["id"], one["verdict"], one["check"]) for one in claims]
-    assert found == [("centred", "holds", False), ("printed", "fails", False), ("drawn", "holds", False),
-                     ("made", "holds", True)]  # fmt: skip
+    assert found == [
+        ("centred", "holds", False),
+        ("printed", "fails", False),
+        ("drawn", "holds", False),
+        ("made", "holds", True),
+    ]
     assert meta["not_judged"] == ["late"]
     assert (meta["scale"], meta["seeds"], meta["setup"]["count"]) == ("smoke", [0, 1, 2], 5)
     assert meta["claims"]["centred"]["values"][1] == pytest.approx(drawn(1).mean(), rel=1e-5)
@@ -61,9 +71,17 @@ def test_a_figure_leaves_its_files(folder):
 
 def test_the_page_says_what_the_claims_say(folder):
     page = (folder / "page.html").read_text()
-    for words in ("Made up &amp; drawn", "Numbers &lt;are&gt; centred", "fails, as known", "The print miscounts. So.",
-                  "(3 seeds)", "3 of 3 seeds", "-3 to 3",
-                  "Not judged at this scale: late", "data:image/png;base64,"):  # fmt: skip
+    for words in (
+        "Made up &amp; drawn",
+        "Numbers &lt;are&gt; centred",
+        "fails, as known",
+        "The print miscounts. So.",
+        "(3 seeds)",
+        "3 of 3 seeds",
+        "-3 to 3",
+        "Not judged at this scale: late",
+        "data:image/png;base64,",
+    ):
         assert words in page
     assert "http" not in page
 
@@ -210,11 +228,12 @@ def installed_twice(monkeypatch):
     first = made_up.install(monkeypatch)
     module = sys.modules["featlearn_papers.made_up"]
     module.FIG_2 = made_up.Reproduction(
-        id="009/fig2", about="Also.",
+        id="009/fig2",
+        about="Also.",
         experiment={"here": first.experiment, "there": made_up.experiment(id="009/there")},
         plot=lambda setups, runs: made_up.plot(setups["here"], runs["there"]),
         claims=lambda setups, runs: made_up.claims(setups["there"], runs["here"]),
-    )  # fmt: skip
+    )
     declared = registry.Declaration("009/fig2", "Made up of two", "made_up")
     monkeypatch.setattr(registry, "DECLARATIONS", (*registry.DECLARATIONS, declared))
 
@@ -265,8 +284,13 @@ def test_two_seeds_decide_nothing_at_laptop_scale(monkeypatch, tmp_path, capsys)
     code, answer = run(capsys, *words, "2")
     verdicts = {claim["id"]: claim["verdict"] for claim in answer["claims"]}
     assert code == 1
-    assert verdicts == {"centred": "undecided", "printed": "undecided", "drawn": "undecided", "late": "holds",
-                        "made": "holds"}  # fmt: skip
+    assert verdicts == {
+        "centred": "undecided",
+        "printed": "undecided",
+        "drawn": "undecided",
+        "late": "holds",
+        "made": "holds",
+    }
     assert "2 seeds where a verdict needs 3" in answer["meta"]["notes"][0]
     assert run(capsys, *words, "3")[0] == 0
 

@@ -93,9 +93,20 @@ _HOME = {
     "width_check": "featlearn.widths.entry",
 }
 _SUBMODULES = (
-    "data", "dynamics", "errors", "integrations", "metrics", "ops", "readouts", "record", "reporting", "steer",
-    "sweeps", "theory", "widths",
-)  # fmt: skip
+    "data",
+    "dynamics",
+    "errors",
+    "integrations",
+    "metrics",
+    "ops",
+    "readouts",
+    "record",
+    "reporting",
+    "steer",
+    "sweeps",
+    "theory",
+    "widths",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -51,9 +51,15 @@ class AuditedModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, readout: Readout | None = None, parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None, memory: str | int | None = None, group: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        readout: Readout | None = None,
+        parameters: str | Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        memory: str | int | None = None,
+        group: object = None,
+    ) -> None:
         self.group = RankGroup(group)
         """The ranks among which samples are divided."""
         self.model, self.readout, self.globs = model, readout, parameters
@@ -68,9 +74,14 @@ class AuditedModel:
 
     @contextmanager
     def measuring(
-        self, inputs: Sequence[Inputs], *, reuse: bool = False, keep_weights: bool = False, builtin: bool = True,
+        self,
+        inputs: Sequence[Inputs],
+        *,
+        reuse: bool = False,
+        keep_weights: bool = False,
+        builtin: bool = True,
         by_layer: bool = False,
-    ) -> Iterator[Measurement]:  # fmt: skip
+    ) -> Iterator[Measurement]:
         """Isolate the model; everything measured inside leaves no trace on it.
 
         `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
@@ -85,9 +96,15 @@ class AuditedModel:
 
     @contextmanager
     def measuring_together(
-        self, inputs: Sequence[Inputs], *, common: Inputs, keep_weights: bool = False, builtin: bool = True,
-        by_layer: bool = False, expected: Sequence[Expectation] = (),
-    ) -> Iterator[Measurement]:  # fmt: skip
+        self,
+        inputs: Sequence[Inputs],
+        *,
+        common: Inputs,
+        keep_weights: bool = False,
+        builtin: bool = True,
+        by_layer: bool = False,
+        expected: Sequence[Expectation] = (),
+    ) -> Iterator[Measurement]:
         """The same on every rank of the group, each with its inputs, after a check that all have the same network.
 
         `common`: samples that all ranks have; the outputs of two of them are compared. `expected`: what else must be
@@ -117,11 +134,12 @@ class AuditedModel:
         return [
             same_arguments(trained),
             same_tensors(
-                "the weight or buffer", {**weights, **dict(model.named_buffers())},
+                "the weight or buffer",
+                {**weights, **dict(model.named_buffers())},
                 "broadcast the model from one rank first (torch.distributed.broadcast, or DistributedDataParallel)",
             ),
             same_outputs(outputs, precision),
-        ]  # fmt: skip
+        ]
 
     @contextmanager
     def _weights(self, by_layer: bool) -> "Iterator[LayeredWeights | None]":
@@ -203,21 +221,41 @@ class AuditedModel:
                 isolation = stack.enter_context(undisturbed(inside, guarded=not reuse))
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             batches = tuple(
-                ModelWithInputs(twin, cast_inputs(x, self.dtype), size, self.readout, isolation.rewind, name,
-                      copying=not isolation.builtin, held=isolation.state.tensors, guard=isolation.state.guard)
+                ModelWithInputs(
+                    twin,
+                    cast_inputs(x, self.dtype),
+                    size,
+                    self.readout,
+                    isolation.rewind,
+                    name,
+                    copying=not isolation.builtin,
+                    held=isolation.state.tensors,
+                    guard=isolation.state.guard,
+                )
                 for x, size, name in zip(inputs, sizes, ("x", "x2"), strict=False)
-            )  # fmt: skip
+            )
             copied_bytes = isolation.state.copied_bytes
             if twin is not model:
                 copied_bytes += sum(tensor.numel() * tensor.element_size() for tensor in inside.tensors)
             gathered_bytes = None if layered is None else layered.largest
             copied_bytes += gathered_bytes or 0
             measurement = Measurement(
-                twin, parameters, originals, batches, self.audits, 0, torch.float32, torch.device("cpu"),
-                builtin=isolation.builtin, copied_bytes=copied_bytes, gathered_bytes=gathered_bytes, reuse=reuse,
-                passes=self._passes, readings=self._readings,
+                twin,
+                parameters,
+                originals,
+                batches,
+                self.audits,
+                0,
+                torch.float32,
+                torch.device("cpu"),
+                builtin=isolation.builtin,
+                copied_bytes=copied_bytes,
+                gathered_bytes=gathered_bytes,
+                reuse=reuse,
+                passes=self._passes,
+                readings=self._readings,
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
-            )  # fmt: skip
+            )
             stack.callback(measurement.close)
             self._establish(measurement, model, isolation)
             yield measurement

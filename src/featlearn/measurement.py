@@ -264,9 +264,16 @@ class Measurement:
             )
 
     def each_gradient(
-        self, chunk: Chunk, names: Collection[str], directions: Tensor, *, dense: Collection[str] = (),
-        proportional: ProportionalOutputs | None = None, apart: bool = False, last: bool = False,
-    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+        self,
+        chunk: Chunk,
+        names: Collection[str],
+        directions: Tensor,
+        *,
+        dense: Collection[str] = (),
+        proportional: ProportionalOutputs | None = None,
+        apart: bool = False,
+        last: bool = False,
+    ) -> Iterator[tuple[str, Gradients]]:
         """Per-sample gradients of direction . f for every row of `directions` (K, C), parameter by parameter.
 
         What is made of one parameter can be dropped before the next. `dense`, `proportional`, `apart`: see

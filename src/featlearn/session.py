@@ -55,10 +55,16 @@ class Session:
     """
 
     def __init__(
-        self, model: nn.Module, x: Inputs, *, readout: Readout | None = None,
-        parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
-        memory: str | int | None = None, group: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        x: Inputs,
+        *,
+        readout: Readout | None = None,
+        parameters: str | Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        memory: str | int | None = None,
+        group: object = None,
+    ) -> None:
         batch_size(x)
         self.x = x
         self._audited = AuditedModel(
@@ -77,30 +83,63 @@ class Session:
 
     @overload
     def ntk(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
-        by: Literal["network"] = "network", optimizer: Optimizer | None = None, verify: bool = False,
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: Literal["network"] = "network",
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
         sketch: None = None,
-    ) -> Tensor: ...  # fmt: skip
+    ) -> Tensor: ...
     @overload
     def ntk(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
-        by: Literal["layer", "parameter"], optimizer: Optimizer | None = None, verify: bool = False,
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: Literal["layer", "parameter"],
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
         sketch: None = None,
-    ) -> Kernels: ...  # fmt: skip
+    ) -> Kernels: ...
     @overload
     def ntk(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
-        by: Literal["network"] = "network", optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch,
-    ) -> Estimate: ...  # fmt: skip
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: Literal["network"] = "network",
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
+        sketch: Sketch,
+    ) -> Estimate: ...
     @overload
     def ntk(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean",
-        by: Literal["layer", "parameter"], optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch,
-    ) -> dict[str, Estimate]: ...  # fmt: skip
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: Literal["layer", "parameter"],
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
+        sketch: Sketch,
+    ) -> dict[str, Estimate]: ...
     def ntk(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
-        optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None,
-    ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: str = "network",
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
+        sketch: Sketch | None = None,
+    ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
         """The tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
         if sketch is not None:
             return sketched_kernel(
@@ -111,15 +150,31 @@ class Session:
         )
 
     def plan(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network",
-        optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None,
-        ranks: int | None = None, device: str | Device = "H100",
-    ) -> Plan | SketchPlan:  # fmt: skip
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        outputs: Outputs = "mean",
+        by: str = "network",
+        optimizer: Optimizer | None = None,
+        verify: bool = False,
+        sketch: Sketch | None = None,
+        ranks: int | None = None,
+        device: str | Device = "H100",
+    ) -> Plan | SketchPlan:
         """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
         return kernel_plan(
-            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify,
-            sketch=sketch, ranks=ranks, device=device,
-        )  # fmt: skip
+            self._audited,
+            self._given(x),
+            x2,
+            outputs=outputs,
+            by=by,
+            optimizer=optimizer,
+            verify=verify,
+            sketch=sketch,
+            ranks=ranks,
+            device=device,
+        )
 
     @overload
     def ntk_diagonal(
@@ -136,9 +191,13 @@ class Session:
         return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
 
     def neural_features(
-        self, *, x: Inputs | None = None, initial: Mapping[str, Tensor] | None = None,
-        layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
-    ) -> NeuralFeatures:  # fmt: skip
+        self,
+        *,
+        x: Inputs | None = None,
+        initial: Mapping[str, Tensor] | None = None,
+        layers: str | Sequence[str] | None = None,
+        outputs: int | Probes | None = None,
+    ) -> NeuralFeatures:
         """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
         return neural_features_of(self._audited, self._given(x), initial=initial, layers=layers, outputs=outputs)
 
@@ -177,9 +236,13 @@ class Session:
         return feature_speed(self.model, self._given(x), y, **self._arguments)
 
     def representation_kernels(
-        self, x2: Inputs | None = None, *, x: Inputs | None = None, of: Literal["input", "output"] = "input",
+        self,
+        x2: Inputs | None = None,
+        *,
+        x: Inputs | None = None,
+        of: Literal["input", "output"] = "input",
         layers: str | Sequence[str] | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Gram matrices of what each layer takes in or gives out: see `fl.representation_kernels`."""
         audited = self._audited
         return representation_kernels(

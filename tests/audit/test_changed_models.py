@@ -186,8 +186,10 @@ def coupled_by_function(self: Net, h: Tensor) -> Tensor:
 def test_samples_that_have_become_coupled_are_refused(between: Any, samples: int):
     model = Net(
         lambda self, x: self.last(between(self, torch.tanh(self.first(x)))),
-        first=nn.Linear(4, 3), last=nn.Linear(3, 2), on=False,
-    )  # fmt: skip
+        first=nn.Linear(4, 3),
+        last=nn.Linear(3, 2),
+        on=False,
+    )
     session = fl.Session(model, torch.randn(samples, 4))
     assert_exact(session)
     for _ in range(2):
@@ -255,8 +257,9 @@ def test_an_audit_of_gradients_that_vanish_is_not_trusted(samples: int):
 def test_weights_that_are_untied_frozen_and_replaced(samples: int):
     model = Net(
         lambda self, x: self.head(torch.tanh(self.table(x).mean(1))),
-        table=nn.Embedding(7, 5), head=nn.Linear(5, 7, bias=False),
-    )  # fmt: skip
+        table=nn.Embedding(7, 5),
+        head=nn.Linear(5, 7, bias=False),
+    )
     model.head.weight = model.table.weight
     session = fl.Session(model, torch.randint(7, (samples, 6)))
     assert_exact(session)

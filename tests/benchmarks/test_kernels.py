@@ -22,11 +22,14 @@ def test_kernels_of_two_libraries_agree():
     assert "neural_tangents_1  not run: --jax-python names no interpreter" in shown
 
 
-@pytest.mark.parametrize(("arguments", "word"), [
-    (["--repeats", "0"], "expected at least 1"),
-    (["--python", "/no/such/python"], "/no/such/python is no interpreter"),
-    (["--workloads", "W9"], "unknown workloads W9"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--repeats", "0"], "expected at least 1"),
+        (["--python", "/no/such/python"], "/no/such/python is no interpreter"),
+        (["--workloads", "W9"], "unknown workloads W9"),
+    ],
+)
 def test_wrong_arguments_are_named(arguments: list[str], word: str):
     command = [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,8 +7,26 @@ import torch
 
 import featlearn as fl
 
-SMALL = ["--sequences", "9", "--length", "7", "--layers", "1", "--width", "64", "--vocabulary", "70", "--k", "64",
-         "--repeats", "6", "--check", "5", "--device", "cpu"]  # fmt: skip
+SMALL = [
+    "--sequences",
+    "9",
+    "--length",
+    "7",
+    "--layers",
+    "1",
+    "--width",
+    "64",
+    "--vocabulary",
+    "70",
+    "--k",
+    "64",
+    "--repeats",
+    "6",
+    "--check",
+    "5",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.mark.parametrize("text", [False, True])

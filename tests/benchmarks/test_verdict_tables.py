@@ -38,8 +38,10 @@ def test_runs_that_become_rich_after_they_fitted_are_told_so():
 
 
 def test_the_thresholds_lie_between_lazy_and_rich_calibration_runs():
-    gaps = {made: [line["numbers"]["gap"]["value"] for line in lines("calibration")
-                   if line["regime_by_theory"] == made] for made in ("lazy", "rich")}  # fmt: skip
+    gaps = {
+        made: [line["numbers"]["gap"]["value"] for line in lines("calibration") if line["regime_by_theory"] == made]
+        for made in ("lazy", "rich")
+    }
     assert max(gaps["lazy"]) < GAP.low < GAP.high < min(gaps["rich"])
 
 

@@ -98,9 +98,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["runs", "compare", "a"], "expected two at least"),
     ],
 )
-def test_wrong_usage_is_told_without_a_traceback(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-):  # fmt: skip
+def test_wrong_usage_is_told_without_a_traceback(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -170,9 +170,7 @@ def test_a_network_of_ones_own_is_trained_as_it_is(place: str, monkeypatch: pyte
         ("ours", "own.py:ours failed: RunError: nowhere is not there"),
     ],
 )
-def test_what_fails_in_ones_own_code_is_a_line_with_its_place(
-    name: str, said: str, capsys: pytest.CaptureFixture[str]
-):  # fmt: skip
+def test_what_fails_in_ones_own_code_is_a_line_with_its_place(name: str, said: str, capsys: pytest.CaptureFixture[str]):
     Path("own.py").write_text(OWN)
     assert main(["diagnose", f"own.py:{name}", "--steps", "6", "--quiet", "--no-report", "--json"]) == 1
     out, err = capsys.readouterr()
@@ -279,7 +277,7 @@ def test_checkpoints_are_measured_and_nothing_is_trained(capsys: pytest.CaptureF
 )
 def test_checkpoints_that_cannot_be_measured_are_told(
     words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-):  # fmt: skip
+):
     Path("own.py").write_text(OWN)
     save_checkpoints(Path("saved"), (0,))
     save_checkpoints(Path("late"), (5,))
@@ -314,7 +312,7 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_ctrl_c_before_anything_is_measured_leaves_the_runs_before_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):  # fmt: skip
+):
     import featlearn.cli.training as training
 
     build = training.built_in_task

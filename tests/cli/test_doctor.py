@@ -25,9 +25,11 @@ def touch(*places: str) -> None:
 
 def test_doctor_finds_versions_and_data(capsys: pytest.CaptureFixture[str]):
     touch(
-        "mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte", "MNIST/raw/t10k-images-idx3-ubyte",
+        "mnist/train-images-idx3-ubyte.gz",
+        "mnist/train-labels-idx1-ubyte",
+        "MNIST/raw/t10k-images-idx3-ubyte",
         "t10k-labels.idx1-ubyte",
-    )  # fmt: skip
+    )
     found = answer(["doctor", "--data-root", "data"], capsys)
     assert found["versions"]["torch"] == torch.__version__
     assert found["missing"] == []
@@ -86,8 +88,11 @@ def test_a_file_counts_as_found_just_where_its_loader_looks(name: str):
 def test_all_packages_of_the_project_are_looked_for():
     project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
     assert {named(line) for line in project["dependencies"]} == {*NEEDED}
-    extras = {extra: lines for extra, lines in project["optional-dependencies"].items()
-              if extra not in ("all", "test", "dev", "docs", "release")}  # fmt: skip
+    extras = {
+        extra: lines
+        for extra, lines in project["optional-dependencies"].items()
+        if extra not in ("all", "test", "dev", "docs", "release")
+    }
     assert {(named(line), extra) for extra, lines in extras.items() for line in lines} == {
         (package, extra) for package, (extra, _) in EXTRAS.items()
     }

@@ -35,7 +35,7 @@ def test_a_recorded_run_is_not_trained_again(recorded: Path, capsys: pytest.Capt
 
 def test_a_name_that_is_no_run_and_no_function_is_refused_with_what_to_call(
     recorded: Path, capsys: pytest.CaptureFixture[str]
-):  # fmt: skip
+):
     assert main(["diagnose", "mine"]) == 2
     assert "or a recorded run; featlearn runs ls FOLDER lists runs\n" in capsys.readouterr().err
     shutil.copytree(recorded / "seed-0", "runs/mine")

@@ -64,14 +64,21 @@ def test_options_of_diagnose_are_swept(swept: tuple[Path, dict]):
     for row in found.rows:
         settings = fl.open_run(row["path"]).config["settings"]
         assert [settings[name] for name in ("output_scale", "width", "samples", "steps")] == [
-            row["output_scale"], row["width"], 24, 12,
-        ]  # fmt: skip
+            row["output_scale"],
+            row["width"],
+            24,
+            12,
+        ]
         assert row["regime"] == fl.diagnose(row["path"]).regime
         assert row["lr"] == pytest.approx(settings["lr"])
     assert {one.name for one in out.iterdir() if one.is_file()} == {
         ".sweep.lock",
-        "sweep.json", "table.csv", "map.png", "map.pdf", "sweep.html",
-    }  # fmt: skip
+        "sweep.json",
+        "table.csv",
+        "map.png",
+        "map.pdf",
+        "sweep.html",
+    }
     with (out / "table.csv").open() as file:
         assert len(list(csv.reader(file))) == 5
     assert len(list(out.glob("*/report.html"))) == 4
@@ -147,8 +154,9 @@ def test_a_subject_and_points_one_by_one():
     found = fl.open_sweep("sweeps/mine")
     assert found.function == "featlearn diagnose mine.py:setup"
     assert [(row["lr"], row["steps"], row["result/lr"], row["status"]) for row in found.rows] == [
-        (0.01, 5, 0.01, "done"), (0.1, 6, 0.1, "done"),
-    ]  # fmt: skip
+        (0.01, 5, 0.01, "done"),
+        (0.1, 6, 0.1, "done"),
+    ]
 
 
 @pytest.mark.parametrize(

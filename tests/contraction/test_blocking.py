@@ -5,14 +5,17 @@ import pytest
 from featlearn.contraction import blocking
 
 
-@pytest.mark.parametrize(("columns", "largest", "unit", "width"), [
-    (1152, 567, 9, 432),  # three slices of 384 would do, in whole channels and multiples of 16
-    (1152, 99, 9, 99),  # 144 does not fit: whole channels alone
-    (1000, 300, 1, 256),
-    (1000, 7, 1, 7),
-    (500, 499, 1, 256),
-    (50, 45, 49, 25),  # less than a channel fits
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "largest", "unit", "width"),
+    [
+        (1152, 567, 9, 432),  # three slices of 384 would do, in whole channels and multiples of 16
+        (1152, 99, 9, 99),  # 144 does not fit: whole channels alone
+        (1000, 300, 1, 256),
+        (1000, 7, 1, 7),
+        (500, 499, 1, 256),
+        (50, 45, 49, 25),  # less than a channel fits
+    ],
+)
 def test_slices_are_about_equal(columns: int, largest: int, unit: int, width: int):
     assert blocking._even(columns, largest, unit) == width
 

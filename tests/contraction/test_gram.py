@@ -14,8 +14,18 @@ from featlearn.contraction.matrices import RowGrams
 MODES = ("sum", "each", "full")
 
 
-def factor(samples: int, positions: int, blocks: int, n: int, m: int, *, directions: int, rows_first: bool,
-           indexed: bool, seed: int) -> Factor:  # fmt: skip
+def factor(
+    samples: int,
+    positions: int,
+    blocks: int,
+    n: int,
+    m: int,
+    *,
+    directions: int,
+    rows_first: bool,
+    indexed: bool,
+    seed: int,
+) -> Factor:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -27,8 +37,17 @@ def factor(samples: int, positions: int, blocks: int, n: int, m: int, *, directi
     return Factor(rows, draw(directions, samples, positions, blocks, m), rows_first, n)
 
 
-def factors(samples: int, positions: int, *, sides: tuple[tuple[bool, bool], ...], blocks: int = 1, first: int = 3,
-            second: int = 4, directions: int = 2, seed: int = 0) -> Factors:  # fmt: skip
+def factors(
+    samples: int,
+    positions: int,
+    *,
+    sides: tuple[tuple[bool, bool], ...],
+    blocks: int = 1,
+    first: int = 3,
+    second: int = 4,
+    directions: int = 2,
+    seed: int = 0,
+) -> Factors:
     parts = [
         factor(
             samples,

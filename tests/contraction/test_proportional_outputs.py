@@ -146,8 +146,13 @@ NETWORKS = {
     "perceptron": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)), (6,)),
     "images": (
         nn.Sequential(
-            nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3, padding=1), nn.SiLU(), nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(), nn.Linear(6, 4),
+            nn.Conv2d(2, 5, 3),
+            nn.ReLU(),
+            nn.Conv2d(5, 6, 3, padding=1),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(6, 4),
         ),
         (2, 7, 6),
     ),
@@ -158,7 +163,7 @@ NETWORKS = {
         nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(6, 3)),
         (4, 8),
     ),
-}  # fmt: skip
+}
 
 
 @cache

@@ -42,8 +42,10 @@ def slow_rows(given: Windows) -> Tensor:
     for (t, place), (n, (channel, *tap)), block in itertools.product(
         enumerate(places), enumerate(taps), range(given.blocks)
     ):
-        pixel = [i * s + d * j - p for i, s, d, j, p in zip(place, given.stride, given.dilation, tap, given.padding,
-                                                            strict=True)]  # fmt: skip
+        pixel = [
+            i * s + d * j - p
+            for i, s, d, j, p in zip(place, given.stride, given.dilation, tap, given.padding, strict=True)
+        ]
         if all(0 <= at < size for at, size in zip(pixel, given.image.shape[2:], strict=True)):
             rows[:, t, block, n] = given.image[(slice(None), block * channels + channel, *pixel)]
     return rows
@@ -65,8 +67,9 @@ def test_inner_products_from_shifted_pixels(name: str):
     torch.testing.assert_close(left.inner(right), a @ b.mT, rtol=1e-12, atol=1e-12)
 
 
-def factors(samples: int, name: str, *, windowed: bool, rows_first: bool = False, directions: int = 3, seed: int = 0
-            ) -> Factors:  # fmt: skip
+def factors(
+    samples: int, name: str, *, windowed: bool, rows_first: bool = False, directions: int = 3, seed: int = 0
+) -> Factors:
     held = drawn(samples, name, seed)
     generator = torch.Generator().manual_seed(seed + 100)
     grads = torch.randn(directions, samples, held.positions, held.blocks, 4, generator=generator, dtype=torch.float64)

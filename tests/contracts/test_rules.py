@@ -19,9 +19,13 @@ from tests.zoo.case import Case, default_dtype
 from tests.zoo.odd_orders import ODD_ORDERS
 
 OTHER_BACKENDS = {
-    "ConvolutionOverrideableBackward0", "CudnnBatchNormBackward0", "CudnnConvolutionBackward0",
-    "FusedRmsNormBackward0", "LinearBackward0", "MiopenBatchNormBackward0",
-}  # fmt: skip
+    "ConvolutionOverrideableBackward0",
+    "CudnnBatchNormBackward0",
+    "CudnnConvolutionBackward0",
+    "FusedRmsNormBackward0",
+    "LinearBackward0",
+    "MiopenBatchNormBackward0",
+}
 """Nodes that a CPU never makes; the zoo meets them on a GPU, in the tests marked `gpu`."""
 
 

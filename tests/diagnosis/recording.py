@@ -51,14 +51,26 @@ def record(
     """
     chosen = optimizer([p for p in model.parameters() if p.requires_grad], lr=lr, **(options or {}))
     group = chosen.param_groups[0]
-    writer = RunWriter(path, {
-        "name": path.name, "model": {"class": type(model).__name__},
-        "optimizer": {"class": type(chosen).__name__,
-                      "groups": [{key: group.get(key, 0.0) for key in ("lr", "momentum", "weight_decay")}]},
-        "loss_convention": loss, "seed": torch.initial_seed(), "finished": False,
-        "probe": {"sha256": hashlib.sha256(x.numpy().tobytes()).hexdigest(), "samples": len(x), "outputs": y.shape[1],
-                  "classification": y.shape[1] > 1},
-    })  # fmt: skip
+    writer = RunWriter(
+        path,
+        {
+            "name": path.name,
+            "model": {"class": type(model).__name__},
+            "optimizer": {
+                "class": type(chosen).__name__,
+                "groups": [{key: group.get(key, 0.0) for key in ("lr", "momentum", "weight_decay")}],
+            },
+            "loss_convention": loss,
+            "seed": torch.initial_seed(),
+            "finished": False,
+            "probe": {
+                "sha256": hashlib.sha256(x.numpy().tobytes()).hexdigest(),
+                "samples": len(x),
+                "outputs": y.shape[1],
+                "classification": y.shape[1] > 1,
+            },
+        },
+    )
     writer.array("targets", 0, y=y.numpy())
     recorder = _Recorder(writer, model, x, y, test, layers, loss == "cross-entropy", full, gap)
     recorder.measure(0, chosen, last=False)
@@ -162,17 +174,22 @@ class _Recorder:
 
     def _values(self, mean: Tensor) -> dict[str, Any]:
         return {
-            "ntk/alignment": metrics.alignment(mean, self.y), "ntk/norm": mean.norm(), "ntk/trace": mean.trace(),
+            "ntk/alignment": metrics.alignment(mean, self.y),
+            "ntk/norm": mean.norm(),
+            "ntk/trace": mean.trace(),
             "ntk/centered_alignment": metrics.centered_alignment(mean, self.y),
             "ntk/distance": metrics.kernel_distance(self.first, mean),
-        }  # fmt: skip
+        }
 
     def _gap(self) -> dict[str, float]:
         states = TwoStates(AuditedModel(self.model), self.initial)
         self.method = self.method or states.method(self.x)
         probe = states.gap(self.x, method=self.method)
-        values = {"gap/probe": probe.value, "gap/probe_error": probe.stderr,
-                  "gap/change": float(probe.change.norm()) / math.sqrt(len(self.x))}  # fmt: skip
+        values = {
+            "gap/probe": probe.value,
+            "gap/probe_error": probe.stderr,
+            "gap/change": float(probe.change.norm()) / math.sqrt(len(self.x)),
+        }
         if self.test is not None:
             test = states.gap(self.test[0], method=self.method)
             values |= {"gap/test": test.value, "gap/test_error": test.stderr}
@@ -191,32 +208,45 @@ class _Recorder:
                 values[f"weights/{layer}/distance"] = float((weight - begun).norm() / begun.norm())
         now = dict(self.model.named_parameters())
         pairs = [(now[f"{layer}.weight"].detach(), begun) for layer, begun in self.start.items()]
-        gone, size = (torch.stack([v.norm() for v in vs]).norm() for vs in ([a - b for a, b in pairs],
-                                                                            [b for _, b in pairs]))  # fmt: skip
+        gone, size = (
+            torch.stack([v.norm() for v in vs]).norm() for vs in ([a - b for a, b in pairs], [b for _, b in pairs])
+        )
         values["weights/distance"] = float(gone / size)
         return values
 
 
 def written(
-    path: Path, steps: list[int], kernels: Tensor, outputs: Tensor, y: Tensor, *, lr: float | None = 1.0,
-    loss: str | None = "sum-half", optimizer: dict[str, Any] | None = None,
+    path: Path,
+    steps: list[int],
+    kernels: Tensor,
+    outputs: Tensor,
+    y: Tensor,
+    *,
+    lr: float | None = 1.0,
+    loss: str | None = "sum-half",
+    optimizer: dict[str, Any] | None = None,
     scalars: Mapping[str, list[float]] | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """A run from kernels (T, P, P), outputs (T, P, C) and targets (P, C) that come from a theory, in double."""
-    writer = RunWriter(path, {
-        "name": path.name, "loss_convention": loss,
-        "optimizer": optimizer or {"class": "SGD", "groups": [{"lr": lr, "momentum": 0.0, "weight_decay": 0.0}]},
-    })  # fmt: skip
+    writer = RunWriter(
+        path,
+        {
+            "name": path.name,
+            "loss_convention": loss,
+            "optimizer": optimizer or {"class": "SGD", "groups": [{"lr": lr, "momentum": 0.0, "weight_decay": 0.0}]},
+        },
+    )
     writer.array("targets", 0, y=y.numpy())
     for i, step in enumerate(steps):
         writer.array("kernel", step, mean=kernels[i].numpy())
         writer.array("outputs", step, f=outputs[i].numpy())
         values = {
-            "probe/loss": (outputs[i] - y).square().sum(1).mean(), "ntk/norm": kernels[i].norm(),
+            "probe/loss": (outputs[i] - y).square().sum(1).mean(),
+            "ntk/norm": kernels[i].norm(),
             "ntk/distance": metrics.kernel_distance(kernels[0], kernels[i]),
             "ntk/centered_alignment": metrics.centered_alignment(kernels[i], y),
             "ntk/alignment": metrics.alignment(kernels[i], y),
-        }  # fmt: skip
+        }
         values |= {} if lr is None else {"lr": lr}
         values |= {name: numbers[i] for name, numbers in (scalars or {}).items()}
         writer.scalars(step, values)

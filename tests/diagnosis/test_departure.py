@@ -33,9 +33,14 @@ def weights_at(time: float) -> Tensor:
 
 
 def written(
-    path: Path, moved: list[Tensor], gaps: list[float], *, test: bool = True, kernels: bool = True,
+    path: Path,
+    moved: list[Tensor],
+    gaps: list[float],
+    *,
+    test: bool = True,
+    kernels: bool = True,
     later: Tensor = VALUES,
-) -> Run:  # fmt: skip
+) -> Run:
     """Outputs f0 + modes @ w for the weights w of each step, with the kernel of two modes, at last of others."""
     modes, at_test, wanted, f0 = problem()
     y = f0 + modes @ wanted
@@ -129,10 +134,17 @@ def test_what_the_replay_misses_from_the_beginning_is_its_error(tmp_path: Path):
     assert departs(found, 0.3) is None
 
 
-@pytest.mark.parametrize(("value", "error", "told"), [
-    (0.5, 0.05, True), (0.5, 0.2, None), (0.1, 0.05, False), (0.1, 0.15, None), (0.5, math.nan, None),
-    (math.nan, 0.1, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "error", "told"),
+    [
+        (0.5, 0.05, True),
+        (0.5, 0.2, None),
+        (0.1, 0.05, False),
+        (0.1, 0.15, None),
+        (0.5, math.nan, None),
+        (math.nan, 0.1, None),
+    ],
+)
 def test_it_departs_by_more_than_twice_its_error_or_it_is_not_known(value: float, error: float, told: bool | None):
     assert departs(Departure(Estimate(value, error, 5), None), 0.3) is told
 

@@ -47,8 +47,9 @@ def test_event_times_are_those_of_the_curves(tmp_path: Path):
     f = share[:, None, None] * y
     alignment, norm = (0.2 + 0.6 * (3 * share).clamp(max=1)).tolist(), (0.01 + share**2).tolist()
     kernels = torch.eye(3, dtype=torch.float64).expand(len(steps), 3, 3)
-    run = written(tmp_path / "run", steps, kernels, f, y,
-                  scalars={"ntk/centered_alignment": alignment, "ntk/norm": norm})  # fmt: skip
+    run = written(
+        tmp_path / "run", steps, kernels, f, y, scalars={"ntk/centered_alignment": alignment, "ntk/norm": norm}
+    )
     found = events(RunData(run))
     assert found.loss_half.at == pytest.approx(100 * (1 - math.sqrt(0.5)), abs=0.1)
     assert found.alignment_90.at == pytest.approx(30.0, abs=1e-9)
@@ -78,10 +79,13 @@ def test_what_grows_or_falls_by_factors_is_interpolated_by_factors(tmp_path: Pat
 def test_an_event_in_a_gap_is_between_its_measurements_and_order_inside_one_is_not_told(tmp_path: Path):
     def run(name: str, steps: list[int]):
         lines = {
-            s: {"probe/loss": math.exp(-((s / 50) ** 4)), "ntk/norm": 1 + max(0, 50 * (1 - math.exp(2 - s / 20))),
-                "ntk/centered_alignment": 0.1 + 0.4 * (1 - math.exp(-s / 8))}
+            s: {
+                "probe/loss": math.exp(-((s / 50) ** 4)),
+                "ntk/norm": 1 + max(0, 50 * (1 - math.exp(2 - s / 20))),
+                "ntk/centered_alignment": 0.1 + 0.4 * (1 - math.exp(-s / 8)),
+            }
             for s in steps
-        }  # fmt: skip
+        }
         return scalar_run(tmp_path / name, lines)
 
     thin, dense = diagnose(run("thin", [0, 3, 90, 120])), diagnose(run("dense", list(range(0, 121, 3))))
@@ -121,10 +125,13 @@ def test_the_training_loss_fills_the_gaps_of_the_probe_where_both_agree(
 def test_the_reason_why_alignment_was_not_silent_is_the_one_that_holds(tmp_path: Path):
     steps = range(0, 101, 5)
     lines = {
-        s: {"probe/loss": math.exp(-((s / 60) ** 3)), "ntk/norm": math.exp(s / 15),
-            "ntk/centered_alignment": 0.1 + 0.05 * (1 - math.exp(-s / 8))}
+        s: {
+            "probe/loss": math.exp(-((s / 60) ** 3)),
+            "ntk/norm": math.exp(s / 15),
+            "ntk/centered_alignment": 0.1 + 0.05 * (1 - math.exp(-s / 8)),
+        }
         for s in steps
-    }  # fmt: skip
+    }
     found = diagnose(scalar_run(tmp_path / "run", lines))
     assert found.silent is False
     item = next(item for item in found.evidence if item.topic == "silent alignment")

@@ -83,14 +83,17 @@ def scalars(path: Path, steps: list[int], **curves: list[float]) -> Run:
     return open_run(path)
 
 
-@pytest.mark.parametrize(("losses", "settled"), [
-    ([1.0, 0.9, 0.85, 0.82, 0.82, 0.819], True),  # as far as it can fall
-    ([1.0, 0.999, 0.998, 0.997, 0.996, 0.995], False),  # a plateau before anything is learned
-    ([1.0, 0.999, 0.99, 0.97, 0.9, 0.8], False),  # it has just begun
-    ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], False),  # nothing was learned
-    ([1.0, 1.1, 1.2, 1.2, 1.2, 1.2], False),
-    ([1.0, 0.8, 0.75, 0.76, 0.77, 0.78], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
+        ([1.0, 0.9, 0.85, 0.82, 0.82, 0.819], True),  # as far as it can fall
+        ([1.0, 0.999, 0.998, 0.997, 0.996, 0.995], False),  # a plateau before anything is learned
+        ([1.0, 0.999, 0.99, 0.97, 0.9, 0.8], False),  # it has just begun
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], False),  # nothing was learned
+        ([1.0, 1.1, 1.2, 1.2, 1.2, 1.2], False),
+        ([1.0, 0.8, 0.75, 0.76, 0.77, 0.78], True),
+    ],
+)
 def test_a_loss_is_settled_where_it_fell_and_falls_no_more(tmp_path: Path, losses: list[float], settled: bool):
     steps = list(range(0, 60, 10))
     run = scalars(tmp_path / "run", steps, probe__loss=losses, gap__probe=[math.nan, *[0.01] * 5])
@@ -126,9 +129,16 @@ def test_the_step_is_the_one_from_which_on_it_was_rich(tmp_path: Path):
     assert 1000 < found.rich_from < 3000
 
 
-@pytest.mark.parametrize("why", [
-    "it was rich when it fitted", "it was rich soon after", "it never fitted", "it stopped too soon", "no gap",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "why",
+    [
+        "it was rich when it fitted",
+        "it was rich soon after",
+        "it never fitted",
+        "it stopped too soon",
+        "no gap",
+    ],
+)
 def test_other_runs_are_not_lazy_then_rich(tmp_path: Path, why: str):
     low, high = GAP.low / 3, 3 * GAP.high
     gaps, fit, steps = [low] * 5 + [high] * 3, FIT, STEPS

@@ -38,8 +38,13 @@ def test_test_points_come_before_the_probe(tmp_path: Path):
 
 def test_layers_that_only_shrank_are_not_taken_for_learning(tmp_path: Path):
     """Weight decay: the smaller of the gaps with and without common shrinking, and both are said."""
-    run = written(tmp_path / "run", probe=[0.1, 0.4, 0.8], unshrunk=[math.nan, 0.1, 0.05], probe_error=[0.01] * 3,
-                  unshrunk_error=[math.nan, 0.03, 0.02])  # fmt: skip
+    run = written(
+        tmp_path / "run",
+        probe=[0.1, 0.4, 0.8],
+        unshrunk=[math.nan, 0.1, 0.05],
+        probe_error=[0.01] * 3,
+        unshrunk_error=[math.nan, 0.03, 0.02],
+    )
     found = diagnose(run)
     assert (float(found.gap), float(found.gap.value.stderr)) == (0.05, 0.02)
     assert found.regime == "lazy"
@@ -76,11 +81,14 @@ def test_a_run_that_broke_down_at_once_says_so(tmp_path: Path):
     assert found.reason == "training broke down before a linearisation gap was measured"
 
 
-@pytest.mark.parametrize(("samples", "curves", "why"), [
-    (30, {}, "the linearisation gap was not recorded"),
-    (30, {"probe": [math.nan] * 3}, "no more than rounding, or by the same for all samples"),
-    (2, {}, "fewer than 3 samples has no error; give a larger probe"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("samples", "curves", "why"),
+    [
+        (30, {}, "the linearisation gap was not recorded"),
+        (30, {"probe": [math.nan] * 3}, "no more than rounding, or by the same for all samples"),
+        (2, {}, "fewer than 3 samples has no error; give a larger probe"),
+    ],
+)
 def test_why_there_is_no_gap_is_said(tmp_path: Path, samples: int, curves: dict[str, list[float]], why: str):
     found = diagnose(written(tmp_path / "run", samples=samples, **curves))
     assert found.regime == "cannot tell"

@@ -28,9 +28,15 @@ def one(value: float | None, error: float = math.nan) -> Sample | None:
 
 
 def numbers(
-    gap: Sample | None, *, turning: float | None = 0.2, growth: float | None = 1.5, left: float | None = 0.1,
-    departed: bool | None = None, settled: bool = False, rich_from: float = math.nan,
-) -> Numbers:  # fmt: skip
+    gap: Sample | None,
+    *,
+    turning: float | None = 0.2,
+    growth: float | None = 1.5,
+    left: float | None = 0.1,
+    departed: bool | None = None,
+    settled: bool = False,
+    rich_from: float = math.nan,
+) -> Numbers:
     return Numbers(gap, one(turning), one(growth), one(left), departed, settled, rich_from)
 
 
@@ -57,22 +63,34 @@ TABLE = {
     "small and followed": (one(LOW), {"departed": False}, "lazy", "features are those of the start"),
     "hardly trained and departed": (one(LOW), {"left": HARDLY, "departed": True}, "cannot tell", "fallen only to"),
     "large, hardly trained": (one(HIGH), {"left": HARDLY}, "rich", f"But the loss has fallen only to {HARDLY:.2g}"),
-    "far away, its error reaches over": (one(2 * OVERSHOT.high, 0.8 * OVERSHOT.high), {"left": HARDLY}, "cannot tell",
-                                         "Lower the learning rate"),
+    "far away, its error reaches over": (
+        one(2 * OVERSHOT.high, 0.8 * OVERSHOT.high),
+        {"left": HARDLY},
+        "cannot tell",
+        "Lower the learning rate",
+    ),
     "thrown far away": (one(2 * OVERSHOT.high), {"left": HARDLY}, "cannot tell", "Lower the learning rate"),
     "far away, but it learned": (one(2 * OVERSHOT.high), {}, "rich", "features were learned"),
     "grew without turning": (one(HIGH), ONLY_GREW, "mixed", "because the kernel grew 4 times; it hardly turned"),
     "grew without turning, departed": (one(HIGH), {**ONLY_GREW, "departed": True}, "mixed", "because the kernel grew"),
-    "turned a little, grew": (one(HIGH), {"turning": SAME_SHAPE.high / 2, "growth": 4.0}, "rich",
-                              "Mostly the kernel grew, 4 times; it turned by 0.01"),
+    "turned a little, grew": (
+        one(HIGH),
+        {"turning": SAME_SHAPE.high / 2, "growth": 4.0},
+        "rich",
+        "Mostly the kernel grew, 4 times; it turned by 0.01",
+    ),
     "kept shape and size": (one(HIGH), {"turning": SAME_SHAPE.low / 2, "growth": 1.0}, "rich", "were learned"),
-    "kept its shape, and followed": (one(HIGH), {"turning": SAME_SHAPE.low / 2, "growth": 1.0, "departed": False},
-                                     "mixed", "but training was that of the frozen first kernel"),
+    "kept its shape, and followed": (
+        one(HIGH),
+        {"turning": SAME_SHAPE.low / 2, "growth": 1.0, "departed": False},
+        "mixed",
+        "but training was that of the frozen first kernel",
+    ),
     "followed, but turned": (one(HIGH), {"departed": False}, "rich", "features were learned"),
     "nothing known of kernels": (one(HIGH), {"turning": None, "growth": None}, "rich", "features were learned"),
     "late": (one(HIGH), {"rich_from": 900.0}, "lazy then rich", "lazy, then rich from step 900 on"),
     "late, its error reaches over": (one(HIGH, HIGH), {"rich_from": 900.0}, "mixed", "reach over"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -98,10 +116,18 @@ several = st.builds(Sample, st.floats(0, 3), st.floats(0, 2), st.integers(2, 9),
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.builds(
-    Numbers, maybe | several, maybe, maybe, maybe, st.none() | st.booleans(), st.booleans(),
-    st.floats(1, 1e6) | st.just(math.nan),
-))  # fmt: skip
+@given(
+    st.builds(
+        Numbers,
+        maybe | several,
+        maybe,
+        maybe,
+        maybe,
+        st.none() | st.booleans(),
+        st.booleans(),
+        st.floats(1, 1e6) | st.just(math.nan),
+    )
+)
 def test_no_headline_contradicts_its_evidence(given: Numbers):
     found = verdict_of(given)
     side = None if given.gap is None else given.gap.side(GAP)

@@ -54,8 +54,9 @@ def test_the_mechanism_is_that_of_the_exact_solution(tmp_path: Path, overlap: fl
 
 def test_nothing_happens_in_a_lazy_network_and_layers_are_ranked(tmp_path: Path):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 30, bias=False), nn.ReLU(), nn.Linear(30, 30, bias=False), nn.ReLU(),
-                          nn.Linear(30, 1, bias=False)).double()  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(4, 30, bias=False), nn.ReLU(), nn.Linear(30, 30, bias=False), nn.ReLU(), nn.Linear(30, 1, bias=False)
+    ).double()
     x = torch.randn(9, 4, dtype=torch.float64)
     start = model(x).detach()
     run = record(tmp_path / "run", model, x, start + 1e-3 * torch.randn(9, 1, dtype=torch.float64), lr=0.05, steps=60)
@@ -87,10 +88,15 @@ def where(run: Run) -> list:
 
 def test_layers_learn_where_training_made_the_agreement_whatever_the_correlation_was_before(tmp_path: Path):
     """All of them begin at a correlation of 0.95, and readouts, whose gradients never change, always agree."""
-    run = written(tmp_path / "run", {
-        "a": (0.9, 0.8, 0.6, 0.5), "b": (1.5, 0.7, 0.9, 0.5), "still": (0.05, 0.97, 1e-4, 0.6),
-        "head": (8.0, 1.0, 1.0, math.nan),
-    })  # fmt: skip
+    run = written(
+        tmp_path / "run",
+        {
+            "a": (0.9, 0.8, 0.6, 0.5),
+            "b": (1.5, 0.7, 0.9, 0.5),
+            "still": (0.05, 0.97, 1e-4, 0.6),
+            "head": (8.0, 1.0, 1.0, math.nan),
+        },
+    )
     found = diagnose(run)
     assert [*found.layers] == ["head", "b", "a", "still"]
     assert [name for name, one in found.layers.items() if one.readout] == ["head"]
@@ -103,9 +109,15 @@ def test_layers_learn_where_training_made_the_agreement_whatever_the_correlation
 
 
 def test_fused_projections_count_as_measured_for_their_layer(tmp_path: Path):
-    run = written(tmp_path / "run", {
-        "blocks.0.qkv.q": (0.3, 0.4, 0.02, 0.5), "blocks.0.qkv.k": (0.3, 0.8, 0.4, 0.5), "mlp": (0.3, 0.8, 0.2, 0.5),
-    }, **{"weights/lstm/distance": 0.2})  # fmt: skip
+    run = written(
+        tmp_path / "run",
+        {
+            "blocks.0.qkv.q": (0.3, 0.4, 0.02, 0.5),
+            "blocks.0.qkv.k": (0.3, 0.8, 0.4, 0.5),
+            "mlp": (0.3, 0.8, 0.2, 0.5),
+        },
+        **{"weights/lstm/distance": 0.2},
+    )
     found = layer_learning(RunData(run))
     assert (found["blocks.0.qkv"].centered_share, found["blocks.0.qkv"].correlation) == (0.4, 0.8)
     _, learned = where(run)
@@ -117,12 +129,19 @@ def test_what_was_not_recorded_of_layers_is_named_and_fits_are_better_or_worse(t
     writer = RunWriter(tmp_path / "run", {"name": "run"})
     writer.array("targets", 0, y=numpy.eye(3)[[0, 1, 2, 0, 1]])
     for step in (0, 10):
-        writer.scalars(step, {
-            "probe/loss": 1.0 - 0.09 * step, "ntk/specialization": 1.02 - 0.05 * step,
-            "features/body/centered": 0.3, "features/body/centered_share": 0.01 * step,
-            "layers/v--out/alignment": 0.2 + 0.01 * step, "layers/a--b/alignment": 0.2, "weights/out/norm": 1.0,
-            **{f"weights/{layer}/distance": 0.1 * step for layer in ("body", "v", "lstm")},
-        })  # fmt: skip
+        writer.scalars(
+            step,
+            {
+                "probe/loss": 1.0 - 0.09 * step,
+                "ntk/specialization": 1.02 - 0.05 * step,
+                "features/body/centered": 0.3,
+                "features/body/centered_share": 0.01 * step,
+                "layers/v--out/alignment": 0.2 + 0.01 * step,
+                "layers/a--b/alignment": 0.2,
+                "weights/out/norm": 1.0,
+                **{f"weights/{layer}/distance": 0.1 * step for layer in ("body", "v", "lstm")},
+            },
+        )
     writer.close()
     found = diagnose(tmp_path / "run")
     text = " ".join(str(found).split())
@@ -150,8 +169,9 @@ def test_in_a_watched_run_the_readout_is_known_and_qkv_is_measured(tmp_path: Pat
     torch.manual_seed(0)
     model, x, y = Attention(), torch.randn(12, 4, 6), torch.randn(12, outputs)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    with fl.watch(model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, every=10,
-                  quantities=["weights", "features"]) as watch:  # fmt: skip
+    with fl.watch(
+        model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, every=10, quantities=["weights", "features"]
+    ) as watch:
         for _ in range(20):
             optimizer.zero_grad()
             loss = (model(x) - y).square().sum(1).mean()

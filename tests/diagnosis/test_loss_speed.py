@@ -86,8 +86,16 @@ def test_momentum_is_taken_into_account(tmp_path: Path):
     settings = {"class": "SGD", "groups": [{"lr": lr, "momentum": momentum, "weight_decay": 0.0}]}
     kernels = K0.expand(len(STEPS), -1, -1)
     for loss in ("sum-half", None):
-        run = written(tmp_path / str(loss), STEPS, kernels, torch.stack(outputs)[..., None], y[:, None], lr=lr,
-                      loss=loss, optimizer=settings)  # fmt: skip
+        run = written(
+            tmp_path / str(loss),
+            STEPS,
+            kernels,
+            torch.stack(outputs)[..., None],
+            y[:, None],
+            lr=lr,
+            loss=loss,
+            optimizer=settings,
+        )
         loss_speed = LossSpeed(RunData(run))
         assert isinstance(loss_speed.time_scale, TimeScale)
         assert loss_speed.time_scale.rate == pytest.approx(10.0, rel=0.1)
@@ -101,8 +109,15 @@ def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
     elapsed = torch.tensor([sum(rates[:step]) for step in STEPS], dtype=torch.float64)
     path = kernel_descent(K0, y, times=elapsed)
     kernels = K0.expand(len(STEPS), -1, -1)
-    run = written(tmp_path / "run", STEPS, kernels, path.outputs[..., None], y[:, None], lr=None,
-                  scalars={"lr": [rates[step] for step in STEPS]})  # fmt: skip
+    run = written(
+        tmp_path / "run",
+        STEPS,
+        kernels,
+        path.outputs[..., None],
+        y[:, None],
+        lr=None,
+        scalars={"lr": [rates[step] for step in STEPS]},
+    )
     loss_speed = LossSpeed(RunData(run))
     torch.testing.assert_close(loss_speed.elapsed.at(torch.tensor(STEPS).double()), elapsed, rtol=0.02, atol=0.02)
     assert isinstance(loss_speed.time_scale, TimeScale)

@@ -77,8 +77,17 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
     layers = [nn.Linear(5, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)]
     model = fl.steer.scale_output(nn.Sequential(*layers).double(), 0.002)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05 * model.rate_factor)
-    with fl.watch(model, (x, y), tmp_path / "run", test=test, optimizer=optimizer, loss="mean", budget=None,
-                  quantities=["kernel", "test"], every=200) as watch:  # fmt: skip
+    with fl.watch(
+        model,
+        (x, y),
+        tmp_path / "run",
+        test=test,
+        optimizer=optimizer,
+        loss="mean",
+        budget=None,
+        quantities=["kernel", "test"],
+        every=200,
+    ) as watch:
         for _ in range(400):
             optimizer.zero_grad()
             loss = (model(x) - y).square().sum(1).mean()

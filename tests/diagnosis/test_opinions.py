@@ -25,17 +25,27 @@ def said(run: Run, turning: float = math.nan, rise: float = math.nan) -> dict[st
     return {one.name: one.says for one in opinions(RunData(run), turning, rise)}
 
 
-@pytest.mark.parametrize(("value", "says"), [
-    (LOW_RANK.low / 2, "rich"), (LOW_RANK.high * 1.1, "lazy"), ((LOW_RANK.low + LOW_RANK.high) / 2, "between"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (LOW_RANK.low / 2, "rich"),
+        (LOW_RANK.high * 1.1, "lazy"),
+        ((LOW_RANK.low + LOW_RANK.high) / 2, "between"),
+    ],
+)
 def test_small_low_rank_richness_is_rich(tmp_path: Path, value: float, says: str):
     run = written(tmp_path / "run", richness__low_rank=[0.9, 0.8, value])
     assert said(run) == {"low-rank richness": says}
 
 
-@pytest.mark.parametrize(("turning", "says"), [
-    (TURNED.low / 2, "lazy"), (2 * TURNED.high, "rich"), ((TURNED.low + TURNED.high) / 2, "between"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turning", "says"),
+    [
+        (TURNED.low / 2, "lazy"),
+        (2 * TURNED.high, "rich"),
+        ((TURNED.low + TURNED.high) / 2, "between"),
+    ],
+)
 def test_a_kernel_that_turned_is_rich(tmp_path: Path, turning: float, says: str):
     assert said(written(tmp_path / "run"), turning) == {"kernel turning": says}
 
@@ -46,8 +56,12 @@ def test_alignment_that_did_not_rise_speaks_for_nothing(tmp_path: Path, rise: fl
 
 
 def test_features_at_convergence_are_the_mean_over_layers(tmp_path: Path):
-    run = written(tmp_path / "run", convergence__a=[0.1, 0.5, 0.9], convergence__b=[0.1, 0.5, 0.8],
-                  convergence__dead=[math.nan] * 3)  # fmt: skip
+    run = written(
+        tmp_path / "run",
+        convergence__a=[0.1, 0.5, 0.9],
+        convergence__b=[0.1, 0.5, 0.8],
+        convergence__dead=[math.nan] * 3,
+    )
     (found,) = opinions(RunData(run), math.nan, math.nan)
     assert (found.name, found.value) == ("features at convergence", pytest.approx(0.85))
     assert found.says == ("rich" if STATIONARY.high < 0.85 else "between")

@@ -36,16 +36,32 @@ def network(outputs: int = 1, width: int = 48, *, sigma: float = 1.0) -> nn.Sequ
 
 
 def watched(
-    path: Path, model: nn.Module, x: Tensor, y: Tensor, steps: int, *, loss: Loss = square, lr: float = 0.0,
-    groups: list[dict] | None = None, batch: int | None = None,
-) -> Diagnosis:  # fmt: skip
+    path: Path,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    steps: int,
+    *,
+    loss: Loss = square,
+    lr: float = 0.0,
+    groups: list[dict] | None = None,
+    batch: int | None = None,
+) -> Diagnosis:
     """Half of the samples are trained on and probed, the rest are test points."""
     half = len(x) // 2
     torch.manual_seed(2)
     trained = groups or [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr or 0.1)
-    with fl.watch(model, (x[:half], y[:half]), path, test=(x[half:], y[half:]), optimizer=optimizer, budget=None,
-                  every=steps // 6, quantities=["gap", "weights", "kernel", "test"]) as watch:  # fmt: skip
+    with fl.watch(
+        model,
+        (x[:half], y[:half]),
+        path,
+        test=(x[half:], y[half:]),
+        optimizer=optimizer,
+        budget=None,
+        every=steps // 6,
+        quantities=["gap", "weights", "kernel", "test"],
+    ) as watch:
         for _ in range(steps):
             some = torch.arange(half) if batch is None else torch.randperm(half)[:batch]
             optimizer.zero_grad()

@@ -48,11 +48,15 @@ def test_the_first_kernel_is_followed_as_by_kernel_descent(kind: LossKind):
     assert replay.frozen_loss(2.0) == pytest.approx(float(exact[2]), rel=tolerance)
 
 
-@pytest.mark.parametrize(("kind", "written_out"), [
-    (SQUARE, lambda f, y: sum((f - y) ** 2)),
-    (CROSS_ENTROPY, lambda f, y: -sum(y * numpy.log(numpy.exp(f) / numpy.exp(f).sum()))),
-    (BINARY, lambda f, y: numpy.mean(y * numpy.log1p(numpy.exp(-f)) + (1 - y) * numpy.log1p(numpy.exp(f)))),
-], ids=["mse", "cross-entropy", "binary-cross-entropy"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "written_out"),
+    [
+        (SQUARE, lambda f, y: sum((f - y) ** 2)),
+        (CROSS_ENTROPY, lambda f, y: -sum(y * numpy.log(numpy.exp(f) / numpy.exp(f).sum()))),
+        (BINARY, lambda f, y: numpy.mean(y * numpy.log1p(numpy.exp(-f)) + (1 - y) * numpy.log1p(numpy.exp(f)))),
+    ],
+    ids=["mse", "cross-entropy", "binary-cross-entropy"],
+)
 def test_each_loss_is_its_definition_and_falls_along_what_its_predictions_miss(kind: LossKind, written_out):
     """The loss by hand in numpy; its gradient by the outputs is in proportion to predictions - y."""
     _, _, f, y = problem()

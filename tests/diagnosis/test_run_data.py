@@ -59,8 +59,9 @@ def test_multi_label_training_is_found_to_be_binary_cross_entropy(tmp_path: Path
     x, y = torch.randn(20, 5), (torch.randn(20, 3) > 0).float()
     model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    with fl.watch(model, (x, y), tmp_path / "run", optimizer=optimizer, loss=declared, budget=None,
-                  quantities=["kernel", "gap"]) as watch:  # fmt: skip
+    with fl.watch(
+        model, (x, y), tmp_path / "run", optimizer=optimizer, loss=declared, budget=None, quantities=["kernel", "gap"]
+    ) as watch:
         for _ in range(40):
             optimizer.zero_grad()
             loss = 3 * nn.functional.binary_cross_entropy_with_logits(model(x), y)

@@ -70,9 +70,16 @@ def test_errors_of_classes_are_those_that_are_missed(tmp_path: Path):
     assert f"with the first kernel {found.first:.3g} of the test points misclassified" in said
 
 
-@pytest.mark.parametrize(("change", "error", "better"), [
-    (-0.3, 0.1, True), (0.3, 0.1, False), (-0.3, 0.2, None), (0.0, 0.0, None), (-0.3, math.nan, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "error", "better"),
+    [
+        (-0.3, 0.1, True),
+        (0.3, 0.1, False),
+        (-0.3, 0.2, None),
+        (0.0, 0.0, None),
+        (-0.3, math.nan, None),
+    ],
+)
 def test_a_kernel_is_better_by_more_than_twice_its_error(change: float, error: float, better: bool | None):
     assert Usefulness(0.5, 0.5 + change, 0.1, error, "variance").better is better
 

@@ -82,15 +82,39 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     told = json.loads(found.to_json())
     assert told["regime"] == "rich"
     assert told.keys() == {
-        "schema", "regime", "numbers", "gap", "departure", "growth", "turning", "useful", "opinions", "silent",
-        "kernel_machine", "mechanism", "layers", "times", "specialization", "feature_rate", "evidence", "runs",
+        "schema",
+        "regime",
+        "numbers",
+        "gap",
+        "departure",
+        "growth",
+        "turning",
+        "useful",
+        "opinions",
+        "silent",
+        "kernel_machine",
+        "mechanism",
+        "layers",
+        "times",
+        "specialization",
+        "feature_rate",
+        "evidence",
+        "runs",
         "headline",
-    }  # fmt: skip
+    }
     assert told["schema"] == 2
     assert told["numbers"].keys() == {
-        "gap", "departure", "turning", "turning_raw", "growth", "speedup", "speedup_rescaled", "alignment_rise",
-        "loss_left", "weights_moved",
-    }  # fmt: skip
+        "gap",
+        "departure",
+        "turning",
+        "turning_raw",
+        "growth",
+        "speedup",
+        "speedup_rescaled",
+        "alignment_rise",
+        "loss_left",
+        "weights_moved",
+    }
     assert told["numbers"]["gap"]["value"] == told["gap"]["value"]["value"] == float(found.gap)
     assert told["gap"]["steps"] == found.gap.steps
     assert len(told["gap"]["values"]) == len(told["gap"]["test"]) == len(found.gap.steps)
@@ -411,10 +435,24 @@ def flat(file: Path) -> None:
     numpy.savez(file, **{key: array.ravel() for key, array in arrays.items()})
 
 
-@pytest.mark.parametrize(("name", "step"), [("kernel", 0), ("kernel", 10), ("kernel", 30), ("outputs", 0),
-                                            ("outputs", 30), ("targets", 0), ("test", 0), ("test", 30)])  # fmt: skip
-@pytest.mark.parametrize("change", [lambda file: file.write_bytes(file.read_bytes()[:300]), other_shape, flat],
-                         ids=["truncated", "other shape", "flat"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("kernel", 0),
+        ("kernel", 10),
+        ("kernel", 30),
+        ("outputs", 0),
+        ("outputs", 30),
+        ("targets", 0),
+        ("test", 0),
+        ("test", 30),
+    ],
+)
+@pytest.mark.parametrize(
+    "change",
+    [lambda file: file.write_bytes(file.read_bytes()[:300]), other_shape, flat],
+    ids=["truncated", "other shape", "flat"],
+)
 def test_a_damaged_array_is_an_error_not_another_verdict(small: Run, tmp_path: Path, name: str, step: int, change):
     with pytest.raises(fl.errors.RunError, match="damaged"):
         diagnose(copied(small, tmp_path / "run", name, step, change))

@@ -103,9 +103,11 @@ def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> Non
         optimizer.step()
         for kind in ("ring", "slices"):
             for options in (
-                {"by": "layer"}, {"by": "parameter", "verify": True}, {"optimizer": optimizer, "outputs": "each"},
+                {"by": "layer"},
+                {"by": "parameter", "verify": True},
+                {"optimizer": optimizer, "outputs": "each"},
                 {"parameters": "*weight*", "verify": True, "outputs": "full"},
-            ):  # fmt: skip
+            ):
                 for second in (None, x2)[1 if options.get("by") == "layer" else 0 :]:
                     expected = ntk(model, x, second, **options)
                     with exchanged_by(kind):

@@ -85,8 +85,9 @@ def other_quantities_from_sharded_weights(rank: int, size: int) -> None:
             patch.setattr("featlearn.gradients.chunk._worth_batching", lambda chunk, directions: True)
             found, expected = (ntk(m, x, outputs="each") for m in (model, one))
             assert_close(found, expected)
-        drawn = [ntk(m, x, sketch=Sketch(k=32, repeats=2, generator=torch.Generator().manual_seed(1)))
-                 for m in (model, one)]  # fmt: skip
+        drawn = [
+            ntk(m, x, sketch=Sketch(k=32, repeats=2, generator=torch.Generator().manual_seed(1))) for m in (model, one)
+        ]
         assert_close(drawn[0].value, drawn[1].value)
     assert held
 

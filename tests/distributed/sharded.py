@@ -113,9 +113,7 @@ def every_quantity_of_a_sharded_model(rank: int, size: int) -> None:
         found, expected = (quantity(m, x) for m in (model, one))
         assert str(found) == str(expected)
     single, whole = sharded(plain(torch.float32)), plain(torch.float32)
-    assert torch.equal(
-        ntk(single, x.float(), dtype=torch.float64), ntk(whole, x.float(), dtype=torch.float64)
-    )  # fmt: skip
+    assert torch.equal(ntk(single, x.float(), dtype=torch.float64), ntk(whole, x.float(), dtype=torch.float64))
     optimizers = [torch.optim.AdamW(m.parameters(), 0.02) for m in (model, one)]
     for m, optimizer in zip((model, one), optimizers, strict=True):
         m(x).square().mean().backward()

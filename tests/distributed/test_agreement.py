@@ -66,9 +66,12 @@ def test_shares_are_those_of_chunk(samples: int):
 
 @pytest.mark.parametrize(
     ("group", "kind", "word"),
-    [("world", InputValueError, "no process group is initialised"), ("all", InputValueError, "expected 'world'"),
-     (3, InputTypeError, "of a DeviceMesh pass")],
-)  # fmt: skip
+    [
+        ("world", InputValueError, "no process group is initialised"),
+        ("all", InputValueError, "expected 'world'"),
+        (3, InputTypeError, "of a DeviceMesh pass"),
+    ],
+)
 def test_a_group_that_is_none_is_refused(group: object, kind: type[Exception], word: str):
     with pytest.raises(kind, match=word):
         ntk(perceptron(), inputs(3, 5), group=group)

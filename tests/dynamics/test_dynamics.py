@@ -37,9 +37,12 @@ def test_reference_flow_and_descent():
 def test_reference_regression():
     """002 Theorem 1 with f0."""
     value = dynamics.kernel_regression(
-        torch.tensor([[2.0, 0.5], [0.5, 1.0]]), torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 0.3]]),
-        f0=torch.tensor([0.1, 0.2]), f0_test=torch.tensor([0.05]),
-    )  # fmt: skip
+        torch.tensor([[2.0, 0.5], [0.5, 1.0]]),
+        torch.tensor([1.0, -1.0]),
+        torch.tensor([[1.0, 0.3]]),
+        f0=torch.tensor([0.1, 0.2]),
+        f0_test=torch.tensor([0.05]),
+    )
     assert float(value[0]) == pytest.approx(0.41857142857142865, rel=1e-6)
 
 

@@ -34,9 +34,14 @@ def cases(count: int) -> Iterator[np.random.Generator]:
 def integrated(field: Field, start: np.ndarray, times: np.ndarray) -> np.ndarray:
     """The solution at `times`, (T, ...), of a system in any shape, from `times[0]`."""
     solution = solve_ivp(
-        lambda t, flat: field(t, flat.reshape(start.shape)).flatten(), (times[0], times[-1]), start.flatten(),
-        method="DOP853", t_eval=times, rtol=1e-12, atol=1e-13,
-    )  # fmt: skip
+        lambda t, flat: field(t, flat.reshape(start.shape)).flatten(),
+        (times[0], times[-1]),
+        start.flatten(),
+        method="DOP853",
+        t_eval=times,
+        rtol=1e-12,
+        atol=1e-13,
+    )
     assert solution.success
     return solution.y.T.reshape(len(times), *start.shape)
 
@@ -44,8 +49,9 @@ def integrated(field: Field, start: np.ndarray, times: np.ndarray) -> np.ndarray
 class Problem:
     """A random kernel on P samples with P2 others and C outputs, and the same as four axes (P + P2, P, C, C)."""
 
-    def __init__(self, random: np.random.Generator, kind: str, single: bool = False, loss: str = "mse",
-                 rank: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, random: np.random.Generator, kind: str, single: bool = False, loss: str = "mse", rank: int | None = None
+    ) -> None:
         self.samples, self.tests, self.outputs = 5, 3, 1 if single else 4
         everything, outputs = self.samples + self.tests, self.outputs
         # ranks below P make kernels singular, and leave part of the task unlearned
@@ -93,8 +99,9 @@ class Problem:
         given = {"K": self.K, "y": y, "f0": f0[: self.samples], "K_test": self.K_test, "f0_test": f0[self.samples :]}
         return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in given.items()}
 
-    def compare(self, found: fl.dynamics.Trajectory, expected: np.ndarray, loss: str = "mse",
-                tolerance: float = CLOSE) -> None:  # fmt: skip
+    def compare(
+        self, found: fl.dynamics.Trajectory, expected: np.ndarray, loss: str = "mse", tolerance: float = CLOSE
+    ) -> None:
         train, test = expected[:, : self.samples], expected[:, self.samples :]
         if loss == "cross-entropy":
             logs = train - np.log(np.exp(train).sum(-1, keepdims=True))
@@ -133,7 +140,7 @@ def test_descent_is_its_loop(kind: str, loss: str):
             f = f + problem.rate * problem.force(f, loss)
         found = fl.dynamics.kernel_descent(
             **problem.tensors(), times=steps, rate=problem.rate, discrete=True, loss=loss
-        )  # fmt: skip
+        )
         problem.compare(found, np.stack([expected[step] for step in steps]), loss)
 
 
@@ -169,9 +176,13 @@ def test_test_points_move_along_what_the_kernel_does_not_see(discrete: bool):
             )
             expected = list(path[:, 6:])
         found = fl.dynamics.kernel_descent(
-            torch.from_numpy(K), torch.from_numpy(y), times=steps, rate=rate, discrete=discrete,
+            torch.from_numpy(K),
+            torch.from_numpy(y),
+            times=steps,
+            rate=rate,
+            discrete=discrete,
             K_test=torch.from_numpy(cross),
-        )  # fmt: skip
+        )
         close(found.test_outputs, np.stack(expected))
 
 
@@ -212,8 +223,9 @@ def along(kernels: np.ndarray, times: np.ndarray, y: np.ndarray, f0: np.ndarray,
     path = [f0]
     for begin, end, first, last in zip(times, times[1:], kernels, kernels[1:], strict=False):
 
-        def field(t: float, f: np.ndarray, b: float = begin, e: float = end, K0: np.ndarray = first,
-                  K1: np.ndarray = last) -> np.ndarray:  # fmt: skip
+        def field(
+            t: float, f: np.ndarray, b: float = begin, e: float = end, K0: np.ndarray = first, K1: np.ndarray = last
+        ) -> np.ndarray:
             share = (t - b) / (e - b)
             return -rate * ((1 - share) * K0 + share * K1) @ (f[: len(y)] - y)
 
@@ -233,10 +245,14 @@ def test_an_evolving_kernel_is_linear_between_its_measurements(outputs: int | No
         rate = float(random.uniform(0.3, 1.5))
         expected = along(kernels, times, y, f0, rate)
         found = fl.dynamics.evolving_kernel_descent(
-            torch.from_numpy(kernels[:, :samples]), torch.from_numpy(times), torch.from_numpy(y),
-            kernels_test=torch.from_numpy(kernels[:, samples:]), rate=rate,
-            f0=torch.from_numpy(f0[:samples]), f0_test=torch.from_numpy(f0[samples:]),
-        )  # fmt: skip
+            torch.from_numpy(kernels[:, :samples]),
+            torch.from_numpy(times),
+            torch.from_numpy(y),
+            kernels_test=torch.from_numpy(kernels[:, samples:]),
+            rate=rate,
+            f0=torch.from_numpy(f0[:samples]),
+            f0_test=torch.from_numpy(f0[samples:]),
+        )
         close(found.outputs, expected[:, :samples])
         close(found.test_outputs, expected[:, samples:])
         close(found.loss, np.array([np.sum((f[:samples] - y) ** 2) for f in expected]))
@@ -320,9 +336,12 @@ def test_rates_are_those_of_a_trainer(loss: str):
     model = Features(3)
     lr = {"sum-half": 0.02, "mean": 0.07, "mean-half": 0.14, "mean-over-outputs": 0.2}[loss]
     given = {
-        "K": fl.ntk(model, x, outputs="full"), "K_test": fl.ntk(model, x_test, x, outputs="full"), "y": y,
-        "f0": model(x).detach(), "f0_test": model(x_test).detach(),
-    }  # fmt: skip
+        "K": fl.ntk(model, x, outputs="full"),
+        "K_test": fl.ntk(model, x_test, x, outputs="full"),
+        "y": y,
+        "f0": model(x).detach(),
+        "f0_test": model(x_test).detach(),
+    }
     rate = fl.dynamics.rate(lr, loss, P=7, C=3)
     found = fl.dynamics.kernel_descent(**given, times=[30], rate=rate, discrete=True)
     trained(model, x, lambda f: LOSSES[loss](f, y), lr, 30)
@@ -337,9 +356,12 @@ def test_the_rate_of_cross_entropy_is_that_of_a_trainer():
     labels = torch.from_numpy(random.integers(0, 3, size=7))
     model = Features(4)
     given = {
-        "K": fl.ntk(model, x, outputs="full"), "K_test": fl.ntk(model, x_test, x, outputs="full"),
-        "y": F.one_hot(labels, 3).double(), "f0": model(x).detach(), "f0_test": model(x_test).detach(),
-    }  # fmt: skip
+        "K": fl.ntk(model, x, outputs="full"),
+        "K_test": fl.ntk(model, x_test, x, outputs="full"),
+        "y": F.one_hot(labels, 3).double(),
+        "f0": model(x).detach(),
+        "f0_test": model(x_test).detach(),
+    }
     rate = fl.dynamics.rate(0.3, "mean-half", P=7, C=3)
     found = fl.dynamics.kernel_descent(**given, times=[0, 25], rate=rate, discrete=True, loss="cross-entropy")
     trained(model, x, lambda f: nn.functional.cross_entropy(f, labels), 0.3, 25)
@@ -368,9 +390,15 @@ def test_a_network_leaves_its_kernel_at_second_order(loss: str):
     for lr in (2e-3, 1e-3):
         model = perceptron(11)
         found = fl.dynamics.kernel_descent(
-            fl.ntk(model, x, outputs="full"), y, times=[4], rate=fl.dynamics.rate(lr, loss, P=6, C=3), discrete=True,
-            f0=model(x).detach(), K_test=fl.ntk(model, x_test, x, outputs="full"), f0_test=model(x_test).detach(),
-        )  # fmt: skip
+            fl.ntk(model, x, outputs="full"),
+            y,
+            times=[4],
+            rate=fl.dynamics.rate(lr, loss, P=6, C=3),
+            discrete=True,
+            f0=model(x).detach(),
+            K_test=fl.ntk(model, x_test, x, outputs="full"),
+            f0_test=model(x_test).detach(),
+        )
         start = model(x_test).detach()
         trained(model, x, lambda f: LOSSES[loss](f, y), lr, 4)
         moved, predicted = model(x_test).detach() - start, found.test_outputs[0] - start

@@ -106,8 +106,10 @@ def test_the_network_given_is_not_touched_and_frozen_weights_stay():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     taylor = dynamics.linearize(model)
     assert [name for name, p in taylor.named_parameters() if p.requires_grad] == [
-        "network.0.bias", "network.2.weight", "network.2.bias",
-    ]  # fmt: skip
+        "network.0.bias",
+        "network.2.weight",
+        "network.2.bias",
+    ]
     train(taylor, x, y, 3, 1e-3)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(taylor.network[0].weight, before["0.weight"])

@@ -66,8 +66,9 @@ def slide(browser: Browser, key: str, place: str) -> None:
         """const input = document.getElementById(`control-${arguments[0]}`);
         input.value = arguments[1];
         input.dispatchEvent(new Event("input", { bubbles: true }))""",
-        key, place,
-    )  # fmt: skip
+        key,
+        place,
+    )
 
 
 def test_the_mathematics_agrees_with_the_theory(browser: Browser, page: Path):
@@ -91,8 +92,10 @@ def test_the_page_draws_and_offers_what_was_tested_without_it(browser: Browser, 
         )
         assert code == one["python"]
         curves = {line["name"]: (chart["x"], line["y"]) for chart in charts.values() for line in chart["lines"]}
-        plain = {name: tuple([float("inf") if v is None else v for v in axis] for axis in curve)
-                 for name, curve in curves.items()}  # fmt: skip
+        plain = {
+            name: tuple([float("inf") if v is None else v for v in axis] for axis in curve)
+            for name, curve in curves.items()
+        }
         assert difference(plain, one["curves"]) < 1e-9
 
 
@@ -181,7 +184,7 @@ def test_sixty_frames_in_two_seconds_of_a_slider(browser: Browser, page: Path, t
           move();
         })""",
         key,
-    )  # fmt: skip
+    )
     assert frames >= 60
 
 
@@ -221,11 +224,13 @@ def test_theory_and_network_meet_and_part(browser: Browser, page: Path):
     for rest in ("", "?off=0.7"):
         opened(browser, page, "mechanism", rest)
         until(browser, "explorer.experiment.over")
-        apart.append(browser.script("""
+        apart.append(
+            browser.script("""
             const { x, lines: [{ y }] } = explorer.shown.theory.charts.zeta;
             const { x: at, y: seen } = explorer.experiment.of('zeta').get(0);
             const theory = (t) => y[Math.round(t / x.at(-1) * (x.length - 1))];
-            return Math.max(...at.map((t, i) => Math.abs(seen[i] - theory(t))))"""))  # fmt: skip
+            return Math.max(...at.map((t, i) => Math.abs(seen[i] - theory(t))))""")
+        )
     assert apart[0] < 0.02
     assert apart[1] > 0.05
 
@@ -269,8 +274,16 @@ def test_a_click_in_the_plane_sets_the_sliders(browser: Browser, page: Path):
         )
         browser.painted()
         phase = browser.evaluate("document.querySelector('.plane .readout').textContent")
-        expected = {"NTK": "kernel", "mean field": "frozen", "mean field⁺": "learning", "Kaiming": "unstable",
-                    "Kaiming⁻": "kernel", "Xavier": "learning", "Xavier⁻": "kernel", "lazy": "unstable"}  # fmt: skip
+        expected = {
+            "NTK": "kernel",
+            "mean field": "frozen",
+            "mean field⁺": "learning",
+            "Kaiming": "unstable",
+            "Kaiming⁻": "kernel",
+            "Xavier": "learning",
+            "Xavier⁻": "kernel",
+            "lazy": "unstable",
+        }
         assert expected[label] in phase, label
 
 
@@ -347,8 +360,10 @@ def test_it_fits_a_phone(browser: Browser, page: Path, topic: str):
 def test_dark_and_light_and_print(browser: Browser, page: Path):
     def looks() -> tuple[str, str]:
         browser.painted()
-        return (browser.evaluate("getComputedStyle(document.body).backgroundColor"),
-                browser.script("return document.querySelector('.chart canvas').toDataURL()"))  # fmt: skip
+        return (
+            browser.evaluate("getComputedStyle(document.body).backgroundColor"),
+            browser.script("return document.querySelector('.chart canvas').toDataURL()"),
+        )
 
     opened(browser, page, "silent")
     until(browser, "explorer.experiment.over")

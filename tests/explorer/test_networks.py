@@ -20,27 +20,83 @@ pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 STEPS = 7
 SETTINGS: dict[str, dict[str, Any]] = {
-    "silent": {"inputs": 6, "width": 9, "layers": 3, "modes": [1.0, 0.5], "sigma": 0.7, "spread": 0.8, "rate": 0.1,
-               "end": 9, "seed": 3, "start": "random"},
-    "mechanism": {"scale": 0.3, "rateU": 0.05, "rateW": 0.02, "normU": 2.0, "normV": 1.5, "zeta": 0.4, "target": 1.7,
-                  "width": 11, "activation": "relu", "off": 0.3, "end": 9, "seed": 4},
+    "silent": {
+        "inputs": 6,
+        "width": 9,
+        "layers": 3,
+        "modes": [1.0, 0.5],
+        "sigma": 0.7,
+        "spread": 0.8,
+        "rate": 0.1,
+        "end": 9,
+        "seed": 3,
+        "start": "random",
+    },
+    "mechanism": {
+        "scale": 0.3,
+        "rateU": 0.05,
+        "rateW": 0.02,
+        "normU": 2.0,
+        "normV": 1.5,
+        "zeta": 0.4,
+        "target": 1.7,
+        "width": 11,
+        "activation": "relu",
+        "off": 0.3,
+        "end": 9,
+        "seed": 4,
+    },
     "rich": {"flips": 3, "width": 13, "richness": 4.0, "rate": 0.1, "end": 9, "threshold": 0.02, "seed": 5},
-    "growth": {"samples": 6, "size": 1.2, "ratio": 1.5, "width": 17, "rate": 0.05, "end": 9, "perClass": 2,
-               "noise": 0.4, "seed": 6},
-    "features": {"decay": 1.3, "width": 10, "hidden": 2, "activation": "quadratic", "size": 0.5, "optimizer": "descent",
-                 "speed": 1, "rate": 0.02, "end": 9, "seed": 7},
-    "transfer": {"dimension": 7, "spike": 2.0, "overlap": 0.6, "ridge": 0.3, "noise": 0.1, "samples": 5, "sizes": [],
-                 "descent": 100000, "draws": 40, "seed": 8},
-}  # fmt: skip
+    "growth": {
+        "samples": 6,
+        "size": 1.2,
+        "ratio": 1.5,
+        "width": 17,
+        "rate": 0.05,
+        "end": 9,
+        "perClass": 2,
+        "noise": 0.4,
+        "seed": 6,
+    },
+    "features": {
+        "decay": 1.3,
+        "width": 10,
+        "hidden": 2,
+        "activation": "quadratic",
+        "size": 0.5,
+        "optimizer": "descent",
+        "speed": 1,
+        "rate": 0.02,
+        "end": 9,
+        "seed": 7,
+    },
+    "transfer": {
+        "dimension": 7,
+        "spike": 2.0,
+        "overlap": 0.6,
+        "ridge": 0.3,
+        "noise": 0.1,
+        "samples": 5,
+        "sizes": [],
+        "descent": 100000,
+        "draws": 40,
+        "seed": 8,
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, dict[str, Any]]:
     asked = [{"topic": topic, "setting": one, "steps": STEPS} for topic, one in SETTINGS.items()]
     slo = SETTINGS["features"] | {"optimizer": "slo", "speed": 20.0, "activation": "relu", "hidden": 1}
-    done = subprocess.run([str(NODE), str(HERE / "networks.mjs")], text=True, capture_output=True, check=True,
-                          input=json.dumps([*asked, {"topic": "features", "setting": slo, "steps": STEPS}]),
-                          timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [str(NODE), str(HERE / "networks.mjs")],
+        text=True,
+        capture_output=True,
+        check=True,
+        input=json.dumps([*asked, {"topic": "features", "setting": slo, "steps": STEPS}]),
+        timeout=120,
+    )
     return dict(zip([*SETTINGS, "slo"], json.loads(done.stdout), strict=True))
 
 
@@ -102,8 +158,13 @@ def test_a_deep_linear_network(trained: dict[str, Any]):
 
 def test_a_balanced_start_follows_the_theory():
     setting = SETTINGS["silent"] | {"start": "balanced", "spread": 0.0, "sigma": 0.3, "rate": 1e-4, "modes": [1.0, 0.6]}
-    done = subprocess.run([str(NODE), str(HERE / "networks.mjs")], text=True, capture_output=True, check=True,
-                          input=json.dumps([{"topic": "silent", "setting": setting, "steps": 20000}]))  # fmt: skip
+    done = subprocess.run(
+        [str(NODE), str(HERE / "networks.mjs")],
+        text=True,
+        capture_output=True,
+        check=True,
+        input=json.dumps([{"topic": "silent", "setting": setting, "steps": 20000}]),
+    )
     found = points(json.loads(done.stdout)[0]["after"])
     c = fl.theory.deep_linear.strength(2.0, torch.tensor([1.0, 0.6]), 0.3**3, 3)
     assert [found["strength", 0], found["strength", 1]] == pytest.approx(c.tolist(), rel=1e-3)
@@ -237,8 +298,13 @@ def test_a_readout_trained_to_the_end_is_ridge_regression(trained: dict[str, Any
 
 def test_trained_readouts_follow_the_learning_curve():
     setting = SETTINGS["transfer"] | {"dimension": 60, "samples": 20, "noise": 0.0, "overlap": 0.5, "seed": 0}
-    done = subprocess.run([str(NODE), str(HERE / "networks.mjs")], text=True, capture_output=True, check=True,
-                          input=json.dumps([{"topic": "transfer", "setting": setting, "steps": 40}]))  # fmt: skip
+    done = subprocess.run(
+        [str(NODE), str(HERE / "networks.mjs")],
+        text=True,
+        capture_output=True,
+        check=True,
+        input=json.dumps([{"topic": "transfer", "setting": setting, "steps": 40}]),
+    )
     point = next(one for one in json.loads(done.stdout)[0]["after"]["points"] if one["chart"] == "curve")
     expected = float(transfer.learning_curve(20, 60, 2.0, 0.5, 0.3).error)
     assert abs(point["y"] - expected) < 4 * point["error"] + 0.02 * expected

@@ -17,22 +17,38 @@ HERE = Path(__file__).parent
 
 STATES: dict[str, list[dict[str, Any]]] = {
     "rich": [{}, {"share": 3.0, "flips": 5}, {"share": 0.02, "flips": 12}],
-    "silent": [{}, {"modes": 3, "gap": 0.7, "sigma": 0.2}, {"layers": 3, "sigma": 0.1},
-               {"layers": 4, "modes": 2, "sigma": 0.5}, {"sigma": 1.0}, {"start": "balanced", "modes": 2}],
+    "silent": [
+        {},
+        {"modes": 3, "gap": 0.7, "sigma": 0.2},
+        {"layers": 3, "sigma": 0.1},
+        {"layers": 4, "modes": 2, "sigma": 0.5},
+        {"sigma": 1.0},
+        {"start": "balanced", "modes": 2},
+    ],
     "mechanism": [{}, {"zeta": 0.99, "normU": 15.0, "target": -1.5, "rateW": 0.02}, {"zeta": 1.0, "steps": 300}],
     "growth": [{}, {"samples": 6, "size": 0.2, "ratio": 3.0, "perClass": 2, "noise": 0.7}],
-    "features": [{}, {"hidden": "1", "activation": "quadratic", "width": 10, "decay": 2.3}, {"activation": "quadratic"},
-                 {"hidden": "1", "decay": 0.0}],
+    "features": [
+        {},
+        {"hidden": "1", "activation": "quadratic", "width": 10, "decay": 2.3},
+        {"activation": "quadratic"},
+        {"hidden": "1", "decay": 0.0},
+    ],
     "transfer": [{}, {"noise": 0.3, "ridge": 0.0, "overlap": 0.2}, {"dimension": 20, "spike": 0.0, "samples": 40}],
-}  # fmt: skip
+}
 
 
 def drawn() -> list[dict[str, Any]]:
     if NODE is None:
         return []
     asked = [{"topic": topic, "set": each} for topic, states in STATES.items() for each in states]
-    done = subprocess.run([NODE, str(HERE / "curves.mjs")], input=json.dumps(asked), capture_output=True, text=True,
-                          check=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [NODE, str(HERE / "curves.mjs")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 

@@ -32,8 +32,9 @@ def test_there_are_vectors_for_every_theory(written: Path):
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_no_place_of_the_sliders_breaks_a_topic():
-    done = subprocess.run([str(NODE), "--test", str(HERE / "topics.test.mjs")], capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [str(NODE), "--test", str(HERE / "topics.test.mjs")], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -41,8 +42,11 @@ def test_no_place_of_the_sliders_breaks_a_topic():
 def test_the_page_agrees_with_the_theory_in_node(written: Path):
     done = subprocess.run(
         [str(NODE), "--test", "--test-reporter=tap", str(HERE / "theory.test.mjs")],
-        env={"VECTORS": str(written), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        env={"VECTORS": str(written), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, "\n".join(
         line for line in done.stdout.splitlines() if "not ok" in line or "is " in line
     )

@@ -14,8 +14,15 @@ Vector = dict[str, Any]
 
 def vectors() -> list[Vector]:
     """All of them; `call` is [module, function] of `mathematics`, `expected` any part of what it returns."""
-    parts = (deep_linear_vectors, latent_vectors, phase_vectors, ofe_vectors, transfer_vectors, early_vectors,
-             relu_vectors)  # fmt: skip
+    parts = (
+        deep_linear_vectors,
+        latent_vectors,
+        phase_vectors,
+        ofe_vectors,
+        transfer_vectors,
+        early_vectors,
+        relu_vectors,
+    )
     return [vector for part in parts for vector in part()]
 
 
@@ -97,13 +104,21 @@ def latent_vectors() -> list[Vector]:
         y, rate_u, rate_w = float(other[2] * 2), float(other[3].exp()), float(other[4].exp())
         W = (v / rho)[:, None]
         asked = times(3.0 / (1 + abs(scale)))
-        path = latent.solve(u, W, torch.tensor([rho], dtype=torch.float64), y, times=asked, scale=scale,
-                            rate_u=rate_u, rate_w=rate_w)  # fmt: skip
+        path = latent.solve(
+            u, W, torch.tensor([rho], dtype=torch.float64), y, times=asked, scale=scale, rate_u=rate_u, rate_w=rate_w
+        )
         expected = {
-            "output": path.output, "loss": path.loss, "ntk": path.ntk, "layerAlignment": path.layer_alignment,
-            "normU": path.norms.u, "normWx": path.norms.Wx, "timeScale": path.time_scale,
-            "featureShare": path.feature_share, "finalKernel": path.final.ntk, "mechanism": str(path.mechanism),
-        }  # fmt: skip
+            "output": path.output,
+            "loss": path.loss,
+            "ntk": path.ntk,
+            "layerAlignment": path.layer_alignment,
+            "normU": path.norms.u,
+            "normWx": path.norms.Wx,
+            "timeScale": path.time_scale,
+            "featureShare": path.feature_share,
+            "finalKernel": path.final.ntk,
+            "mechanism": str(path.mechanism),
+        }
         found.append(vector("latent", "solve", [u, v, rho, y, asked, scale, rate_u, rate_w], expected))
     for u, v, y in (([3.0, 0.0], [-3.0, 0.0], 2.0), ([3.0, 0.0], [3.0, 0.0], 2.0), ([3.0, 0.0], [3.0, 0.0], -2.0)):
         # layers that are opposite or parallel and balanced: into the saddle, or only stretched
@@ -157,8 +172,13 @@ def ofe_vectors() -> list[Vector]:
             gamma = share * star
             path = ofe.solve(K0, y, gamma, times(4.0), rate=0.7)
             spikes = ofe.spike(K0, y, gamma)
-            expected = {"loss": path.loss, "alignment": path.alignment, "norm": path.kernel_norm,
-                        "eigenvalues": spikes.eigenvalues, "overlaps": spikes.overlaps}  # fmt: skip
+            expected = {
+                "loss": path.loss,
+                "alignment": path.alignment,
+                "norm": path.kernel_norm,
+                "eigenvalues": spikes.eigenvalues,
+                "overlaps": spikes.overlaps,
+            }
             found.append(vector("ofe", "solve", [K0, y, gamma, times(4.0), 0.7, start], expected))
             found.append(vector("ofe", "topOverlap", [start, gamma], ofe.top_overlap(K0, y, gamma)))
             found.append(vector("ofe", "finalAlignment", [K0, y, gamma], ofe.final_alignment(K0, y, gamma)))
@@ -178,8 +198,11 @@ def transfer_vectors() -> list[Vector]:
     for spike, overlap, ridge, noise in itertools.product((0.0, 3.0, 30.0), (0.0, 0.7, 1.0), (0.0, 0.5), (0.0, 0.2)):
         for samples in (5.0, 30.0, 90.0):
             curve = transfer.learning_curve(samples, 40, spike, overlap, ridge, noise)
-            expected = {"error": curve.error, "effectiveRidge": curve.effective_ridge,
-                        "varianceShare": curve.variance_share}  # fmt: skip
+            expected = {
+                "error": curve.error,
+                "effectiveRidge": curve.effective_ridge,
+                "varianceShare": curve.variance_share,
+            }
             found.append(vector("transfer", "learningCurve", [samples, 40, spike, overlap, ridge, noise], expected))
     return found
 
@@ -195,14 +218,14 @@ def early_vectors() -> list[Vector]:
             variances = [*[1 / d, 1 / width, 1 / width][:hidden], 0.5]
             ptk = early.expected_ptk(X, width, activation, hidden, variances)
             found.append(vector("early", "expectedPtk", [X, width, activation, hidden, variances], ptk))
-            found.append(vector("early", "derivativeCorrelation", [X, y, ptk],
-                                early.derivative_correlation(X, y, ptk)))  # fmt: skip
+            found.append(vector("early", "derivativeCorrelation", [X, y, ptk], early.derivative_correlation(X, y, ptk)))
         A, B = early.data_matrices(X, y)
         found.append(vector("early", "dataMatrices", [X, y], {"A": A, "B": B}))
         moments = early.quadratic_moments(width, d, 4)
         found.append(vector("early", "quadraticMoments", [width, d], moments))
-        found.append(vector("early", "freeProbability", [A, B, moments],
-                            early.free_probability(A, B, moments).correlation))  # fmt: skip
+        found.append(
+            vector("early", "freeProbability", [A, B, moments], early.free_probability(A, B, moments).correlation)
+        )
     return found
 
 
@@ -214,21 +237,36 @@ def relu_vectors() -> list[Vector]:
     for seed, P in ((0, 4), (1, 6), (2, 7)):
         y, f = normal(P, seed=seed), normal(P, seed=10 + seed)
         rates = relu.growth_rates(y, f, 0.3)
-        expected = {"readoutTask": rates.readout_task, "readoutMean": rates.readout_mean,
-                    "hiddenTask": rates.hidden_task, "hiddenMean": rates.hidden_mean}  # fmt: skip
+        expected = {
+            "readoutTask": rates.readout_task,
+            "readoutMean": rates.readout_mean,
+            "hiddenTask": rates.hidden_task,
+            "hiddenMean": rates.hidden_mean,
+        }
         found.append(vector("relu", "growthRates", [y, f, 0.3], expected))
         features = normal(P, 20, seed=20 + seed).relu()
         K_V, K_W = features @ features.T / 20, torch.diag(torch.rand(P, dtype=torch.float64) + 0.1)
         K_W[0, 1] = K_W[1, 0] = 0.05
         path = relu.solve(K_V, K_W, y, times=times(5.0), rate=0.3)
-        expected = {"loss": path.loss, "readoutTask": path.readout_task, "readoutMean": path.readout_mean,
-                    "hiddenTask": path.hidden_task, "hiddenMean": path.hidden_mean,
-                    "alignment": path.alignment}  # fmt: skip
+        expected = {
+            "loss": path.loss,
+            "readoutTask": path.readout_task,
+            "readoutMean": path.readout_mean,
+            "hiddenTask": path.hidden_task,
+            "hiddenMean": path.hidden_mean,
+            "alignment": path.alignment,
+        }
         found.append(vector("relu", "solve", [K_V, K_W, y, times(5.0), 0.3], expected))
         classes = 2 + seed
         outputs = normal(classes, classes, seed=30 + seed)
-        found.append(vector("relu", "mixtureRates", [outputs, 3 + seed, 0.8, 0.3, 1.1],
-                            relu.mixture_rates(outputs, 3 + seed, 0.8, 0.3, square_norm=1.1)))  # fmt: skip
+        found.append(
+            vector(
+                "relu",
+                "mixtureRates",
+                [outputs, 3 + seed, 0.8, 0.3, 1.1],
+                relu.mixture_rates(outputs, 3 + seed, 0.8, 0.3, square_norm=1.1),
+            )
+        )
     return found
 
 

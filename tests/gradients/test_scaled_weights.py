@@ -44,8 +44,11 @@ def dense_kernels(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     f = model(x)
     kernels = {}
     for name, parameter in model.named_parameters():
-        rows = [torch.autograd.grad(f[i, c], parameter, retain_graph=True, allow_unused=True)[0]
-                for i in range(P) for c in range(C)]  # fmt: skip
+        rows = [
+            torch.autograd.grad(f[i, c], parameter, retain_graph=True, allow_unused=True)[0]
+            for i in range(P)
+            for c in range(C)
+        ]
         J = torch.stack([torch.zeros_like(parameter) if row is None else row for row in rows]).reshape(P, C, -1)
         kernels[name] = torch.einsum("pcn,qcn->pq", J, J) / C
     return kernels

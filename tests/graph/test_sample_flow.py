@@ -271,10 +271,16 @@ def test_ops_along_an_axis(name: str, sizes: tuple[int, int, int], arrange: Any,
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_permutations(sizes: tuple[int, int, int], arrange: Any):
     moves = [
-        lambda t: t.permute(2, 0, 1), lambda t: t.permute(-1, 1, 0), lambda t: t.transpose(0, -1),
-        lambda t: t.transpose(1, 2), lambda t: t.mT, lambda t: t.swapaxes(0, 1), lambda t: t.flatten(1).t(),
-        lambda t: t.flatten(0, 1).T, lambda t: t.transpose(1, 1),
-    ]  # fmt: skip
+        lambda t: t.permute(2, 0, 1),
+        lambda t: t.permute(-1, 1, 0),
+        lambda t: t.transpose(0, -1),
+        lambda t: t.transpose(1, 2),
+        lambda t: t.mT,
+        lambda t: t.swapaxes(0, 1),
+        lambda t: t.flatten(1).t(),
+        lambda t: t.flatten(0, 1).T,
+        lambda t: t.transpose(1, 1),
+    ]
     h, parameters = hidden(sizes)
     t, _, _ = arrange(h)
     for move in moves:
@@ -297,14 +303,16 @@ PRODUCTS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "Addmm, samples contracted": (lambda h: torch.addmm(drawn(3), drawn(len(h), len(h)), bilinear(h)), False),
     "Bmm, samples in the batch": (lambda h: h @ h.mT, True),
     "Bmm, samples in rows": (lambda h: (h.transpose(0, 1) @ drawn(h.shape[1], h.shape[2], 3)).transpose(0, 1), True),
-    "Bmm, samples in columns": (lambda h: (drawn(h.shape[1], 3, h.shape[2]) @ h.permute(1, 2, 0)).permute(2, 0, 1),
-                                True),
+    "Bmm, samples in columns": (
+        lambda h: (drawn(h.shape[1], 3, h.shape[2]) @ h.permute(1, 2, 0)).permute(2, 0, 1),
+        True,
+    ),
     "Bmm, samples contracted": (lambda h: drawn(h.shape[2], len(h), len(h)) @ h.permute(2, 0, 1), False),
     "Baddbmm": (lambda h: torch.baddbmm(h[:, :, :1], h, drawn(len(h), h.shape[2], 3)), True),
-    "Mv": (lambda h: (h.flatten(0, 1) @ drawn(h.shape[2])), True),
+    "Mv": (lambda h: h.flatten(0, 1) @ drawn(h.shape[2]), True),
     "Mv, samples contracted": (lambda h: drawn(len(h), len(h)) @ h[:, 0, 0], False),
-    "Mv, vector of samples": (lambda h: (h[:, 0, 0] @ drawn(len(h), len(h))), False),
-}  # fmt: skip
+    "Mv, vector of samples": (lambda h: h[:, 0, 0] @ drawn(len(h), len(h)), False),
+}
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -420,8 +428,15 @@ def two_parts(h: Tensor) -> Tensor:
     return one * other.transpose(0, 1).reshape(one.shape)
 
 
-MIXING = [broadcast_over_samples, rolled, padded_by_one_sample, one_sample_for_all, shifted_by_a_slice, written_into,
-          strided]  # fmt: skip
+MIXING = [
+    broadcast_over_samples,
+    rolled,
+    padded_by_one_sample,
+    one_sample_for_all,
+    shifted_by_a_slice,
+    written_into,
+    strided,
+]
 REORDERING = [samples_as_positions, samples_in_pieces, two_paths, two_parts]
 
 
@@ -538,8 +553,15 @@ def test_every_rule_has_a_test():
     elsewhere = {"Permute", "Transpose", "T", "Swapaxes"}  # test_permutations; torch swaps by Transpose today
     elsewhere |= {"Trilinear", "Cdist", "EuclideanDist"}  # test_bilinear_forms_and_distances
     same_as_another = {
-        "Selu", "FusedRmsNorm", "ConvolutionOverrideable", "CudnnConvolution", "CudnnBatchNorm", "MiopenBatchNorm",
-        "ScaledDotProductFlashAttention", "ScaledDotProductCudnnAttention", "ScaledDotProductEfficientAttention",
+        "Selu",
+        "FusedRmsNorm",
+        "ConvolutionOverrideable",
+        "CudnnConvolution",
+        "CudnnBatchNorm",
+        "MiopenBatchNorm",
+        "ScaledDotProductFlashAttention",
+        "ScaledDotProductCudnnAttention",
+        "ScaledDotProductEfficientAttention",
         "ScaledDotProductFusedAttentionOverrideable",
-    }  # fmt: skip
+    }
     assert set(sample_flow.RULES) <= tested | elsewhere | same_as_another

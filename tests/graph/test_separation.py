@@ -172,8 +172,13 @@ def masked(self: Net, ids: Tensor) -> Tensor:
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "residual": lambda: (
-        Net(residual, first=nn.Conv2d(3, 3, 3, padding=1), norm=nn.BatchNorm2d(3), out=nn.Linear(3, 2),
-            second=nn.Conv2d(3, 3, 3, padding=1, groups=3)),
+        Net(
+            residual,
+            first=nn.Conv2d(3, 3, 3, padding=1),
+            norm=nn.BatchNorm2d(3),
+            out=nn.Linear(3, 2),
+            second=nn.Conv2d(3, 3, 3, padding=1, groups=3),
+        ),
         torch.randn(18, 3, 5, 5),
     ),
     "class token": lambda: (
@@ -189,7 +194,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         Net(lambda self, x: self.a(x).tanh(), a=nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
         torch.randn(20, 3),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

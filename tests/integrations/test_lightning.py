@@ -64,9 +64,16 @@ def trained(package: ModuleType, path: Path, callbacks: list[Any], **options: An
     data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 3)
     net = module(package)
     trainer = package.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=callbacks, default_root_dir=path, **options,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        default_root_dir=path,
+        **options,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(net, DataLoader(data, 8, shuffle=True))
@@ -128,9 +135,14 @@ def test_numbers_go_to_the_loggers_of_the_trainer(package: ModuleType, tmp_path:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 3)
     trainer = package.Trainer(
-        max_epochs=2, accelerator="cpu", logger=logger, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[seen],
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[seen],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(module(package), DataLoader(data, 8))

@@ -30,9 +30,16 @@ def trained(path: Path, callbacks: list[Any], attach: bool = False, **options: A
     config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config)
     args = transformers.TrainingArguments(
-        output_dir=str(path / "out"), num_train_epochs=2, per_device_train_batch_size=4, logging_steps=3, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True, **options,
-    )  # fmt: skip
+        output_dir=str(path / "out"),
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        logging_steps=3,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
     trainer = transformers.Trainer(model, args, train_dataset=Tokens(), callbacks=callbacks)
     if attach:
         callbacks[0].trainer = trainer

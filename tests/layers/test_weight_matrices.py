@@ -50,8 +50,9 @@ def test_a_linear_layer_and_a_convolution():
 
 def test_the_weight_is_applied_to_its_rows():
     """W x + b is what the op gives, for every layer whose output can be read."""
-    model = nn.Sequential(nn.Conv1d(3, 4, 2, padding=1), nn.ConvTranspose1d(4, 2, 3, stride=2), nn.Flatten(1),
-                          nn.Linear(30, 3))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv1d(3, 4, 2, padding=1), nn.ConvTranspose1d(4, 2, 3, stride=2), nn.Flatten(1), nn.Linear(30, 3)
+    )
     x = torch.randn(5, 3, 6)
     with captured(model, x) as chunk:
         found = weight_matrices(chunk).found
@@ -66,8 +67,9 @@ def test_the_weight_is_applied_to_its_rows():
 
 
 def test_a_weight_applied_several_times_is_one():
-    model = Net(lambda self, x: self.layer(self.layer(x).tanh()) + F.linear(x, self.layer.weight),
-                layer=nn.Linear(4, 4))  # fmt: skip
+    model = Net(
+        lambda self, x: self.layer(self.layer(x).tanh()) + F.linear(x, self.layer.weight), layer=nn.Linear(4, 4)
+    )
     (one,) = found_in(model, torch.randn(5, 4)).found.values()
     assert len(one.readings) == 3
     assert one.positions == 3
@@ -124,8 +126,7 @@ def test_attention_is_found_with_what_feeds_it(attend: Any):
         found = weight_matrices(chunk).found
         nodes = {one.readings[0].use.node: name for name, one in found.items()}
         (attention,) = attentions(chunk.graph, nodes)
-        feeding = [[nodes[node] for node in nearest(value, nodes)] for value in
-                   (attention.q, attention.k, attention.v)]  # fmt: skip
+        feeding = [[nodes[node] for node in nearest(value, nodes)] for value in (attention.q, attention.k, attention.v)]
         assert feeding == [["a"], ["b"], ["c"]]
         assert [found[name].role for name in ("a", "b", "c", "out")] == ["q", "k", "v", None]
         out = found["out"].readings[0].use.node

@@ -57,17 +57,38 @@ def test_the_page_is_served_to_who_has_the_token(port: int):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/events", "/?token=", "/?token=t", f"/?token={TOKEN}x", f"/events?token={TOKEN[1:]}", f"/?Token={TOKEN}",
-     "/?token=%F0%9F%98%80", "/?" + "&".join(["a=1"] * 99)],
-)  # fmt: skip
+    [
+        "/",
+        "/events",
+        "/?token=",
+        "/?token=t",
+        f"/?token={TOKEN}x",
+        f"/events?token={TOKEN[1:]}",
+        f"/?Token={TOKEN}",
+        "/?token=%F0%9F%98%80",
+        "/?" + "&".join(["a=1"] * 99),
+    ],
+)
 def test_nobody_else_is_answered(port: int, path: str):
     status, body, _ = answer(port, path)
     assert status == 403
     assert "featlearn live" not in body
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil",
-                                  "0.0.0.0", "127.0.0.1@evil.example", "", "[::1]x", "127.0.0.1:99999999"])  # fmt: skip
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "0.0.0.0",
+        "127.0.0.1@evil.example",
+        "",
+        "[::1]x",
+        "127.0.0.1:99999999",
+    ],
+)
 def test_other_hosts_are_refused(port: int, host: str):
     assert answer(port, Host=host)[0] == 403
 
@@ -90,9 +111,20 @@ def test_two_hosts_are_refused(port: int):
     assert found.split(b" ")[1] in (b"400", b"403")
 
 
-@pytest.mark.parametrize("path", ["/a/run.json", "/../secret.txt", "/..%2fsecret.txt", "/%2e%2e/secret.txt",
-                                  "/....//secret.txt", "/etc/passwd", "//etc/passwd", "/static/live.js",
-                                  "/a/../../secret.txt"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/a/run.json",
+        "/../secret.txt",
+        "/..%2fsecret.txt",
+        "/%2e%2e/secret.txt",
+        "/....//secret.txt",
+        "/etc/passwd",
+        "//etc/passwd",
+        "/static/live.js",
+        "/a/../../secret.txt",
+    ],
+)
 def test_no_path_leads_to_a_file(port: int, path: str):
     found = raw(port, f"GET {path}?token={TOKEN} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert found.startswith(b"HTTP/1.1 404")
@@ -194,11 +226,18 @@ def _overflow(run: Path, outside: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_link, "is a link"), (_linked_config, "is a link"), (_bad_line, "expected"), (_deep, "damaged"),
-        (_large, "at most"), (_long_line, "has a line of more"), (_pipe, "holds no run.json"), (_newer, "schema 99"),
-        (_array, "damaged"), (_overflow, "too large"),
+        (_link, "is a link"),
+        (_linked_config, "is a link"),
+        (_bad_line, "expected"),
+        (_deep, "damaged"),
+        (_large, "at most"),
+        (_long_line, "has a line of more"),
+        (_pipe, "holds no run.json"),
+        (_newer, "schema 99"),
+        (_array, "damaged"),
+        (_overflow, "too large"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_run_shows_an_error_and_the_server_lives(tmp_path: Path, harm, said: str):
     run = tmp_path / "runs" / "a"
     begun(run)

@@ -74,8 +74,11 @@ class Growing:
 
 def at(browser: Browser, place: int) -> None:
     """Move the slider to the n-th step."""
-    browser.script("const slider = document.getElementById('step'); slider.value = arguments[0];"
-                   "slider.dispatchEvent(new Event('input'))", place)  # fmt: skip
+    browser.script(
+        "const slider = document.getElementById('step'); slider.value = arguments[0];"
+        "slider.dispatchEvent(new Event('input'))",
+        place,
+    )
     browser.painted()
 
 
@@ -153,8 +156,10 @@ def test_what_the_reader_set_stays_in_newer_pictures(browser: Browser, tmp_path:
     run.measure(0, 1, 5)
     with live(browser, tmp_path / "a"):
         browser.click("#figure-spectrum .legend button")
-        browser.script("document.querySelector('#figure-kernels details').open = true;"
-                       "document.querySelector('#figure-power summary, #figure-spectrum summary').focus()")  # fmt: skip
+        browser.script(
+            "document.querySelector('#figure-kernels details').open = true;"
+            "document.querySelector('#figure-power summary, #figure-spectrum summary').focus()"
+        )
         toggles = browser.evaluate("drawing.toggles.length")
         run.measure(9)
         until(browser, "document.querySelectorAll('#figure-kernels tbody tr').length === 4")

@@ -74,8 +74,9 @@ def test_it_ends_with_a_process_that_is_killed(tmp_path: Path):
         "page = LivePage(Path(sys.argv[1])); print(page._process.pid, flush=True); time.sleep(60)"
     )
     RunWriter(tmp_path / "a", {})
-    training = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+    training = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert training.stdout is not None
     assert training.stderr is not None
     served, place = int(training.stdout.readline()), urlsplit(training.stderr.readline().split()[-1])

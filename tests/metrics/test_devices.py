@@ -30,23 +30,37 @@ def given() -> Given:
     wide = drawn(11, 3, 40, seed=2)
     full = torch.einsum("acr,bdr->abcd", wide, wide[:7]) / 40
     return {
-        "K": each[0, :7, :7], "K2": each[1, :7, :7], "K_test": each[0, 7:, :7],
-        "each": each[:, :7, :7], "each_test": each[:, 7:, :7], "full": full[:7], "full_test": full[7:],
-        "stack": moving[:, :7, :7], "stack_test": moving[:, 7:, :7],
-        "y": drawn(7, seed=3), "Y": drawn(7, 3, seed=4), "Y_test": drawn(4, 3, seed=5), "f0": drawn(7, 3, seed=7),
+        "K": each[0, :7, :7],
+        "K2": each[1, :7, :7],
+        "K_test": each[0, 7:, :7],
+        "each": each[:, :7, :7],
+        "each_test": each[:, 7:, :7],
+        "full": full[:7],
+        "full_test": full[7:],
+        "stack": moving[:, :7, :7],
+        "stack_test": moving[:, 7:, :7],
+        "y": drawn(7, seed=3),
+        "Y": drawn(7, 3, seed=4),
+        "Y_test": drawn(4, 3, seed=5),
+        "f0": drawn(7, 3, seed=7),
         "labels": torch.eye(3, dtype=torch.float64)[[0, 1, 2, 1, 1, 0, 2]],
         "times": torch.tensor([0.0, 0.3, 0.7, 1.5, 4.0], dtype=torch.float64),
         "late": torch.tensor([1.0, 2.0, 4.5, 6.0, 7.0], dtype=torch.float64),
-        "curve": torch.tensor([3.0, 2.5, 1.0, 0.4, 0.1], dtype=torch.float64), "x": drawn(6, 4, seed=6),
-    }  # fmt: skip
+        "curve": torch.tensor([3.0, 2.5, 1.0, 0.4, 0.1], dtype=torch.float64),
+        "x": drawn(6, 4, seed=6),
+    }
 
 
 def descent(g: Given, kernel: str = "K", target: str = "Y", **options: Any) -> Any:
     test = "K_test" if kernel == "K" else f"{kernel}_test"
     return fl.dynamics.kernel_descent(
-        g[kernel], g[target], f0=g["f0"], K_test=g[test], f0_test=g["Y_test"],
+        g[kernel],
+        g[target],
+        f0=g["f0"],
+        K_test=g[test],
+        f0_test=g["Y_test"],
         **{"times": g["times"], "rate": 0.3, **options},
-    )  # fmt: skip
+    )
 
 
 CALLS: dict[str, Callable[[Given], Any]] = {
@@ -94,7 +108,7 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     ),
     "infinite relu": lambda g: fl.theory.infinite_width.ntk(g["x"], g["x"][:2], hidden_layers=3),
     "infinite erf": lambda g: fl.theory.infinite_width.nngp(g["x"], hidden_layers=2, activation="erf"),
-}  # fmt: skip
+}
 
 
 def parts(result: Any) -> list[Any]:

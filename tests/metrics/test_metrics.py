@@ -184,8 +184,11 @@ def test_reference_feature_rates():
     assert float(metrics.feature_rate(K, grown, Y)) == pytest.approx(0.7, rel=1e-12)
     scaled = metrics.feature_rate(K, grown, Y, normalized=True)
     assert float(scaled) == pytest.approx(0.7 * 2.25 / float(K.norm()), rel=1e-12)
-    for before, after, expected in ((0.1, 0.5, 0.47445626465380286), (0.1, 0.9, 1.9543919576822422),
-                                    (0.3, 0.2, -0.1052779759075346)):  # fmt: skip
+    for before, after, expected in (
+        (0.1, 0.5, 0.47445626465380286),
+        (0.1, 0.9, 1.9543919576822422),
+        (0.3, 0.2, -0.1052779759075346),
+    ):
         rates = metrics.feature_rate(with_alignment(before), with_alignment(after), torch.tensor([1.0, 0.0]))
         assert float(rates) == pytest.approx(expected, rel=1e-9)
 

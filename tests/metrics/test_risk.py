@@ -153,9 +153,10 @@ def test_the_suggested_ridge_has_the_least_error():
     report = metrics.condition(matrix, y)
     at = left_out(matrix, y[:, None], float(report.suggested_ridge)).mean()
     assert float(slow.min()) * 0.99 < float(at) < float(slow.min()) * 1.0011
-    theory = [fl.theory.transfer.learning_curve_general(35, VALUES, COEFFICIENTS, r, 1.0).error for r in (
-        tried, float(report.suggested_ridge)
-    )]  # fmt: skip
+    theory = [
+        fl.theory.transfer.learning_curve_general(35, VALUES, COEFFICIENTS, r, 1.0).error
+        for r in (tried, float(report.suggested_ridge))
+    ]
     assert float(theory[1]) < 1.1 * float(theory[0].min())
     chosen = metrics.predicted_risk(matrix, y)
     assert float(chosen.ridge) == float(report.suggested_ridge)

@@ -60,16 +60,29 @@ def test_a_run_that_goes_on_costs_what_both_parts_did():
 @pytest.mark.parametrize(
     ("cost", "share", "words"),
     [
-        (Cost(20.0, 0.9), 0.05, "0.9 s of 20.9 s for measuring, first and last included: 4.5 % of training, within the "
-         "budget of 5 %"),
-        (Cost(0.8, 1.0), 0.05, "1.0 s of 1.8 s for measuring, first and last included: training took 0.8 s, above "
-         "the budget of 5 %, which short runs may exceed"),
-        (Cost(0.01, 1.0), None, "1.0 s of 1.0 s for measuring, first and last included: training took 0.01 s, no "
-         "budget"),
-        (Cost(), 0.05, "0.0 s of 0.0 s for measuring, first and last included: 0 % of training, within the budget of "
-         "5 %"),
+        (
+            Cost(20.0, 0.9),
+            0.05,
+            "0.9 s of 20.9 s for measuring, first and last included: 4.5 % of training, within the budget of 5 %",
+        ),
+        (
+            Cost(0.8, 1.0),
+            0.05,
+            "1.0 s of 1.8 s for measuring, first and last included: training took 0.8 s, above "
+            "the budget of 5 %, which short runs may exceed",
+        ),
+        (
+            Cost(0.01, 1.0),
+            None,
+            "1.0 s of 1.0 s for measuring, first and last included: training took 0.01 s, no budget",
+        ),
+        (
+            Cost(),
+            0.05,
+            "0.0 s of 0.0 s for measuring, first and last included: 0 % of training, within the budget of 5 %",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_cost_in_words(cost: Cost, share: float | None, words: str):
     assert cost.summary(share) == words
 
@@ -87,8 +100,15 @@ def test_a_budget_that_is_no_number_is_refused():
 
 def test_costs_are_rounded_up_to_factors_of_four():
     assert [rounded(cost, 0.25) for cost in (0.0, 0.2, 0.25, 0.26, 1.0, 1.1, 4.0, 17.0)] == [
-        0.25, 0.25, 0.25, 1.0, 1.0, 4.0, 4.0, 64.0,
-    ]  # fmt: skip
+        0.25,
+        0.25,
+        0.25,
+        1.0,
+        1.0,
+        4.0,
+        4.0,
+        64.0,
+    ]
 
 
 def quantity(name: str) -> ScheduledQuantity:
@@ -187,8 +207,9 @@ def test_a_watch_keeps_to_its_allocation(clock: Clock, tmp_path: Path):
         return 0.0
 
     model = nn.Linear(3, 1)
-    with watch(model, probe=(torch.randn(5, 3), None), out=tmp_path / "run", every=1, budget=0.05,
-               quantities=[slow]) as seen:  # fmt: skip
+    with watch(
+        model, probe=(torch.randn(5, 3), None), out=tmp_path / "run", every=1, budget=0.05, quantities=[slow]
+    ) as seen:
         for _ in range(400):
             clock.now += 0.005
             seen.step(loss=1.0)

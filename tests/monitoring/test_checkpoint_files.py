@@ -73,11 +73,19 @@ def test_a_folder_of_files_is_sorted_by_step(tmp_path: Path):
 
 def test_the_folder_of_a_hugging_face_trainer(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     touched(
-        tmp_path, "step0.pt", "checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt",
-        "checkpoint-10/pytorch_model.bin", "checkpoint-20/model.safetensors.index.json", "runs/events.1",
-        "step30/pytorch_model.bin.index.json", "config.json", "training_args.bin", "model.safetensors",
+        tmp_path,
+        "step0.pt",
+        "checkpoint-5/model.safetensors",
+        "checkpoint-5/optimizer.pt",
+        "checkpoint-10/pytorch_model.bin",
+        "checkpoint-20/model.safetensors.index.json",
+        "runs/events.1",
+        "step30/pytorch_model.bin.index.json",
+        "config.json",
+        "training_args.bin",
+        "model.safetensors",
         "model-00001-of-00002.safetensors",
-    )  # fmt: skip
+    )
     found = steps(listed_checkpoints(tmp_path, own_format=False))
     assert found == {0: "step0.pt", 5: "checkpoint-5", 10: "checkpoint-10", 20: "checkpoint-20", 30: "step30"}
     assert "left out" in (said := capfd.readouterr().err)

@@ -195,7 +195,7 @@ def test_archives_that_unpack_to_more_than_their_size_are_refused(tmp_path: Path
         ({"9.weight": torch.zeros(2)}, "it has besides '9.weight'"),
         ({3: torch.zeros(2)}, "has keys that are no names"),
     ],
-)  # fmt: skip
+)
 def test_entries_that_do_not_fit_are_refused(change: dict[Any, Any], said: str):
     refused({**network().state_dict(), **change}, said)
 

@@ -28,9 +28,16 @@ def mlp() -> nn.Module:
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 2), nn.BatchNorm2d(5), nn.ReLU(),
-        nn.Flatten(), nn.Dropout(0.1), nn.Linear(20, 3),
-    ).double()  # fmt: skip
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 2),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(20, 3),
+    ).double()
 
 
 class Transformer(nn.Module):
@@ -90,8 +97,9 @@ def saved_while_watched(name: str, folder: Path, out: Path) -> Run:
             torch.save(model.state_dict(), folder / f"step{step}.pt")
 
     save(0)
-    with fl.watch(model, probe=data(9, 1), test=data(7, 2), out=out, every=lambda step: step in STEPS, budget=None,
-                  **options) as seen:  # fmt: skip
+    with fl.watch(
+        model, probe=data(9, 1), test=data(7, 2), out=out, every=lambda step: step in STEPS, budget=None, **options
+    ) as seen:
         for step in range(1, STEPS[-1] + 1):
             x, y = data(20, 10 + step)
             outputs = model(x)
@@ -375,9 +383,15 @@ def test_a_file_that_was_written_anew_is_not_taken_for_the_old_one(mlps: tuple[P
 
 def test_settings_quantities_and_names_are_those_of_a_watch(mlps: tuple[Path, Run], tmp_path: Path):
     run = measured(
-        "mlp", mlps[0], tmp_path / "run", quantities=["weights"], name="mine", settings={"width": 8},
-        loss="cross-entropy", test=None,
-    )  # fmt: skip
+        "mlp",
+        mlps[0],
+        tmp_path / "run",
+        quantities=["weights"],
+        name="mine",
+        settings={"width": 8},
+        loss="cross-entropy",
+        test=None,
+    )
     assert (run.name, run.config["settings"]) == ("mine", {"width": 8})
     assert run.config["loss_convention"] == "cross-entropy"
     assert not any(name.startswith("ntk/") for name in run.names)

@@ -57,8 +57,9 @@ def test_a_resumed_run_is_the_run_itself(tmp_path: Path):
     _, _, whole = begun(tmp_path / "whole", 8)
     whole.__exit__(None, None, None)
     model, optimizer, _ = begun(tmp_path / "cut", 5)  # and is lost
-    with watch(model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer,
-               resume=True) as seen:  # fmt: skip
+    with watch(
+        model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer, resume=True
+    ) as seen:
         assert seen.steps == 5
         steps(model, optimizer, seen, range(4, 9))  # from a checkpoint that is older than the last line
     found, expected = (dict(without_time(tmp_path / name)) for name in ("cut", "whole"))
@@ -78,8 +79,9 @@ def test_where_the_run_began_is_known_exactly_after_a_resume(tmp_path: Path):
     _, _, whole = begun(tmp_path / "whole", 8)
     whole.__exit__(None, None, None)
     model, optimizer, _ = begun(tmp_path / "cut", 5)
-    with watch(model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer,
-               resume=True) as seen:  # fmt: skip
+    with watch(
+        model, probe=probe(), out=tmp_path / "cut", every=1, budget=None, optimizer=optimizer, resume=True
+    ) as seen:
         steps(model, optimizer, seen, range(6, 9))
     found, expected = (dict(without_time(tmp_path / name)) for name in ("cut", "whole"))
     assert found.keys() == expected.keys()

@@ -160,9 +160,15 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     kernel = fl.ntk(model, x)
     every = list(range(6))
     assert run.arrays == {
-        "initial": [0], "kernel": every, "optimizer_kernel": [5], "outputs": every, "specialization": every,
-        "spectrum": every, "targets": [0], "test": every,
-    }  # fmt: skip
+        "initial": [0],
+        "kernel": every,
+        "optimizer_kernel": [5],
+        "outputs": every,
+        "specialization": every,
+        "spectrum": every,
+        "targets": [0],
+        "test": every,
+    }
     close = {"rtol": 1e-5, "atol": 1e-5}
     last = run.array("kernel", 5)
     assert numpy.allclose(last["mean"], kernel, **close)
@@ -197,8 +203,14 @@ def test_kernels_between_outputs_are_kept_where_they_are_small_and_say_something
     monkeypatch.setattr(step_view_module, "LARGEST_FULL", 18 if found else 27)
     x, y = data(outputs=outputs)
     model = network(outputs)
-    with watch(model, probe=(x, y if outputs > 1 else x[:, 0]), out=tmp_path / "run", every=every, budget=None,
-               test=(x[:4], None)) as seen:  # fmt: skip
+    with watch(
+        model,
+        probe=(x, y if outputs > 1 else x[:, 0]),
+        out=tmp_path / "run",
+        every=every,
+        budget=None,
+        test=(x[:4], None),
+    ) as seen:
         for _ in range(5):
             seen.step()
     run = seen.run
@@ -212,9 +224,13 @@ def test_kernels_between_outputs_are_kept_where_they_are_small_and_say_something
 def test_the_configuration_says_what_was_run(tmp_path: Path):
     config = watched(tmp_path / "run", loss="cross-entropy", name="mine").run.config
     assert config["model"] == {
-        "class": "torch.nn.modules.container.Sequential", "parameters": 123, "trainable": 123,
-        "layers": ["0", "2", "4"], "batch_norm": False, "dropout": False,
-    }  # fmt: skip
+        "class": "torch.nn.modules.container.Sequential",
+        "parameters": 123,
+        "trainable": 123,
+        "layers": ["0", "2", "4"],
+        "batch_norm": False,
+        "dropout": False,
+    }
     assert config["optimizer"]["class"] == "SGD"
     assert config["optimizer"]["groups"][0]["lr"] == 0.5
     assert (config["name"], config["loss_convention"], config["every"], config["budget"]) == (
@@ -360,9 +376,10 @@ def test_awkward_names_are_made_safe(tmp_path: Path):
 
 
 def test_a_model_that_cannot_be_measured_is_refused_on_entering(tmp_path: Path):
-    with pytest.raises(FeatlearnError, match="max_norm"), watch(
-        nn.Embedding(5, 3, max_norm=1.0), probe=(torch.zeros(4, dtype=torch.long), None), out=tmp_path / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(FeatlearnError, match="max_norm"),
+        watch(nn.Embedding(5, 3, max_norm=1.0), probe=(torch.zeros(4, dtype=torch.long), None), out=tmp_path / "run"),
+    ):
         pytest.fail("entered")
     assert not (tmp_path / "run").exists(), "it can be tried again"
 
@@ -379,9 +396,10 @@ def test_what_only_some_models_have_is_left_out_unless_asked_for(tmp_path: Path)
             return (x * self.scale).sum(1)
 
     probe = (torch.randn(4, 5), None)
-    with pytest.warns(UserWarning, match="features could not be measured"), watch(
-        Scale(), probe=probe, out=tmp_path / "a", budget=None
-    ) as seen:  # fmt: skip
+    with (
+        pytest.warns(UserWarning, match="features could not be measured"),
+        watch(Scale(), probe=probe, out=tmp_path / "a", budget=None) as seen,
+    ):
         seen.step()
     assert [event["what"] for event in seen.run.events if event["kind"] == "failed"] == ["features"]
     assert seen.run.scalar("ntk/norm")[0].tolist() == [0, 1]
@@ -404,8 +422,13 @@ def test_a_diverged_run_goes_on(tmp_path: Path, recwarn: pytest.WarningsRecorder
     assert seen.steps == 4
     assert math.isnan(seen.run.scalar("loss")[1][-1])
     events = [(event["kind"], event.get("what")) for event in seen.run.events]
-    kinds = [("started", None), ("diverged", "measurement"), ("diverged", "loss"), ("repeated", "measurement"),
-             ("finished", None)]  # fmt: skip
+    kinds = [
+        ("started", None),
+        ("diverged", "measurement"),
+        ("diverged", "loss"),
+        ("repeated", "measurement"),
+        ("finished", None),
+    ]
     assert events == kinds, "an event once, not at each of the steps 2, 3 and 4"
     assert [event["count"] for event in seen.run.events if event["kind"] == "repeated"] == [2]
     told = messages(recwarn)
@@ -449,9 +472,10 @@ def test_a_kernel_that_overflows_is_an_event_and_told_once(tmp_path: Path, recwa
 
 def test_a_folder_that_cannot_be_written_is_refused_on_entering(tmp_path: Path):
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(RunError, match="cannot be written"), watch(
-        network(), probe=data(), out=tmp_path / "file" / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(RunError, match="cannot be written"),
+        watch(network(), probe=data(), out=tmp_path / "file" / "run"),
+    ):
         pytest.fail("entered")
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -607,9 +631,15 @@ def test_losses_that_are_no_numbers_are_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [(1.5, InputTypeError), (2.0, InputTypeError), ("2", InputTypeError), (-1, InputValueError),
-     (True, InputValueError), (10**12, InputValueError)],
-)  # fmt: skip
+    [
+        (1.5, InputTypeError),
+        (2.0, InputTypeError),
+        ("2", InputTypeError),
+        (-1, InputValueError),
+        (True, InputValueError),
+        (10**12, InputValueError),
+    ],
+)
 def test_steps_that_are_no_steps_are_refused_before_anything_is_written(step: Any, error: Any, tmp_path: Path):
     with watch(network(), probe=data(), out=tmp_path / "run", budget=None) as seen:
         seen.step(loss=1.0, step=numpy.int64(4))
@@ -660,25 +690,29 @@ def test_wrong_arguments_are_refused_before_anything_runs(options: Any, error: A
 
 def test_labels_that_do_not_fit_are_refused_on_entering(tmp_path: Path):
     x, y = data()
-    with pytest.raises(InputValueError, match="labels run from 0 to 5"), watch(
-        network(), probe=(x, y + 3 * (y == 2)), out=tmp_path / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(InputValueError, match="labels run from 0 to 5"),
+        watch(network(), probe=(x, y + 3 * (y == 2)), out=tmp_path / "run"),
+    ):
         pytest.fail("entered")
 
 
 def test_class_labels_that_are_floats_are_told_apart_from_numbers(tmp_path: Path):
     x, y = data()
-    with pytest.raises(InputValueError, match=r"float32 numbers, whole: for labels pass y\.long\(\)"), watch(
-        network(), probe=(x, y.float()), out=tmp_path / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(InputValueError, match=r"float32 numbers, whole: for labels pass y\.long\(\)"),
+        watch(network(), probe=(x, y.float()), out=tmp_path / "run"),
+    ):
         pytest.fail("entered")
-    with pytest.raises(InputValueError, match=r"float64 numbers, whole: for labels pass y\[:, 0\]\.long\(\)"), watch(
-        network(), probe=(x, y.double()[:, None]), out=tmp_path / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(InputValueError, match=r"float64 numbers, whole: for labels pass y\[:, 0\]\.long\(\)"),
+        watch(network(), probe=(x, y.double()[:, None]), out=tmp_path / "run"),
+    ):
         pytest.fail("entered")
-    with pytest.raises(InputValueError, match=r"or class labels$"), watch(
-        network(), probe=(x, x[:, 0]), out=tmp_path / "run"
-    ):  # fmt: skip
+    with (
+        pytest.raises(InputValueError, match=r"or class labels$"),
+        watch(network(), probe=(x, x[:, 0]), out=tmp_path / "run"),
+    ):
         pytest.fail("entered")
 
 
@@ -718,8 +752,18 @@ def test_numbers_of_ones_own_do_not_take_the_names_of_measured_ones(tmp_path: Pa
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     given = {"probe": data(), "every": 1, "budget": None, "optimizer": optimizer}
     with watch(model, out=tmp_path / "run", test=test, **given) as seen:
-        for name in ("ntk/alignment", "ntk/velocity", "features/0/centered", "layers/0--2/alignment", "weights/norm",
-                     "weights/0/distance", "probe/loss", "test/accuracy", "lr", "ntk/layers/4/share"):  # fmt: skip
+        for name in (
+            "ntk/alignment",
+            "ntk/velocity",
+            "features/0/centered",
+            "layers/0--2/alignment",
+            "weights/norm",
+            "weights/0/distance",
+            "probe/loss",
+            "test/accuracy",
+            "lr",
+            "ntk/layers/4/share",
+        ):
             for act in (seen.step, seen.log):
                 with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own.*'own/{name}'"):
                     act(**{name: 3.0})
@@ -800,8 +844,10 @@ def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):
     with pytest.warns(UserWarning, match="moody could not be measured"):
         run = watched(tmp_path / "run", steps=9, quantities=["kernel", moody]).run
     assert [(e["kind"], e["step"]) for e in run.events if e.get("what") == "moody"] == [
-        ("failed", 2), ("failed", 6), ("repeated", 9),
-    ]  # fmt: skip
+        ("failed", 2),
+        ("failed", 6),
+        ("repeated", 9),
+    ]
     assert [e["count"] for e in run.events if e["kind"] == "repeated"] == [3]
 
 
@@ -881,9 +927,7 @@ def test_a_model_whose_last_layer_is_an_embedding_is_watched(tmp_path: Path):
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_too_few_samples_for_an_error_give_no_gap(
-    samples: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
-):  # fmt: skip
+def test_too_few_samples_for_an_error_give_no_gap(samples: int, tmp_path: Path, recwarn: pytest.WarningsRecorder):
     x, y = data()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

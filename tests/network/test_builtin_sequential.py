@@ -31,11 +31,14 @@ def test_every_layer_of_the_table_is_one_that_torch_has_written():
     assert nn.Embedding not in _METHODS  # rewrites its weights, with max_norm
 
 
-@pytest.mark.parametrize("model", [
-    network(),
-    nn.Linear(3, 2),
-    nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [
+        network(),
+        nn.Linear(3, 2),
+        nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
+    ],
+)
 def test_sequences_of_torchs_own_layers(model: nn.Module):
     assert is_builtin(model)
     assert is_builtin(model.eval())
@@ -88,21 +91,42 @@ def test_what_the_user_has_changed_is_no_builtin_sequential(change: Change):
 
 
 def images() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.GroupNorm(1, 3), nn.Flatten(),
-                         nn.Dropout(0.3), nn.Linear(3, 2))  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.GroupNorm(1, 3),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(3, 2),
+    )
 
 
-@pytest.mark.parametrize(("shape", "expected"), [
-    ((5, 2, 4, 4), True), ((2, 2, 4, 4), False), ((2, 4, 4), False), ((5, 2, 4, 4, 4), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((5, 2, 4, 4), True),
+        ((2, 2, 4, 4), False),
+        ((2, 4, 4), False),
+        ((5, 2, 4, 4, 4), False),
+    ],
+)
 def test_convolutions_take_batches_whose_samples_are_no_channels(shape: tuple[int, ...], expected: bool):
     assert is_builtin(images(), torch.zeros(shape)) is expected
 
 
-@pytest.mark.parametrize("place", [
-    (nn.Conv2d, "_conv_forward"), (nn.Conv2d, "forward"), (nn.Module, "__call__"), (nn.Module, "_call_impl"),
-    (functional, "linear"), (functional, "relu"), (torch, "relu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "place",
+    [
+        (nn.Conv2d, "_conv_forward"),
+        (nn.Conv2d, "forward"),
+        (nn.Module, "__call__"),
+        (nn.Module, "_call_impl"),
+        (functional, "linear"),
+        (functional, "relu"),
+        (torch, "relu"),
+    ],
+)
 def test_what_was_replaced_in_torch_is_seen(place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch):
     x = torch.zeros(5, 2, 4, 4)
     assert is_builtin(images(), x)
@@ -153,10 +177,17 @@ def _inference() -> Tensor:
         return torch.zeros(5, 3)
 
 
-@pytest.mark.parametrize("x", [
-    (torch.zeros(5, 3),), {"input": torch.zeros(5, 3)}, torch.zeros(5), torch.zeros(5, 3, requires_grad=True),
-    nn.Parameter(torch.zeros(5, 3), requires_grad=False), _inference(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "x",
+    [
+        (torch.zeros(5, 3),),
+        {"input": torch.zeros(5, 3)},
+        torch.zeros(5),
+        torch.zeros(5, 3, requires_grad=True),
+        nn.Parameter(torch.zeros(5, 3), requires_grad=False),
+        _inference(),
+    ],
+)
 def test_other_inputs(x: Any):
     assert not is_builtin(network(), x)
 

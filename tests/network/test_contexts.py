@@ -315,8 +315,11 @@ def parametrized() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("make", [lambda: model_and_probe(torch.float32)[0], weight_normed, tied, parametrized],
-                         ids=["plain", "old weight_norm", "tied", "parametrized"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [lambda: model_and_probe(torch.float32)[0], weight_normed, tied, parametrized],
+    ids=["plain", "old weight_norm", "tied", "parametrized"],
+)
 def test_double_is_the_kernel_of_the_model_in_double_and_leaves_the_model_single(
     make: Callable[[], nn.Module],
 ) -> None:

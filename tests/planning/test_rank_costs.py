@@ -117,8 +117,9 @@ def test_the_compute_is_that_of_counted_operations():
     """
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(40, 90), nn.ReLU(), nn.Linear(90, 70), nn.ReLU(), nn.Linear(70, 1))
-    cnn = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 10, 3), nn.Flatten(),
-                        nn.Linear(360, 1))  # fmt: skip
+    cnn = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 10, 3), nn.Flatten(), nn.Linear(360, 1)
+    )
     for model, x in ((mlp, torch.randn(300, 40)), (cnn, torch.randn(500, 3, 8, 8))):
         found = fl.plan(model, x, ranks=1).rank_costs
         with FlopCounterMode(display=False) as counter:
@@ -139,8 +140,11 @@ def test_the_plan_prints_the_model_and_says_what_it_is():
     assert (found.ranks, found.device.name, found.samples) == (64, "A100", 64)
     # For a single sample of each rank pairs of positions are multiplied in the weights.
     assert {p.name: p.exchange for p in found.parameters} == {
-        "0.weight": "ring", "0.bias": "slices", "2.weight": "ring", "2.bias": "slices",
-    }  # fmt: skip
+        "0.weight": "ring",
+        "0.bias": "slices",
+        "2.weight": "ring",
+        "2.bias": "slices",
+    }
     small = fl.plan(model, x, ranks=64, device="A100", memory="60kB").rank_costs  # the kernel takes 16 kB of it
     assert {p.exchange for p in small.parameters} == {"ring"}
     assert found.weight_bytes == 4 * (40 * 90 + 90 + 270 + 3)

@@ -216,9 +216,8 @@ def covered(name: str, centered: bool, samples: int, probes: int, trials: int, l
     truth = float((fl.metrics.centered_alignment if centered else fl.metrics.alignment)(kernel, y))
     generator = torch.Generator().manual_seed(0)
     found = [
-        fl.estimate_alignment(model, x, y, centered=centered, probes=probes, generator=generator)
-        for _ in range(trials)
-    ]  # fmt: skip
+        fl.estimate_alignment(model, x, y, centered=centered, probes=probes, generator=generator) for _ in range(trials)
+    ]
     off = torch.tensor([(float(e) - truth) / float(e.stderr) for e in found])
     assert int((off.abs() <= 2).sum()) >= least
     assert float(off.square().mean().sqrt()) > 0.5  # errors are not stated too large either

@@ -38,8 +38,12 @@ def measures(*without: str) -> list[Callable[..., object]]:
     return [function for name, function in every.items() if name not in without]
 
 
-BAD_MODELS = [("a function", lambda x: x, "function"), ("a class", nn.Linear, "type"), ("nothing", None, "NoneType"),
-              ("state", MODEL.state_dict(), "mapping")]  # fmt: skip
+BAD_MODELS = [
+    ("a function", lambda x: x, "function"),
+    ("a class", nn.Linear, "type"),
+    ("nothing", None, "NoneType"),
+    ("state", MODEL.state_dict(), "mapping"),
+]
 
 
 @pytest.mark.parametrize("measure", measures())
@@ -306,8 +310,12 @@ def rules() -> Iterator[dict[str, Any]]:
 def doubled() -> Net:
     torch.manual_seed(0)
     with_weight = nn.Parameter(torch.randn(6, dtype=torch.float64))
-    return Net(lambda self, x: self.head(Double.apply(torch.tanh(self.body(x)), self.weight)), weight=with_weight,
-               body=nn.Linear(4, 6).double(), head=nn.Linear(6, 3).double())  # fmt: skip
+    return Net(
+        lambda self, x: self.head(Double.apply(torch.tanh(self.body(x)), self.weight)),
+        weight=with_weight,
+        body=nn.Linear(4, 6).double(),
+        head=nn.Linear(6, 3).double(),
+    )
 
 
 @pytest.mark.parametrize("names", [(), (3,), (len,), ("",), ("AddBackward0", None)], ids=repr)

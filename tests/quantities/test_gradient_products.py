@@ -213,10 +213,14 @@ def test_rotations_are_uniform():
     draws = torch.stack([haar_rotation(size, generator) for _ in range(4000)])
     assert float((draws @ draws.mT - torch.eye(size)).abs().max()) < 1e-12
     for values, expected in (
-        (draws, 0.0), (draws**2, 1 / 4), (draws**4, 3 / 24), (draws[:, 0, :1] ** 2 * draws[:, 0, 1:] ** 2, 1 / 24),
+        (draws, 0.0),
+        (draws**2, 1 / 4),
+        (draws**4, 3 / 24),
+        (draws[:, 0, :1] ** 2 * draws[:, 0, 1:] ** 2, 1 / 24),
         (draws[:, 0, 0] * draws[:, 1, 1] * draws[:, 0, 1] * draws[:, 1, 0], -1 / (3 * 4 * 6)),
-        (torch.linalg.det(draws), 0.0), (draws.diagonal(dim1=1, dim2=2).sum(1) ** 2, 1.0),
-    ):  # fmt: skip
+        (torch.linalg.det(draws), 0.0),
+        (draws.diagonal(dim1=1, dim2=2).sum(1) ** 2, 1.0),
+    ):
         error = values.std(0) / math.sqrt(len(draws))
         assert bool(((values.mean(0) - expected).abs() <= 4.5 * error).all())
 

@@ -98,9 +98,15 @@ def test_a_zero_weight_is_undefined_with_a_reason():
 @pytest.mark.parametrize("norm", NORMS)
 def test_consecutive_convolutions(norm: str):
     model = nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 4, (1, 2)),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear(4, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(5, 4, (1, 2)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        linear(4, 3),
+    )
     found = fl.layer_alignment(model, torch.randn(4, 2, 6, 6), norm=norm)
     assert list(found) == [("0", "4"), ("4", "7")]
     U = matrix(model[4]).permute(0, 2, 3, 1).reshape(-1, 5)
@@ -123,9 +129,13 @@ def test_grouped_convolutions(groups: int):
 
 def test_transposed_convolutions():
     model = nn.Sequential(
-        nn.Conv2d(2, 5, 2), nn.ReLU(), nn.ConvTranspose2d(5, 3, 2, stride=2), nn.ReLU(), nn.Conv2d(3, 4, 3),
+        nn.Conv2d(2, 5, 2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(5, 3, 2, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 3),
         nn.Flatten(),
-    )  # fmt: skip
+    )
     found = fl.layer_alignment(model, torch.randn(4, 2, 4, 5))
     U = matrix(model[2]).reshape(5, -1).T
     assert found["0", "2"].value == pytest.approx(zeta(U, matrix(model[0]).reshape(5, -1)), rel=1e-12)
@@ -197,7 +207,7 @@ def test_a_frozen_weight_between_two_layers_is_a_weight():
     assert ("0", "4") not in found or math.isnan(found["0", "4"].value)
 
 
-@pytest.mark.parametrize("widths", [(4, 5), pytest.param((4, 4))])  # fmt: skip
+@pytest.mark.parametrize("widths", [(4, 5), pytest.param((4, 4))])
 def test_concatenation(widths: tuple[int, int]):
     def forward(self: Net, x: Tensor) -> Tensor:
         return self.head(torch.cat([torch.tanh(self.a(x)), torch.tanh(self.b(x))], 1))
@@ -293,9 +303,15 @@ def test_residual_networks():
     model = Net(forward, stem=linear(3, 5), one=block(), two=block(), head=linear(5, 2))
     found = fl.layer_alignment(model, torch.randn(6, 3))
     assert set(found) == {
-        ("stem", "one.0"), ("one.0", "one.2"), ("stem", "two.0"), ("one.2", "two.0"), ("two.0", "two.2"),
-        ("stem", "head"), ("one.2", "head"), ("two.2", "head"),
-    }  # fmt: skip
+        ("stem", "one.0"),
+        ("one.0", "one.2"),
+        ("stem", "two.0"),
+        ("one.2", "two.0"),
+        ("two.0", "two.2"),
+        ("stem", "head"),
+        ("one.2", "head"),
+        ("two.2", "head"),
+    }
     expected = zeta(matrix(model.head), matrix(model.one[2]))
     assert found["one.2", "head"].value == pytest.approx(expected, rel=1e-12)
 
@@ -307,13 +323,21 @@ def test_a_residual_network_of_convolutions_with_a_projected_shortcut():
         return self.head(x.mean((2, 3)))
 
     model = Net(
-        forward, stem=nn.Conv2d(2, 3, 3, padding=1, bias=False), norm=nn.BatchNorm2d(3),
-        first=nn.Conv2d(3, 4, 3, stride=2, padding=1), second=nn.Conv2d(4, 4, 3, padding=1),
-        shortcut=nn.Conv2d(3, 4, 1, stride=2), head=linear(4, 2),
-    )  # fmt: skip
+        forward,
+        stem=nn.Conv2d(2, 3, 3, padding=1, bias=False),
+        norm=nn.BatchNorm2d(3),
+        first=nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        second=nn.Conv2d(4, 4, 3, padding=1),
+        shortcut=nn.Conv2d(3, 4, 1, stride=2),
+        head=linear(4, 2),
+    )
     assert pairs(model, torch.randn(5, 2, 6, 6)) == {
-        ("stem", "first"), ("stem", "shortcut"), ("first", "second"), ("second", "head"), ("shortcut", "head"),
-    }  # fmt: skip
+        ("stem", "first"),
+        ("stem", "shortcut"),
+        ("first", "second"),
+        ("second", "head"),
+        ("shortcut", "head"),
+    }
 
 
 def test_branches_and_heads():
@@ -339,8 +363,13 @@ def test_densely_connected_layers():
     model = dense_network(torch.tanh)
     found = fl.layer_alignment(model, torch.randn(20, 3))
     assert set(found) == {
-        ("stem", "one"), ("stem", "two"), ("one", "two"), ("stem", "head"), ("one", "head"), ("two", "head"),
-    }  # fmt: skip
+        ("stem", "one"),
+        ("stem", "two"),
+        ("one", "two"),
+        ("stem", "head"),
+        ("one", "head"),
+        ("two", "head"),
+    }
     assert found["one", "two"].value == pytest.approx(zeta(matrix(model.two)[:, 5:], matrix(model.one)), rel=1e-12)
     assert found["two", "head"].value == pytest.approx(zeta(matrix(model.head)[:, 9:], matrix(model.two)), rel=1e-12)
 
@@ -373,8 +402,12 @@ def test_a_residual_sum_that_is_flattened():
 
 
 def test_gates():
-    model = Net(lambda self, x: self.down(F.silu(self.gate(x)) * self.up(x)), gate=linear(3, 5), up=linear(3, 5),
-                down=linear(5, 2))  # fmt: skip
+    model = Net(
+        lambda self, x: self.down(F.silu(self.gate(x)) * self.up(x)),
+        gate=linear(3, 5),
+        up=linear(3, 5),
+        down=linear(5, 2),
+    )
     assert pairs(model, torch.randn(6, 3)) == {("gate", "down"), ("up", "down")}
     fused = Net(lambda self, x: self.down(F.glu(self.both(x))), both=linear(3, 10), down=linear(5, 2))
     (pair,) = fl.layer_alignment(fused, torch.randn(6, 3)).values()
@@ -383,8 +416,11 @@ def test_gates():
 
 
 def test_a_layer_called_twice():
-    model = Net(lambda self, x: self.head(torch.relu(self.layer(torch.relu(self.layer(x))))), layer=linear(4, 4),
-                head=linear(4, 2))  # fmt: skip
+    model = Net(
+        lambda self, x: self.head(torch.relu(self.layer(torch.relu(self.layer(x))))),
+        layer=linear(4, 4),
+        head=linear(4, 2),
+    )
     found = fl.layer_alignment(model, torch.randn(6, 4))
     assert set(found) == {("layer", "layer"), ("layer", "head")}
     assert found["layer", "layer"].value == pytest.approx(zeta(matrix(model.layer), matrix(model.layer)), rel=1e-12)
@@ -393,8 +429,12 @@ def test_a_layer_called_twice():
 def test_embeddings_and_unknown_ops_end_a_chain():
     model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), linear(8, 5), nn.ReLU(), linear(5, 2))
     assert pairs(model, torch.randint(6, (5, 2))) == {("2", "4")}
-    recurrent = Net(lambda self, x: self.head(self.gru(torch.relu(self.body(x)))[0][:, -1]), body=linear(3, 4),
-                    gru=nn.GRU(4, 4, batch_first=True), head=linear(4, 2))  # fmt: skip
+    recurrent = Net(
+        lambda self, x: self.head(self.gru(torch.relu(self.body(x)))[0][:, -1]),
+        body=linear(3, 4),
+        gru=nn.GRU(4, 4, batch_first=True),
+        head=linear(4, 2),
+    )
     assert ("body", "head") not in pairs(recurrent, torch.randn(5, 3, 3))
 
 
@@ -416,12 +456,15 @@ def attention(layout: str, fused: bool, heads: int = 2, key_heads: int = 2) -> n
         return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
 
     wide, narrow = 3 * heads, 3 * key_heads
-    parts = {"qkv": linear(5, 3 * wide)} if layout == "fused" else {
-        "q": linear(5, wide), "k": linear(5, narrow), "v": linear(5, narrow)}  # fmt: skip
+    parts = (
+        {"qkv": linear(5, 3 * wide)}
+        if layout == "fused"
+        else {"q": linear(5, wide), "k": linear(5, narrow), "v": linear(5, narrow)}
+    )
     return Net(forward, stem=linear(4, 5), **parts, out=linear(wide, 5), head=linear(5, 2))
 
 
-SDPA = pytest.param(True, id="sdpa")  # fmt: skip
+SDPA = pytest.param(True, id="sdpa")
 EAGER = pytest.param(False, id="eager")
 
 
@@ -463,7 +506,7 @@ def test_multihead_attention():
         pytest.param("llama", "model.layers.{}.self_attn.v_proj", "model.layers.{}.self_attn.o_proj", []),
         pytest.param("gpt2", "transformer.h.{}.attn.c_attn.v", "transformer.h.{}.attn.c_proj", []),
     ],
-)  # fmt: skip
+)
 def test_attention_of_transformers(name: str, values: str, out: str, extra: list[str]):
     pytest.importorskip("transformers")
     model, x, _, readout = {case.name: case for case in FAMILIES}[name].build()
@@ -495,14 +538,23 @@ def test_scores_without_a_softmax_are_no_features():
 
 
 def channel_bias() -> nn.Module:
-    return Net(lambda self, x: self.second(torch.relu(self.first(x) + self.bias)).mean((2, 3)),
-               first=nn.Conv2d(2, 3, 3), bias=parameter(1, 3, 1, 1), second=nn.Conv2d(3, 2, 3))  # fmt: skip
+    return Net(
+        lambda self, x: self.second(torch.relu(self.first(x) + self.bias)).mean((2, 3)),
+        first=nn.Conv2d(2, 3, 3),
+        bias=parameter(1, 3, 1, 1),
+        second=nn.Conv2d(3, 2, 3),
+    )
 
 
 def norm_over_maps() -> nn.Module:
     model = nn.Sequential()
-    for name, part in (("first", nn.Conv2d(2, 3, 3)), ("norm", nn.LayerNorm([3, 4, 5])), ("act", nn.ReLU()),
-                       ("second", nn.Conv2d(3, 2, 3)), ("flat", nn.Flatten())):  # fmt: skip
+    for name, part in (
+        ("first", nn.Conv2d(2, 3, 3)),
+        ("norm", nn.LayerNorm([3, 4, 5])),
+        ("act", nn.ReLU()),
+        ("second", nn.Conv2d(3, 2, 3)),
+        ("flat", nn.Flatten()),
+    ):
         model.add_module(name, part)
     return model
 

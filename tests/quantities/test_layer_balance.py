@@ -74,8 +74,11 @@ class Drift:
         self.first = fl.layer_balance(model, x, given)
         flow(model, x, y, rate, **how)
         self.last = fl.layer_balance(model, x, given)
-        self.moved = min(float((weight - before[name]).detach().norm()) for name, weight in model.named_parameters()
-                         if weight.requires_grad and weight.dim() > 1)  # fmt: skip
+        self.moved = min(
+            float((weight - before[name]).detach().norm())
+            for name, weight in model.named_parameters()
+            if weight.requires_grad and weight.dim() > 1
+        )
 
     def of(self, *names: str) -> float:
         key = (names[0], names[1])
@@ -153,8 +156,9 @@ def test_over_long_times_only_the_integrator_errs():
 
 def test_linear_convolutions_conserve_the_whole_matrix():
     rates = {"0": 0.7, "1": 1.4, "4": 0.9}
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 4, (3, 2), stride=2), nn.AvgPool2d(2),
-                          nn.Flatten(), linear(4, 3))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 4, (3, 2), stride=2), nn.AvgPool2d(2), nn.Flatten(), linear(4, 3)
+    )
     drift = Drift(model, *classes(2, 6, 6), lambda name: rates[name[0]], rates, time=2.0)
     assert drift.moved > 0.1
     for names in (("0", "1"), ("1", "4")):
@@ -167,8 +171,15 @@ def test_rectified_convolutions_conserve_the_diagonal():
     drifts = []
     for steps in (25, 200):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2),
-                              nn.Flatten(), linear(16, 3))  # fmt: skip
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            linear(16, 3),
+        )
         drift = Drift(model, *classes(2, 6, 6), time=1.0, steps=steps)
         assert drift.moved > 0.05
         drifts.append(max(drift.of("0", "2"), drift.of("2", "6")))
@@ -180,8 +191,9 @@ def test_rectified_convolutions_conserve_the_diagonal():
 
 
 def test_transposed_convolutions():
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=2, bias=False), nn.Flatten(),
-                          linear(108, 3))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=2, bias=False), nn.Flatten(), linear(108, 3)
+    )
     drift = Drift(model, *classes(2, 5, 5), time=1.0)
     assert drift.first["0", "1"].conserved
     assert drift.of("0", "1") < 1e-9
@@ -201,8 +213,9 @@ def test_one_step_of_descent_changes_it_in_second_order():
     for rate in (0.02, 0.01):
         torch.manual_seed(0)
         (x, y), model = regression(), nn.Sequential(linear(4, 6), nn.ReLU(), linear(6, 2))
-        optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": rate},
-                                     {"params": model[2].parameters(), "lr": 3 * rate}])  # fmt: skip
+        optimizer = torch.optim.SGD(
+            [{"params": model[0].parameters(), "lr": rate}, {"params": model[2].parameters(), "lr": 3 * rate}]
+        )
         before = fl.layer_balance(model, x, optimizer)["0", "2"].value * rate
         loss(model(x), y).backward()
         optimizer.step()
@@ -220,13 +233,18 @@ def tanh_network() -> nn.Module:
 
 
 def residual_network() -> nn.Module:
-    return Net(lambda self, x: self.head(self.stem(x) + self.block(torch.relu(self.stem(x)))), stem=linear(4, 3, False),
-               block=linear(3, 3, False), head=linear(3, 2, False))  # fmt: skip
+    return Net(
+        lambda self, x: self.head(self.stem(x) + self.block(torch.relu(self.stem(x)))),
+        stem=linear(4, 3, False),
+        block=linear(3, 3, False),
+        head=linear(3, 2, False),
+    )
 
 
 def layer_twice() -> nn.Module:
-    return Net(lambda self, x: self.head(self.layer(self.layer(x))), layer=linear(4, 4, False),
-               head=linear(4, 2, False))  # fmt: skip
+    return Net(
+        lambda self, x: self.head(self.layer(self.layer(x))), layer=linear(4, 4, False), head=linear(4, 2, False)
+    )
 
 
 def normalised() -> nn.Module:
@@ -279,8 +297,11 @@ def weight_norm() -> nn.Module:
 
 
 def constant_vector() -> nn.Module:
-    return Net(lambda self, x: self.second(torch.tensor([1.0, 2.0, 3.0]) * self.first(x)), first=linear(4, 3, False),
-               second=linear(3, 2, False))  # fmt: skip
+    return Net(
+        lambda self, x: self.second(torch.tensor([1.0, 2.0, 3.0]) * self.first(x)),
+        first=linear(4, 3, False),
+        second=linear(3, 2, False),
+    )
 
 
 def also_feeds_an_unread_op() -> nn.Module:
@@ -292,8 +313,11 @@ def also_feeds_an_unread_op() -> nn.Module:
 
 
 def penalty() -> nn.Module:
-    return Net(lambda self, x: self.second(self.first(x)) + self.first.weight.square().sum(),
-               first=linear(4, 3, False), second=linear(3, 2, False))  # fmt: skip
+    return Net(
+        lambda self, x: self.second(self.first(x)) + self.first.weight.square().sum(),
+        first=linear(4, 3, False),
+        second=linear(3, 2, False),
+    )
 
 
 def shared_bias() -> nn.Module:
@@ -303,20 +327,26 @@ def shared_bias() -> nn.Module:
 
 
 def transposed_again() -> nn.Module:
-    return Net(lambda self, x: F.linear(F.linear(x, self.weight, self.bias), self.weight.T)[:, :2],
-               weight=parameter(5, 4), bias=parameter(5))  # fmt: skip
+    return Net(
+        lambda self, x: F.linear(F.linear(x, self.weight, self.bias), self.weight.T)[:, :2],
+        weight=parameter(5, 4),
+        bias=parameter(5),
+    )
 
 
-@pytest.mark.parametrize("build", [
-    pytest.param(frozen_bias),
-    pytest.param(ntk_parametrized),
-    pytest.param(weight_norm),
-    pytest.param(constant_vector),
-    pytest.param(also_feeds_an_unread_op),
-    pytest.param(penalty),
-    pytest.param(shared_bias),
-    pytest.param(transposed_again),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(frozen_bias),
+        pytest.param(ntk_parametrized),
+        pytest.param(weight_norm),
+        pytest.param(constant_vector),
+        pytest.param(also_feeds_an_unread_op),
+        pytest.param(penalty),
+        pytest.param(shared_bias),
+        pytest.param(transposed_again),
+    ],
+)
 def test_what_is_said_to_be_conserved_is(build: Callable[[], nn.Module]):
     drift = Drift(build(), *regression(), time=2.0, steps=200)
     for names, balance in drift.first.items():
@@ -325,8 +355,12 @@ def test_what_is_said_to_be_conserved_is(build: Callable[[], nn.Module]):
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_grouped_convolutions(groups: int):
-    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=groups, bias=False), nn.Conv2d(4, 3, 1, bias=False), nn.Flatten(),
-                          linear(27, 3, False))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 3, groups=groups, bias=False),
+        nn.Conv2d(4, 3, 1, bias=False),
+        nn.Flatten(),
+        linear(27, 3, False),
+    )
     drift = Drift(model, *classes(4, 5, 5), time=2.0)
     assert not drift.first["0", "1"].conserved or drift.of("0", "1") < 1e-9
 
@@ -369,8 +403,9 @@ def test_values_by_hand():
 def test_rates_by_globs_and_by_optimiser():
     model, x = nn.Sequential(linear(4, 3), nn.ReLU(), linear(3, 2)), torch.randn(5, 4)
     expected = fl.layer_balance(model, x, {"0": 0.5, "2": 3.0})["0", "2"].value
-    optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.5},
-                                 {"params": model[2].parameters(), "lr": 3.0}])  # fmt: skip
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters(), "lr": 3.0}]
+    )
     assert torch.equal(fl.layer_balance(model, x, optimizer)["0", "2"].value, expected)
     assert torch.equal(fl.layer_balance(model, x, {"0": 0.5, "*": 3.0})["0", "2"].value, expected)
     assert torch.equal(fl.layer_balance(model, x, {"[0]": 0.5, "*": 3.0})["0", "2"].value, expected)

@@ -150,16 +150,22 @@ def weight_norm() -> Built:
     first = parametrizations.weight_norm(linear(4, 6))
     second = parametrizations.spectral_norm(linear(6, 5))
     model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), parametrizations.orthogonal(linear(5, 3)))
-    return model, torch.randn(7, 4), {str(n): f"{n}.parametrizations.weight.{'original' * (n > 0) or 'original1'}"
-                                      for n in (0, 2, 4)}  # fmt: skip
+    return (
+        model,
+        torch.randn(7, 4),
+        {str(n): f"{n}.parametrizations.weight.{'original' * (n > 0) or 'original1'}" for n in (0, 2, 4)},
+    )
 
 
 def functional_weight() -> Built:
     def forward(self: Net, x: Tensor) -> Tensor:
         return self.head(torch.tanh(x @ self.weight * 2.0))
 
-    return Net(forward, weight=parameter(4, 6), head=linear(6, 3)), torch.randn(7, 4), {
-        "": "weight", "head": "head.weight"}  # fmt: skip
+    return (
+        Net(forward, weight=parameter(4, 6), head=linear(6, 3)),
+        torch.randn(7, 4),
+        {"": "weight", "head": "head.weight"},
+    )
 
 
 def rescaled_weight() -> Built:
@@ -184,10 +190,24 @@ def named(*layers: str) -> dict[str, str]:
 
 
 KINDS = [
-    mlp, mlp_without_bias, in_place_relu, tokens, tokens_time_first, convolution_1d, convolution_2d,
-    depthwise_convolution, convolution_3d, transposed_convolution, transposed_convolution_1d, called_twice,
-    called_on_two_scales, weight_norm, functional_weight, rescaled_weight, frozen_embedding_below,
-]  # fmt: skip
+    mlp,
+    mlp_without_bias,
+    in_place_relu,
+    tokens,
+    tokens_time_first,
+    convolution_1d,
+    convolution_2d,
+    depthwise_convolution,
+    convolution_3d,
+    transposed_convolution,
+    transposed_convolution_1d,
+    called_twice,
+    called_on_two_scales,
+    weight_norm,
+    functional_weight,
+    rescaled_weight,
+    frozen_embedding_below,
+]
 
 
 @pytest.mark.parametrize("build", KINDS, ids=lambda build: build.__name__)
@@ -277,8 +297,9 @@ def fused_attention(layout: str, fused: bool, rotary: bool = False) -> nn.Module
     def rotate(x: Tensor) -> Tensor:
         angles = torch.arange(x.shape[-2])[:, None] * torch.tensor([1.0, 0.3])
         first, second = x.chunk(2, -1)
-        return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()],
-                         -1)  # fmt: skip
+        return torch.cat(
+            [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1
+        )
 
     def forward(self: Net, x: Tensor) -> Tensor:
         samples, positions, _ = x.shape
@@ -409,7 +430,11 @@ def test_fused_projections_where_torch_takes_the_plain_path(case: str):
     width = 16 if case == "keys shared by all heads" else 24
     model = Net(forward, qkv=linear(6, width), out=linear(8, 3))
     assert [*fl.neural_features(model, (torch.randn(5, 7, 6), torch.randn(5, 7, 7)))] == [
-        "qkv.q", "qkv.k", "qkv.v", "out"]  # fmt: skip
+        "qkv.q",
+        "qkv.k",
+        "qkv.v",
+        "out",
+    ]
 
 
 def test_a_softmax_between_plain_layers_is_no_attention():
@@ -466,8 +491,9 @@ def test_weights_that_began_equal_can_be_compared_with_where_they_began():
         return torch.tanh(x @ self.A) @ self.B + torch.tanh(x.flip(1) @ self.C) @ self.D
 
     model = Net(forward, A=parameter(4, 5), B=parameter(5, 2), C=parameter(4, 5), D=parameter(5, 2))
-    start = {name: torch.zeros_like(value) if name in "AC" else value.clone() for name, value in
-             model.state_dict().items()}  # fmt: skip
+    start = {
+        name: torch.zeros_like(value) if name in "AC" else value.clone() for name, value in model.state_dict().items()
+    }
     assert all(
         layer.weight_change >= 0 for layer in fl.neural_features(model, torch.randn(7, 4), initial=start).values()
     )
@@ -610,10 +636,14 @@ def test_reference_case_a():
     assert torch.equal(case.nfm, torch.tensor([[2, 1.5], [1.5, 5.25]]))
     assert torch.equal(case.agop, torch.tensor([[1, -1.25], [-1.25, 4.625]]))
     expected = {
-        "uncentered": 0.742769848168, "centered": 0.970168702862, "double_centered": 0.980580675691,
-        "ptk_centered": 0.606339062591, "centered_share": 0.091539528433, "double_centered_share": 0.378787878788,
+        "uncentered": 0.742769848168,
+        "centered": 0.970168702862,
+        "double_centered": 0.980580675691,
+        "ptk_centered": 0.606339062591,
+        "centered_share": 0.091539528433,
+        "double_centered_share": 0.378787878788,
         "weight_change": 0.454858826147,
-    }  # fmt: skip
+    }
     for name, value in expected.items():
         assert getattr(case, name) == pytest.approx(value, abs=1e-12)
     assert case.correlations("pearson").uncentered == pytest.approx(0.965966652827, abs=1e-12)
@@ -637,9 +667,11 @@ def test_correlations_are_those_of_the_formed_matrices(sizes: tuple[int, int, in
     assert_equal(case.centered_nfm, shift.T @ shift)
     assert_equal(case.centered_agop, shift.T @ K @ shift)
     for name, W, middle in (
-        ("uncentered", weight, K), ("centered", shift, K), ("double_centered", shift, change),
+        ("uncentered", weight, K),
+        ("centered", shift, K),
+        ("double_centered", shift, change),
         ("ptk_centered", start, change),
-    ):  # fmt: skip
+    ):
         expected = float(fl.metrics.correlation(W.T @ W, W.T @ middle @ W, kind))
         assert getattr(found, name) == pytest.approx(expected, abs=1e-11)
         assert -1 <= expected <= 1 + 1e-12
@@ -657,9 +689,11 @@ def test_scales_drop_out_of_correlations(weight_scale: float, gradient_scale: fl
     assert case.initial_weight is not None
     assert case.ptk_change is not None
     scaled = LayerFeatures(
-        weight_scale * case.weight, gradient_scale * case.ptk_covariance, weight_scale * case.initial_weight,
+        weight_scale * case.weight,
+        gradient_scale * case.ptk_covariance,
+        weight_scale * case.initial_weight,
         gradient_scale * case.ptk_change,
-    )  # fmt: skip
+    )
     for kind in ("cosine", "pearson"):
         for name, value in vars(case.correlations(kind)).items():
             assert getattr(scaled.correlations(kind), name) == pytest.approx(value, abs=1e-11)
@@ -692,8 +726,14 @@ def test_unknown_kinds_are_refused():
 
 def test_what_is_undefined_is_nan_with_a_reason():
     case = LayerFeatures(torch.randn(3, 2), torch.eye(3))
-    for name in ("centered", "double_centered", "ptk_centered", "centered_share", "double_centered_share",
-                 "weight_change"):  # fmt: skip
+    for name in (
+        "centered",
+        "double_centered",
+        "ptk_centered",
+        "centered_share",
+        "double_centered_share",
+        "weight_change",
+    ):
         assert math.isnan(getattr(case, name))
         assert "no initial=" in case.undefined[name]
     assert not math.isnan(case.uncentered)
@@ -871,8 +911,9 @@ def test_parametrized_weights_are_compared_by_value():
 
 def test_a_model_that_reaches_its_weights_through_a_closure_is_refused_or_right():
     scale = parameter(5)
-    model = Net(lambda self, x: self.head(torch.tanh(self.body(x)) * scale), body=linear(4, 5), head=linear(5, 2),
-                scale=scale)  # fmt: skip
+    model = Net(
+        lambda self, x: self.head(torch.tanh(self.body(x)) * scale), body=linear(4, 5), head=linear(5, 2), scale=scale
+    )
     start, x = copy.deepcopy(model.state_dict()), torch.randn(7, 4)
     then = features(model, x, "body.weight").deltas
     with torch.no_grad():
@@ -916,8 +957,11 @@ def test_a_hidden_layer_of_one_unit_is_no_readout():
 
 
 def test_means_skip_what_is_undefined():
-    layers = {"a": reference_case(), "b": LayerFeatures(torch.eye(2), torch.eye(2)), "c": LayerFeatures(
-        torch.eye(2), torch.eye(2), is_readout=True)}  # fmt: skip
+    layers = {
+        "a": reference_case(),
+        "b": LayerFeatures(torch.eye(2), torch.eye(2)),
+        "c": LayerFeatures(torch.eye(2), torch.eye(2), is_readout=True),
+    }
     found = NeuralFeatures(layers, {})
     assert found.mean("centered") == pytest.approx(0.970168702862)
     assert found.mean("uncentered") == pytest.approx((0.742769848168 + 1) / 2)

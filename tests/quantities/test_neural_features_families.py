@@ -116,9 +116,16 @@ def test_what_feeds_a_router_is_no_query(name: str):
 def encoder_decoder() -> tuple[nn.Module, Any, Callable[..., Tensor]]:
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(
-        vocab_size=11, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, use_cache=False, pad_token_id=0,
+        vocab_size=11,
+        d_model=8,
+        d_kv=4,
+        d_ff=12,
+        num_layers=1,
+        num_heads=2,
+        use_cache=False,
+        pad_token_id=0,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).double()
     with torch.no_grad():
@@ -132,10 +139,13 @@ def test_an_encoder_with_a_decoder():
     model, x, readout = encoder_decoder()
     found = fl.neural_features(model, x, readout=readout)
     for layer, rows in (
-        ("encoder.block.0.layer.0.SelfAttention.k", 15), ("decoder.block.0.layer.0.SelfAttention.q", 12),
-        ("decoder.block.0.layer.1.EncDecAttention.q", 12), ("decoder.block.0.layer.1.EncDecAttention.k", 15),
-        ("decoder.block.0.layer.1.EncDecAttention.v", 15), ("decoder.block.0.layer.2.DenseReluDense.wo", 12),
-    ):  # fmt: skip
+        ("encoder.block.0.layer.0.SelfAttention.k", 15),
+        ("decoder.block.0.layer.0.SelfAttention.q", 12),
+        ("decoder.block.0.layer.1.EncDecAttention.q", 12),
+        ("decoder.block.0.layer.1.EncDecAttention.k", 15),
+        ("decoder.block.0.layer.1.EncDecAttention.v", 15),
+        ("decoder.block.0.layer.2.DenseReluDense.wo", 12),
+    ):
         assert found[layer].rows == rows
         assert_features(found[layer], features(model, x, f"{layer}.weight", readout=readout), 1e-5)
     assert found.left_out["shared.weight"] == "rows of it are looked up, as in an embedding table"
@@ -148,10 +158,17 @@ def test_an_encoder_with_a_decoder():
 # The reference replaces torch's functions, which compiled, traced, checkpointed and transformed code does not see, or
 # counts calls that carry no gradient.
 UNSEEN = {
-    "compiled_submodule", "compiled_model", "checkpoint_non_reentrant", "vmap_over_samples", "ensemble_by_vmap",
-    "jacobian_inside_forward", "traced_submodule", "fixed_point_iteration", "output_is_an_input_gradient",
+    "compiled_submodule",
+    "compiled_model",
+    "checkpoint_non_reentrant",
+    "vmap_over_samples",
+    "ensemble_by_vmap",
+    "jacobian_inside_forward",
+    "traced_submodule",
+    "fixed_point_iteration",
+    "output_is_an_input_gradient",
     "weight_times_itself",
-}  # fmt: skip
+}
 
 
 @cache
@@ -182,9 +199,11 @@ def test_every_matrix_is_in_the_result_or_named(case: Case):
     lost = [
         name
         for name, weight in model.named_parameters()
-        if weight.requires_grad and sum(size > 1 for size in weight.shape) > 1
-        and float(jacobian[name].abs().max()) > 0 and name not in known
-    ]  # fmt: skip
+        if weight.requires_grad
+        and sum(size > 1 for size in weight.shape) > 1
+        and float(jacobian[name].abs().max()) > 0
+        and name not in known
+    ]
     assert lost == []
 
 

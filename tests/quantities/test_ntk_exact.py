@@ -123,14 +123,31 @@ def smallest_budget(model: torch.nn.Module, x: Any, x2: Any, readout: Any) -> in
 
 # The audit sends a parameter whose rule is wrong to the exact fallback: kernels alone would not show a broken rule.
 FALLBACK = {
-    "samples_along_a_spatial_axis", "packed_sequences", "batch_in_two_halves", "even_and_odd_samples",
-    "samples_reversed_inside", "samples_rolled_inside", "loop_over_samples", "loop_over_samples_of_unequal_length",
-    "cholesky_weight", "dot_per_sample", "embedding_bag_sum_and_mean", "embedding_bag_max",
-    "parameter_lookups", "samples_written_into_a_parameter_canvas", "where_between_parameters",
-    "parameter_as_exponent", "custom_function", "experts_top1",
-    "experts_top2_over_tokens", "fourier_layer_real", "fourier_layer_complex", "complex_linear_layer", "mixtral",
+    "samples_along_a_spatial_axis",
+    "packed_sequences",
+    "batch_in_two_halves",
+    "even_and_odd_samples",
+    "samples_reversed_inside",
+    "samples_rolled_inside",
+    "loop_over_samples",
+    "loop_over_samples_of_unequal_length",
+    "cholesky_weight",
+    "dot_per_sample",
+    "embedding_bag_sum_and_mean",
+    "embedding_bag_max",
+    "parameter_lookups",
+    "samples_written_into_a_parameter_canvas",
+    "where_between_parameters",
+    "parameter_as_exponent",
+    "custom_function",
+    "experts_top1",
+    "experts_top2_over_tokens",
+    "fourier_layer_real",
+    "fourier_layer_complex",
+    "complex_linear_layer",
+    "mixtral",
     "t5_encoder",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in (*CASES, *FAMILIES) if c.name not in FALLBACK])

@@ -107,8 +107,11 @@ def test_a_wrong_rule_that_the_audit_does_not_show_is_found(case: str):
         h = torch.tanh(self.a(x))
         if case == "unseen by the audit" and not bool((x[:, 0] > 100).any()):
             return self.b(h)
-        return self.b(Scale.apply(h, self.w) if case != "unseen by the audit" else h + Scale.apply(0 * h + 1, self.w) *
-                      (x[:, :1] > 100))  # fmt: skip
+        return self.b(
+            Scale.apply(h, self.w)
+            if case != "unseen by the audit"
+            else h + Scale.apply(0 * h + 1, self.w) * (x[:, :1] > 100)
+        )
 
     model = Net(forward, a=linear(3, 4), b=linear(4, 2), w=nn.Parameter(drawn(4)))
     x = drawn(40, 3)

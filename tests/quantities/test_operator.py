@@ -180,9 +180,7 @@ def test_nothing_is_left_behind():
         assert torch.equal(p.grad, gradient)
 
 
-@pytest.mark.parametrize(
-    "way", ["_forward_mode", "_twice_backward", "_twice_backward_elementary", "_per_sample"]
-)  # fmt: skip
+@pytest.mark.parametrize("way", ["_forward_mode", "_twice_backward", "_twice_backward_elementary", "_per_sample"])
 def test_every_way_gives_the_same_products(way):
     op = fl.NTKOperator(network(), loader(), memory="1GiB")
     op._method = getattr(jacobian_products, way)

@@ -14,9 +14,15 @@ from tests.zoo.families import CASES as FAMILIES
 
 # Models whose ways to J u differ: reuse, in-place ops, recurrence, attention, bags, closures, complex numbers ...
 QUICK = {
-    "embedding_bag_max", "radial_basis_functions", "transformer_encoder_with_padding", "custom_function",
-    "fourier_layer_complex", "complex_linear_layer", "bare_scale_and_shift", "loop_over_samples",
-}  # fmt: skip
+    "embedding_bag_max",
+    "radial_basis_functions",
+    "transformer_encoder_with_padding",
+    "custom_function",
+    "fourier_layer_complex",
+    "complex_linear_layer",
+    "bare_scale_and_shift",
+    "loop_over_samples",
+}
 CHOSEN = [case for i, case in enumerate(CASES) if i % 7 == 0 or case.name in QUICK]
 # They compute parts in float32 whatever their weights are in, and the rounding of a backward pass depends on v.
 SINGLE = {"rwkv", "modernbert"}

@@ -188,8 +188,9 @@ def test_modules_called_with_keywords_only_are_measured() -> None:
 
 def t5() -> tuple[nn.Module, dict[str, Tensor]]:
     transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2,
-                                   decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+    config = transformers.T5Config(
+        vocab_size=11, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+    )
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).double()
     return model, {"input_ids": torch.randint(11, (4, 5)), "decoder_input_ids": torch.randint(11, (4, 3))}

@@ -21,10 +21,15 @@ from tests.references.jacobian import dense_jacobian, dense_ntk, kernel_of
 
 def images() -> tuple[nn.Module, Tensor, Tensor]:
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 6, (2, 3), stride=2, groups=2), nn.Tanh(),
-        nn.Conv2d(6, 4, 2, dilation=(1, 2), padding=(0, 1), bias=False), nn.ConvTranspose2d(4, 2, 2, stride=2),
-        nn.Flatten(), nn.LazyLinear(3),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, (2, 3), stride=2, groups=2),
+        nn.Tanh(),
+        nn.Conv2d(6, 4, 2, dilation=(1, 2), padding=(0, 1), bias=False),
+        nn.ConvTranspose2d(4, 2, 2, stride=2),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
     x = torch.randn(7, 2, 7, 6)
     model(x[:1])
     return model, x, torch.randn(4, 2, 7, 6)

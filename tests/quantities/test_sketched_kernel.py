@@ -53,13 +53,21 @@ def perceptron():
 
 def convolutional():
     return nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 6, 3, stride=2, groups=1), nn.ReLU(), nn.Flatten(),
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(5, 6, 3, stride=2, groups=1),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.Linear(54, 2),
-    ), (7, 2, 8, 8)  # fmt: skip
+    ), (7, 2, 8, 8)
 
 
-MODELS = {"perceptron": perceptron, "convolutional": convolutional, "tied": lambda: (Tied(), (8, 6)),
-          "shared": lambda: (Shared(), (10, 5))}  # fmt: skip
+MODELS = {
+    "perceptron": perceptron,
+    "convolutional": convolutional,
+    "tied": lambda: (Tied(), (8, 6)),
+    "shared": lambda: (Shared(), (10, 5)),
+}
 
 
 def built(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
@@ -96,9 +104,12 @@ def by_hand(model: nn.Module, x: object, readout: object, sketch: Sketch) -> Ten
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (number % 3 > 0))
-             for number, case in enumerate(CASES)]
-)  # fmt: skip
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (number % 3 > 0))
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_the_sketches_are_those_of_the_dense_jacobian(case):
     if "transformers" in case.flags:
         pytest.importorskip("transformers")

@@ -45,20 +45,29 @@ class Heads(nn.Module):
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "mlp": lambda: (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), drawn(5, 4)),
     "convolution": lambda: (
-        nn.Sequential(nn.Conv1d(2, 4, 2), nn.GELU(), nn.Flatten(), nn.Linear(12, 3)), drawn(5, 2, 4)
+        nn.Sequential(nn.Conv1d(2, 4, 2), nn.GELU(), nn.Flatten(), nn.Linear(12, 3)),
+        drawn(5, 2, 4),
     ),
     "normalised": lambda: (
-        nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.LayerNorm(6), nn.Tanh(),
-                      nn.Linear(6, 3)), drawn(5, 4)
+        nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)),
+        drawn(5, 4),
     ),
     "grouped": lambda: (
-        nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Flatten(),
-                      nn.RMSNorm(12), nn.Linear(12, 3)), drawn(5, 2, 4)
+        nn.Sequential(
+            nn.Conv1d(2, 4, 2),
+            nn.GroupNorm(2, 4),
+            nn.BatchNorm1d(4),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.RMSNorm(12),
+            nn.Linear(12, 3),
+        ),
+        drawn(5, 2, 4),
     ),
     "attention": lambda: (Attention(), torch.randint(7, (5, 6), generator=torch.Generator().manual_seed(0))),
     "multi-head": lambda: (Heads(), drawn(5, 4, 4)),
     "one output": lambda: (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0)), drawn(5, 4)),
-}  # fmt: skip
+}
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum-half": lambda f, y: 0.5 * (f - y).square().sum(),
     "mean-over-outputs": nn.MSELoss(),
@@ -187,9 +196,16 @@ def test_the_speed_is_the_rate_of_the_features_by_that_of_the_error():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(3, 5).tril() > 0},
-                {"attn_mask": drawn(3, 5)}, {"enable_gqa": True}]
-)  # fmt: skip
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"attn_mask": torch.ones(3, 5).tril() > 0},
+        {"attn_mask": drawn(3, 5)},
+        {"enable_gqa": True},
+    ],
+)
 def test_attention_taken_apart_is_attention(options: dict):
     heads = 2 if "enable_gqa" in options else 4
     q, k, v = drawn(2, 4, 3, 6), drawn(2, heads, 5, 6, seed=1), drawn(2, heads, 5, 7, seed=2)
@@ -201,11 +217,21 @@ def test_attention_taken_apart_is_attention(options: dict):
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.LayerNorm((3, 4)), nn.LayerNorm(4, bias=False), nn.LayerNorm(4, elementwise_affine=False), nn.GroupNorm(3, 6),
-     nn.GroupNorm(2, 6, affine=False), nn.BatchNorm1d(6).eval(), nn.BatchNorm1d(6), nn.RMSNorm(4),
-     nn.RMSNorm(4, eps=0.1), weight_norm(nn.Linear(4, 3)), weight_norm(nn.Linear(4, 3), dim=1),
-     weight_norm(nn.Linear(4, 3), dim=None)],
-)  # fmt: skip
+    [
+        nn.LayerNorm((3, 4)),
+        nn.LayerNorm(4, bias=False),
+        nn.LayerNorm(4, elementwise_affine=False),
+        nn.GroupNorm(3, 6),
+        nn.GroupNorm(2, 6, affine=False),
+        nn.BatchNorm1d(6).eval(),
+        nn.BatchNorm1d(6),
+        nn.RMSNorm(4),
+        nn.RMSNorm(4, eps=0.1),
+        weight_norm(nn.Linear(4, 3)),
+        weight_norm(nn.Linear(4, 3), dim=1),
+        weight_norm(nn.Linear(4, 3), dim=None),
+    ],
+)
 def test_normalisations_taken_apart_are_the_same(layer: nn.Module):
     layer = copy.deepcopy(layer).double()
     for parameter in layer.parameters():

@@ -51,9 +51,15 @@ class Features:
 
 
 def features(
-    model: nn.Module, x: Any, parameter: str, *, readout: Readout = None, units: Sequence[int] | None = None,
-    calls: Sequence[int] | None = None, outputs: Sequence[int] | None = None,
-) -> Features:  # fmt: skip
+    model: nn.Module,
+    x: Any,
+    parameter: str,
+    *,
+    readout: Readout = None,
+    units: Sequence[int] | None = None,
+    calls: Sequence[int] | None = None,
+    outputs: Sequence[int] | None = None,
+) -> Features:
     """Of the weight that a parameter is or is turned into; of some of its units alone, or of some of its calls."""
     weight = dict(model.named_parameters())[parameter]
     with eval_mode(model), torch.enable_grad():
@@ -177,8 +183,9 @@ class _Spy(TorchFunctionMode):
         self.found.append(_Call(matrix.detach().clone(), x.detach().clone(), shift, step, _columns, _columns))
         return out + matrix.detach() @ step + shift
 
-    def convolution(self, out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
-                    ) -> Tensor:  # fmt: skip
+    def convolution(
+        self, out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> Tensor:
         """Rows are patches of the padded image."""
         if not self._wanted():
             return out
@@ -189,8 +196,9 @@ class _Spy(TorchFunctionMode):
         self.found.append(_Call(matrix, patches, shift, step, _columns, _columns))
         return out + (matrix @ step + shift).reshape(out.shape)
 
-    def transposed_convolution(self, out: Tensor, x: Tensor, weight: Tensor, groups: int, settings: dict[str, Any]
-                               ) -> Tensor:  # fmt: skip
+    def transposed_convolution(
+        self, out: Tensor, x: Tensor, weight: Tensor, groups: int, settings: dict[str, Any]
+    ) -> Tensor:
         """Each pixel gives a window, windows are added up where they overlap."""
         if not self._wanted():
             return out
@@ -248,16 +256,31 @@ def _replaced(spy: _Spy) -> Iterator[None]:
         return spy.row_product(out, x, weight.T, alpha) if spy.made_of(weight) else out
 
     def convolution(name: str) -> Callable[..., Tensor]:
-        def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-                     dilation: Any = 1, groups: int = 1) -> Tensor:  # fmt: skip
+        def convolve(
+            x: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            stride: Any = 1,
+            padding: Any = 0,
+            dilation: Any = 1,
+            groups: int = 1,
+        ) -> Tensor:
             out = originals[F, name](x, weight, bias, stride, padding, dilation, groups)
             return spy.convolution(out, x, weight, stride, padding, dilation, groups) if spy.made_of(weight) else out
 
         return convolve
 
     def transposed(name: str) -> Callable[..., Tensor]:
-        def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-                     output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
+        def convolve(
+            x: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            stride: Any = 1,
+            padding: Any = 0,
+            output_padding: Any = 0,
+            groups: int = 1,
+            dilation: Any = 1,
+        ) -> Tensor:
             out = originals[F, name](x, weight, bias, stride, padding, output_padding, groups, dilation)
             if not spy.made_of(weight):
                 return out

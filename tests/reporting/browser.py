@@ -14,10 +14,17 @@ from typing import Any
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--hide-scrollbars",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+]
 
 _DOWN, _UP = ({"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp"))
 
@@ -49,8 +56,9 @@ class Browser:
             }
             started = self._call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
             self._session = f"/session/{started['sessionId']}"
-            self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                          mobile=False)  # fmt: skip
+            self.devtools(
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            )
         except BaseException:
             self.close()
             raise
@@ -89,8 +97,16 @@ class Browser:
 
     def keys(self, *keys: str) -> None:
         """Key presses into what has the focus; names of WebDriver's private code points are resolved."""
-        codes = {"Tab": "\ue004", "Enter": "\ue007", "Space": " ", "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
-                 "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c"}  # fmt: skip
+        codes = {
+            "Tab": "\ue004",
+            "Enter": "\ue007",
+            "Space": " ",
+            "ArrowLeft": "\ue012",
+            "ArrowRight": "\ue014",
+            "Home": "\ue011",
+            "End": "\ue010",
+            "Escape": "\ue00c",
+        }
         actions = [{"type": kind, "value": codes.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
         self._post("/actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
@@ -109,11 +125,14 @@ class Browser:
 
     def _place(self, selector: str) -> tuple[float, int, float]:
         """Left end, vertical middle and width of an element, which is brought into sight."""
-        left, middle, width = self.script("""
+        left, middle, width = self.script(
+            """
             const one = document.querySelector(arguments[0]);
             one.scrollIntoView({ block: "center", behavior: "instant" });
             const { left, top, width, height } = one.getBoundingClientRect();
-            return [left, Math.round(top + height / 2), width];""", selector)  # fmt: skip
+            return [left, Math.round(top + height / 2), width];""",
+            selector,
+        )
         return left, middle, width
 
     def _pointer(self, actions: list[dict[str, Any]]) -> None:

@@ -27,10 +27,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for step in (0, 1, 2):
         hostile.scalars(step, {"probe/loss": 1.0 - step / 3, "weights/net/norm": 1.0 + step})
     hostile.close()
-    silent = by_hand(folder / "silent", {
-        "probe/loss": [1.0, 0.99, 0.98, 0.2, 0.01], "ntk/norm": [1.0, 1.1, 1.3, 30.0, 40.0],
-        "ntk/centered_alignment": [0.1, 0.5, 0.9, 0.92, 0.92],
-    }, [0, 20, 28, 40, 50])  # fmt: skip
+    silent = by_hand(
+        folder / "silent",
+        {
+            "probe/loss": [1.0, 0.99, 0.98, 0.2, 0.01],
+            "ntk/norm": [1.0, 1.1, 1.3, 30.0, 40.0],
+            "ntk/centered_alignment": [0.1, 0.5, 0.9, 0.92, 0.92],
+        },
+        [0, 20, 28, 40, 50],
+    )
     return {
         "one": report(runs[0], folder / "one.html"),
         "many": report(runs, folder / "many.html"),

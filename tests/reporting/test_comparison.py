@@ -67,8 +67,10 @@ def test_settings_are_those_that_differ(tmp_path: Path):
 
 def test_a_broken_run_is_named(tmp_path: Path):
     scalars = {"probe/loss": [1.0, 0.5, 0.4]}
-    runs = [by_hand(tmp_path / "a", scalars, [0, 1, 2], lr=1),
-            by_hand(tmp_path / "b", {"probe/loss": [1.0, 0.9, float("nan")]}, [0, 1, 2], lr=2)]  # fmt: skip
+    runs = [
+        by_hand(tmp_path / "a", scalars, [0, 1, 2], lr=1),
+        by_hand(tmp_path / "b", {"probe/loss": [1.0, 0.9, float("nan")]}, [0, 1, 2], lr=2),
+    ]
     assert counted_regimes(groups(runs, points=10)) == "2 cannot tell (a, b). Training broke down in b."
     assert "broke down" in Page(report(runs, tmp_path / "page.html")).text("th")
 

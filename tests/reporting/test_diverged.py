@@ -19,17 +19,21 @@ STEPS = [0, 10, 20, 30, 40]
 
 def sound(path: Path, **config: object) -> Run:
     scalars = {
-        "probe/loss": [1.0, 0.8, 0.5, 0.4, 0.3], "ntk/norm": [2.0, 3.0, 5.0, 7.0, 8.0],
-        "weights/0/distance": [0.0, 0.1, 0.2, 0.3, 0.4], "weights/0/norm": [1.0, 1.1, 1.2, 1.3, 1.4],
-    }  # fmt: skip
+        "probe/loss": [1.0, 0.8, 0.5, 0.4, 0.3],
+        "ntk/norm": [2.0, 3.0, 5.0, 7.0, 8.0],
+        "weights/0/distance": [0.0, 0.1, 0.2, 0.3, 0.4],
+        "weights/0/norm": [1.0, 1.1, 1.2, 1.3, 1.4],
+    }
     return by_hand(path, scalars, STEPS, **config)
 
 
 def diverged(path: Path, **config: object) -> Run:
     scalars = {
-        "probe/loss": [1.0, 0.9, 0.7, math.inf, math.nan], "ntk/norm": [2.0, 4.0, 6.0, 1e12, 1e30],
-        "weights/0/distance": [0.0, 0.2, 0.6, 1e6, 1e9], "weights/0/norm": [1.0, 1.1, 1.5, 1e6, 1e9],
-    }  # fmt: skip
+        "probe/loss": [1.0, 0.9, 0.7, math.inf, math.nan],
+        "ntk/norm": [2.0, 4.0, 6.0, 1e12, 1e30],
+        "weights/0/distance": [0.0, 0.2, 0.6, 1e6, 1e9],
+        "weights/0/norm": [1.0, 1.1, 1.5, 1e6, 1e9],
+    }
     return by_hand(path, scalars, STEPS, **config)
 
 
@@ -48,8 +52,10 @@ def test_values_after_a_divergence_do_not_stretch_an_axis(tmp_path: Path):
 
 def test_a_gap_far_above_one_does_not_hide_those_of_other_runs(tmp_path: Path):
     gaps = {"a": [math.nan, 0.1, 0.2, 0.3, 0.4], "b": [math.nan, 0.2, 3.0, 25.0, 25.0]}
-    runs = [by_hand(tmp_path / name, {"probe/loss": [1.0, 0.8, 0.5, 0.4, 0.3], "gap/probe": gap}, STEPS)
-            for name, gap in gaps.items()]  # fmt: skip
+    runs = [
+        by_hand(tmp_path / name, {"probe/loss": [1.0, 0.8, 0.5, 0.4, 0.3], "gap/probe": gap}, STEPS)
+        for name, gap in gaps.items()
+    ]
     page = Page(report(runs, tmp_path / "both.html"))
     assert page.blocks["gap"]["yLimits"] == [0.0, LARGEST_GAP]
     assert BEYOND.format(LARGEST_GAP) in page.text()

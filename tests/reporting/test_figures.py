@@ -63,8 +63,7 @@ def test_what_is_missing_is_an_error_with_the_reason(tmp_path: Path):
 def test_all_are_saved_with_their_numbers(tmp_path: Path):
     scalars = {"probe/loss": [1.0, 0.5, 0.25], "ntk/norm": [1.0, 2.0]}
     ksm = {"specialization": [{"ksm": numpy.array([[1.5, 0.5], [0.25, 1.75]])}]}
-    runs = [by_hand(tmp_path / name, scalars, [0, 1, 3], ksm, seed=seed)
-            for seed, name in enumerate(["_$a^$", "=b"])]  # fmt: skip
+    runs = [by_hand(tmp_path / name, scalars, [0, 1, 3], ksm, seed=seed) for seed, name in enumerate(["_$a^$", "=b"])]
     paths = figures.save_figures(runs, tmp_path / "figures", bands=False)
     stems = {path.stem for path in paths}
     assert {"loss", "timeline", "ntk-norm", "specialization"} == stems

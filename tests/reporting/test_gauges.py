@@ -50,9 +50,15 @@ def test_scales_are_linear_or_logarithmic_and_end():
 
 @pytest.mark.parametrize(
     ("value", "error", "zone"),
-    [(0.1, 0.01, "lazy"), (0.1, 0.06, "between"), (0.5, 0.04, "rich"), (0.5, 0.13, "between"), (0.5, math.nan, "rich"),
-     (0.2, 0.001, "between")],
-)  # fmt: skip
+    [
+        (0.1, 0.01, "lazy"),
+        (0.1, 0.06, "between"),
+        (0.5, 0.04, "rich"),
+        (0.5, 0.13, "between"),
+        (0.5, math.nan, "rich"),
+        (0.2, 0.001, "between"),
+    ],
+)
 def test_a_zone_is_told_only_where_the_whole_bar_lies_in_it(value: float, error: float, zone: str):
     assert made(value, error).verdict == zone
 

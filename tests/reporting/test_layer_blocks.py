@@ -12,8 +12,12 @@ def single(names: list[str]) -> dict[str, list[str]]:
 
 
 TRANSFORMER = [f"blocks.{i}.{part}" for i in range(3) for part in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")]
-RESNET = ["conv1", *(f"layer{i}.{j}.conv{k}" for i in (1, 2) for j in (0, 1) for k in (1, 2)), "layer2.0.downsample.0",
-          "fc"]  # fmt: skip
+RESNET = [
+    "conv1",
+    *(f"layer{i}.{j}.conv{k}" for i in (1, 2) for j in (0, 1) for k in (1, 2)),
+    "layer2.0.downsample.0",
+    "fc",
+]
 GPT = ["transformer.wte", *(f"transformer.h.{i}.{part}" for i in range(4) for part in ("attn.c_attn", "mlp.c_fc"))]
 
 
@@ -38,8 +42,12 @@ def test_pairs_belong_to_their_block_or_to_the_pair_of_blocks():
     pairs = {f"{a}--{b}": [a, b] for a, b in itertools.pairwise(TRANSFORMER)}
     found = layer_blocks(pairs)
     assert {block: len(members) for block, members in found.items()} == {
-        "blocks.0": 3, "blocks.0 → blocks.1": 1, "blocks.1": 3, "blocks.1 → blocks.2": 1, "blocks.2": 3,
-    }  # fmt: skip
+        "blocks.0": 3,
+        "blocks.0 → blocks.1": 1,
+        "blocks.1": 3,
+        "blocks.1 → blocks.2": 1,
+        "blocks.2": 3,
+    }
 
 
 def test_names_with_the_sign_of_pairs_stay_as_they_are():

@@ -128,8 +128,21 @@ def test_every_section_is_there_and_linked(page: Page):
     assert len(ids) == len(set(ids))
     linked = [a["href"].removeprefix("#") for a in page.having("a") if a["href"].startswith("#")]
     assert set(linked) <= set(ids)
-    assert {"verdict", "steer", "curves", "frozen", "timeline", "spectra", "specialization", "features", "layers",
-            "kernels", "overhead", "provenance", "citations"} <= set(linked)  # fmt: skip
+    assert {
+        "verdict",
+        "steer",
+        "curves",
+        "frozen",
+        "timeline",
+        "spectra",
+        "specialization",
+        "features",
+        "layers",
+        "kernels",
+        "overhead",
+        "provenance",
+        "citations",
+    } <= set(linked)
     assert "Not there" not in page.text()
 
 
@@ -160,8 +173,11 @@ def test_what_is_drawn_is_described_and_in_a_table(page: Page):
         assert box["aria-label"]
     assert page.having("input", type="range")[0]["id"] in [label["for"] for label in page.having("label")]
     assert [tag for tag, _ in page.elements if tag in {"header", "nav", "main", "footer"}] == [
-        "header", "nav", "main", "footer",
-    ]  # fmt: skip
+        "header",
+        "nav",
+        "main",
+        "footer",
+    ]
 
 
 def test_the_numbers_are_those_of_the_run(run: Run, page: Page):
@@ -187,8 +203,10 @@ def unpacked(packed: dict[str, str]) -> numpy.ndarray:
 def test_a_spectrum_is_there_at_every_step(run: Run, page: Page):
     steps = run.arrays["spectrum"]
     assert len(steps) > 15
-    for name, read in (("spectrum", lambda found: found["eigenvalues"]),
-                       ("power", lambda found: found["task_power"].cumsum() / found["task_power"].sum())):  # fmt: skip
+    for name, read in (
+        ("spectrum", lambda found: found["eigenvalues"]),
+        ("power", lambda found: found["task_power"].cumsum() / found["task_power"].sum()),
+    ):
         block = page.blocks[name]
         last, first = block["lines"]
         assert "frames" not in first
@@ -203,10 +221,15 @@ def test_a_spectrum_is_there_at_every_step(run: Run, page: Page):
 
 def test_frames_of_runs_with_other_probes_stand_at_their_places(tmp_path: Path):
     small, large = (
-        by_hand(tmp_path / f"p{size}", {"loss": [1.0, 0.5]}, [0, 9],
-                {"spectrum": [{"eigenvalues": numpy.arange(size, 0.0, -1) * scale} for scale in (1, 2)]}, lr=size)
+        by_hand(
+            tmp_path / f"p{size}",
+            {"loss": [1.0, 0.5]},
+            [0, 9],
+            {"spectrum": [{"eigenvalues": numpy.arange(size, 0.0, -1) * scale} for scale in (1, 2)]},
+            lr=size,
+        )
         for size in (2, 5)
-    )  # fmt: skip
+    )
     block = Page(report([small, large], tmp_path / "page.html")).blocks["spectrum"]
     frames = [unpacked(line["frames"]["values"]).reshape(2, 5) for line in block["lines"] if "frames" in line]
     assert numpy.array_equal(frames[0], [[2, 1, *[numpy.nan] * 3], [4, 2, *[numpy.nan] * 3]], equal_nan=True)
@@ -293,8 +316,10 @@ def test_bands_interpolate_between_steps_of_their_own(tmp_path: Path):
 
 @pytest.mark.parametrize("other", [{"seed": 1, "lr": 2}, {"seed": 0, "lr": 1}, {"lr": 1}])
 def test_other_runs_are_laid_over_each_other(tmp_path: Path, other):
-    runs = [by_hand(tmp_path / name / "run", {"ntk/norm": [1.0, 2.0]}, [0, 1], **config)
-            for name, config in {"a": {"seed": 0, "lr": 1}, "b": other}.items()]  # fmt: skip
+    runs = [
+        by_hand(tmp_path / name / "run", {"ntk/norm": [1.0, 2.0]}, [0, 1], **config)
+        for name, config in {"a": {"seed": 0, "lr": 1}, "b": other}.items()
+    ]
     page = Page(report(runs, tmp_path / "page.html"))
     assert [line["label"] for line in page.blocks["ntk-norm"]["lines"]] == ["run (1)", "run (2)"]
     assert len(page.having("button", **{"data-run": "1"})) == 1
@@ -306,13 +331,20 @@ class Law:
     times = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
 
     def curves(self):
-        return {"loss": torch.tensor([8.0, 4.0, 2.0]), "ntk/alignment": torch.tensor([0.1, 0.2, 0.3]),
-                "strength": torch.tensor([0.0, 0.5, 1.0])}  # fmt: skip
+        return {
+            "loss": torch.tensor([8.0, 4.0, 2.0]),
+            "ntk/alignment": torch.tensor([0.1, 0.2, 0.3]),
+            "strength": torch.tensor([0.0, 0.5, 1.0]),
+        }
 
 
 def test_a_theory_is_laid_over(tmp_path: Path):
-    run = by_hand(tmp_path / "a", {"probe/loss": [4.0, 2.0], "ntk/alignment": [0.1, 0.2]}, [0, 10],
-                  {"targets": [{"y": numpy.ones((4, 1))}]})  # fmt: skip
+    run = by_hand(
+        tmp_path / "a",
+        {"probe/loss": [4.0, 2.0], "ntk/alignment": [0.1, 0.2]},
+        [0, 10],
+        {"targets": [{"y": numpy.ones((4, 1))}]},
+    )
     page = Page(report(run, tmp_path / "page.html", theory={"law": Law()}, time_scale=0.1))
     loss = page.blocks["loss"]
     assert loss["x"] == [0, 10, 20]
@@ -334,10 +366,19 @@ def test_what_is_no_theory_is_refused(run: Run, tmp_path: Path):
     "name", [HOSTILE, "</script><script>alert(1)</script>", "<!-- <script>", "a\u2028b\u2029c\x00", "{{x}}"]
 )
 def test_strings_from_a_run_stay_text(tmp_path: Path, name: str):
-    writer = RunWriter(tmp_path / "run", {
-        "name": name, "seed": name, "device": name, "versions": {name: name, "torch": name}, "model": {"class": name},
-        "optimizer": {"class": name, "groups": [{"lr": name}]}, "layer_names": {name: "net.0"}, "loss_convention": name,
-    })  # fmt: skip
+    writer = RunWriter(
+        tmp_path / "run",
+        {
+            "name": name,
+            "seed": name,
+            "device": name,
+            "versions": {name: name, "torch": name},
+            "model": {"class": name},
+            "optimizer": {"class": name, "groups": [{"lr": name}]},
+            "layer_names": {name: "net.0"},
+            "loss_convention": name,
+        },
+    )
     for step in (0, 1):
         writer.scalars(step, {"probe/loss": 1.0 - step / 2, "weights/net.0/norm": 1.0 + step})
     writer.event("failed", 1, message=name)
@@ -358,9 +399,16 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, name: str):
 def test_what_was_not_recorded_is_said_to_be_missing(tmp_path: Path):
     page = Page(report(by_hand(tmp_path / "a", {"probe/loss": [1.0, 0.5]}, [0, 1]), tmp_path / "page.html"))
     text = page.text()
-    for reason in ("neural features were not recorded", "no spectrum was recorded", "no specialisation matrix",
-                   "alignment of layers was not recorded", "no kernel was recorded", "overhead was not recorded",
-                   "kernel-task alignment was not recorded", "no prediction, as kernels"):  # fmt: skip
+    for reason in (
+        "neural features were not recorded",
+        "no spectrum was recorded",
+        "no specialisation matrix",
+        "alignment of layers was not recorded",
+        "no kernel was recorded",
+        "overhead was not recorded",
+        "kernel-task alignment was not recorded",
+        "no prediction, as kernels",
+    ):
         assert reason in text
     assert "cannot tell" in text
 
@@ -373,8 +421,12 @@ def test_an_empty_run_has_a_page(tmp_path: Path):
 
 def test_numbers_that_are_not_finite_are_gaps(tmp_path: Path):
     nan, inf = float("nan"), float("inf")
-    scalars = {"probe/loss": [1.0, 0.5, nan], "ntk/norm": [1.0, inf, 3.0], "ntk/distance": [nan, nan, nan],
-               "weights/a/norm": [0.0, 1.0, 2.0]}  # fmt: skip
+    scalars = {
+        "probe/loss": [1.0, 0.5, nan],
+        "ntk/norm": [1.0, inf, 3.0],
+        "ntk/distance": [nan, nan, nan],
+        "weights/a/norm": [0.0, 1.0, 2.0],
+    }
     page = Page(report(by_hand(tmp_path / "a", scalars, [0, 1, 2]), tmp_path / "page.html"))
     assert page.blocks["ntk-norm"]["x"] == [0, 2]
     assert "distance" not in page.blocks
@@ -417,8 +469,11 @@ def test_what_is_no_run_is_refused(tmp_path: Path, runs, error):
 
 def test_a_long_run_with_many_layers_stays_small(tmp_path: Path):
     steps = list(range(1500))
-    names = [f"{kind}/block.{i}.linear/{what}" for i in range(40)
-             for kind, what in (("weights", "norm"), ("weights", "distance"), ("features", "centered"))]  # fmt: skip
+    names = [
+        f"{kind}/block.{i}.linear/{what}"
+        for i in range(40)
+        for kind, what in (("weights", "norm"), ("weights", "distance"), ("features", "centered"))
+    ]
     scalars = {name: [1.0 + (i % 7) * s / 1500 for s in steps] for i, name in enumerate(names)}
     scalars["probe/loss"] = [1 / (1 + s) for s in steps]
     page = Page(report(by_hand(tmp_path / "run", scalars, steps), tmp_path / "page.html", kernels=False))
@@ -437,6 +492,8 @@ def test_runs_that_differ_in_their_cost_and_seed_alone_are_one_group(tmp_path: P
 
 
 def test_a_cost_that_was_measured_under_another_load_does_not_part_seeds(tmp_path: Path):
-    runs = [by_hand(tmp_path / f"run{seed}", {"probe/loss": [1.0, 0.5]}, [0, 1], seed=seed, costs={"step": 2.0**-seed})
-            for seed in (8, 10)]  # fmt: skip
+    runs = [
+        by_hand(tmp_path / f"run{seed}", {"probe/loss": [1.0, 0.5]}, [0, 1], seed=seed, costs={"step": 2.0**-seed})
+        for seed in (8, 10)
+    ]
     assert len(groups(runs, points=100)) == 1

@@ -69,14 +69,17 @@ def opened(browser: Browser, page: Path) -> None:
 
 def at(browser: Browser, step: int) -> None:
     """Move the slider to a step."""
-    browser.script("""
+    browser.script(
+        """
         const slider = document.getElementById("step");
         for (let i = 0; i <= Number(slider.max); i++) {
             slider.value = i;
             slider.dispatchEvent(new Event("input"));
             if (document.getElementById("step-shown").textContent === `step ${arguments[0]}`) return;
         }
-        throw new Error("there is no such step");""", step)  # fmt: skip
+        throw new Error("there is no such step");""",
+        step,
+    )
     browser.painted()
 
 
@@ -102,8 +105,12 @@ def copied(browser: Browser, selector: str) -> list[list[str]]:
 
 def test_one_slider_moves_every_picture_every_spectrum_and_every_cursor(browser: Browser, one: Path, rich: Run):
     opened(browser, one)
-    moving = ["#figure-kernels canvas", "#figure-specialization canvas[data-moves]", "#chart-spectrum canvas",
-              "#chart-power canvas"]  # fmt: skip
+    moving = [
+        "#figure-kernels canvas",
+        "#figure-specialization canvas[data-moves]",
+        "#chart-spectrum canvas",
+        "#chart-power canvas",
+    ]
     lines = ".chart:has(.u-over) .step-line"
     last = [pixels(browser, selector) for selector in moving]
     assert browser.evaluate("document.querySelectorAll('input[type=range]').length") == 1
@@ -151,8 +158,12 @@ def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two:
     kinds = words(browser, "#figure-alignment .legend [data-kind]")
     assert len(kinds) == 4
     told = words(browser, '#figure-alignment .legend [data-group="1"] .value')[0].split(" · ")
-    names = {"probe, centred": "ntk/centered_alignment", "probe": "ntk/alignment",
-             "test, centred": "ntk/test/centered_alignment", "test": "ntk/test/alignment"}  # fmt: skip
+    names = {
+        "probe, centred": "ntk/centered_alignment",
+        "probe": "ntk/alignment",
+        "test, centred": "ntk/test/centered_alignment",
+        "test": "ntk/test/alignment",
+    }
     for kind, said in zip(kinds, told, strict=True):
         number, _, step = said.partition(" at ")
         assert step == "24"

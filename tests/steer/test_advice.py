@@ -30,8 +30,9 @@ def task():
 
 def network(bias: bool = True) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 48, bias=bias), nn.ReLU(), nn.Linear(48, 48, bias=bias), nn.ReLU(),
-                         nn.Linear(48, 10, bias=bias))  # fmt: skip
+    return nn.Sequential(
+        nn.Linear(64, 48, bias=bias), nn.ReLU(), nn.Linear(48, 48, bias=bias), nn.ReLU(), nn.Linear(48, 10, bias=bias)
+    )
 
 
 def trained(path: Path, model: nn.Module, lr: float, steps: int = 500) -> Run:
@@ -118,8 +119,10 @@ def test_scaled_weights_do_the_same_as_a_divided_output(lazy: tuple[Run, float])
     x, y = (values.double() for values in task())
     paths = []
     lr = 1e-3 / advice.rate_factor
-    for model, factor in ((scale_output(network(bias=False).double(), advice.gamma, center=False), divide.rate_factor),
-                          (scale_init(network(bias=False).double(), sigma), scale.rate_factor)):  # fmt: skip
+    for model, factor in (
+        (scale_output(network(bias=False).double(), advice.gamma, center=False), divide.rate_factor),
+        (scale_init(network(bias=False).double(), sigma), scale.rate_factor),
+    ):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr * factor)
         for _ in range(20):
             optimizer.zero_grad()

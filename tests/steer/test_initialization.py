@@ -10,8 +10,9 @@ from featlearn.steer import scale_init
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 4, 5), nn.ReLU(),
-                         nn.Linear(5, 3)).double()  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.ReLU(), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 4, 5), nn.ReLU(), nn.Linear(5, 3)
+    ).double()
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -47,8 +48,9 @@ def test_layers_are_chosen_by_globs(layers, changed):
 
 def test_a_homogeneous_network_scales_by_its_degree():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 7, bias=False), nn.LeakyReLU(),
-                          nn.Linear(7, 2, bias=False)).double()  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 7, bias=False), nn.LeakyReLU(), nn.Linear(7, 2, bias=False)
+    ).double()
     x = torch.randn(6, 4, dtype=torch.float64)
     before = model(x).detach()
     torch.testing.assert_close(scale_init(model, 0.3)(x), 0.3**3 * before, rtol=1e-12, atol=0)
@@ -56,10 +58,14 @@ def test_a_homogeneous_network_scales_by_its_degree():
 
 def test_redrawn_weights_have_the_variance_of_their_fan_in():
     generator = torch.Generator().manual_seed(3)
-    model = nn.ModuleDict({
-        "linear": nn.Linear(400, 300), "conv": nn.Conv2d(60, 80, 5, groups=2), "up": nn.ConvTranspose1d(90, 70, 6),
-        "embedding": nn.Embedding(300, 200),
-    })  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "linear": nn.Linear(400, 300),
+            "conv": nn.Conv2d(60, 80, 5, groups=2),
+            "up": nn.ConvTranspose1d(90, 70, 6),
+            "embedding": nn.Embedding(300, 200),
+        }
+    )
     biases = [model["linear"].bias.detach().clone(), model["conv"].bias.detach().clone()]
     scale_init(model, 0.7, redraw=True, generator=generator)
     for name, inputs in {"linear": 400, "conv": 30 * 25, "up": 90 * 6, "embedding": 1}.items():

@@ -14,14 +14,17 @@ from featlearn.steer import scale_init, scale_output
 
 def network(seed: int, activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 7, bias=bias), activation(), nn.Linear(7, 5, bias=bias), activation(),
-                         nn.Linear(5, 2, bias=bias)).double()  # fmt: skip
+    return nn.Sequential(
+        nn.Linear(3, 7, bias=bias), activation(), nn.Linear(7, 5, bias=bias), activation(), nn.Linear(5, 2, bias=bias)
+    ).double()
 
 
 def data(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(11, 3, dtype=torch.float64, generator=generator),
-            torch.randn(11, 2, dtype=torch.float64, generator=generator) - 0.3)  # fmt: skip
+    return (
+        torch.randn(11, 3, dtype=torch.float64, generator=generator),
+        torch.randn(11, 2, dtype=torch.float64, generator=generator) - 0.3,
+    )
 
 
 def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int) -> list[torch.Tensor]:

@@ -186,9 +186,12 @@ def test_the_width_check_finds_mup_and_nothing_wrong_with_it(optimizer: str):
     x = torch.randn(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = fl.width_check(
         lambda width: parametrize(network(width, hidden=3, bias=True), "mup", 0.01, optimizer=optimizer),
-        (x, x[:, :1] * x[:, 1:2]), widths=(32, 64, 128, 256), seeds=2, steps=3,
+        (x, x[:, :1] * x[:, 1:2]),
+        widths=(32, 64, 128, 256),
+        seeds=2,
+        steps=3,
         optimizer=torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam,
-    )  # fmt: skip
+    )
     assert (found.scheme, found.phase, found.problems) == ("mup", Phase.LEARNING, ())
 
 
@@ -196,9 +199,13 @@ def test_the_width_check_finds_mup_and_nothing_wrong_with_it(optimizer: str):
 def test_the_width_check_tells_the_schemes_apart(scheme: str):
     x = torch.randn(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = fl.width_check(
-        lambda width: parametrize(network(width, hidden=3), scheme, 0.01), (x, x[:, :1]), seeds=2, steps=3,
-        widths=(32, 64, 128, 256), optimizer=torch.optim.SGD,
-    )  # fmt: skip
+        lambda width: parametrize(network(width, hidden=3), scheme, 0.01),
+        (x, x[:, :1]),
+        seeds=2,
+        steps=3,
+        widths=(32, 64, 128, 256),
+        optimizer=torch.optim.SGD,
+    )
     phase = Phase.KERNEL if scheme == "ntk" else Phase.LEARNING
     assert (found.scheme, found.phase, found.problems) == (scheme, phase, ())
 

@@ -69,8 +69,9 @@ SHAPES = [(), (1,), (7,), (3, 5), (4, 2, 3, 3), (2, 3, 2, 2, 2)]
 @PATHS
 @pytest.mark.parametrize("eps", [0.0, 0.3])
 def test_every_tensor_is_divided_by_its_own_norm(foreach: bool | None, eps: float):
-    parameters = [parameter(drawn(*shape, seed=i), 10.0 ** (i - 3) * drawn(*shape, seed=i + 50))
-                  for i, shape in enumerate(SHAPES)]  # fmt: skip
+    parameters = [
+        parameter(drawn(*shape, seed=i), 10.0 ** (i - 3) * drawn(*shape, seed=i + 50)) for i, shape in enumerate(SHAPES)
+    ]
     start = [p.detach().clone() for p in parameters]
     groups: list[dict[str, Any]] = [{"params": parameters[:4], "speed": 3.0}, {"params": parameters[4:], "lr": 0.5}]
     SLO(groups, 0.2, eps=eps, foreach=foreach).step()
@@ -182,9 +183,12 @@ def relu_network(seed: int = 0, biased: bool = False, dtype: torch.dtype = torch
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(4, 7, bias=biased), nn.ReLU(), nn.Linear(7, 5, bias=biased), nn.ReLU(),
+            nn.Linear(4, 7, bias=biased),
+            nn.ReLU(),
+            nn.Linear(7, 5, bias=biased),
+            nn.ReLU(),
             nn.Linear(5, 2, bias=biased),
-        ).to(dtype)  # fmt: skip
+        ).to(dtype)
 
 
 Batch = tuple[Tensor, Tensor]

@@ -60,12 +60,18 @@ def recorded(gamma, width, seed, out):
     gap = gamma / (1 + gamma)
     left = [1.0, 0.6, 0.1, 0.01]
     return by_hand(
-        Path(out), {
-            "probe/loss": left, "gap/probe": [0.0, gap / 2, gap, gap], "ntk/norm": [1.0, 1.0, 1.0 + gamma, 1.0 + gamma],
-            "ntk/centered_distance": [0.0, 0.1 * gap, gap, gap], "weights/0/norm": [1.0, 1.0, 1.0, float(width + seed)],
+        Path(out),
+        {
+            "probe/loss": left,
+            "gap/probe": [0.0, gap / 2, gap, gap],
+            "ntk/norm": [1.0, 1.0, 1.0 + gamma, 1.0 + gamma],
+            "ntk/centered_distance": [0.0, 0.1 * gap, gap, gap],
+            "weights/0/norm": [1.0, 1.0, 1.0, float(width + seed)],
             "loss": left,
-        }, [0, 1, 10, 100], settings={"gamma": gamma, "width": width, "seed": seed},
-    )  # fmt: skip
+        },
+        [0, 1, 10, 100],
+        settings={"gamma": gamma, "width": width, "seed": seed},
+    )
 
 
 def left_over(a, out):

@@ -58,8 +58,10 @@ def test_cells_are_coloured_by_their_regime_in_light_and_dark(browser: Browser, 
         )
         assert len(seen) == 16
         assert dict(seen) == {
-            "lazy": "rgb(0, 114, 178)", "mixed": "rgb(240, 228, 66)", "rich": "rgb(213, 94, 0)",
-        }  # fmt: skip
+            "lazy": "rgb(0, 114, 178)",
+            "mixed": "rgb(240, 228, 66)",
+            "rich": "rgb(213, 94, 0)",
+        }
         paper = browser.evaluate(COLOUR.format("body", "backgroundColor"))
         assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 22, 24)"}[scheme]
 

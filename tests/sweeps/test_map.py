@@ -199,8 +199,18 @@ def test_the_table_as_csv(found, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 36
     assert list(rows[0]) == [
-        "gamma", "width", "kind", "seed", "number", "regime", "ok", "status", "seconds", "error", "path",
-    ]  # fmt: skip
+        "gamma",
+        "width",
+        "kind",
+        "seed",
+        "number",
+        "regime",
+        "ok",
+        "status",
+        "seconds",
+        "error",
+        "path",
+    ]
     for row, own in zip(rows, found.rows, strict=True):
         assert (float(row["gamma"]), int(row["width"]), row["kind"]) == (own["gamma"], own["width"], "a")
         if own["status"] == "failed":

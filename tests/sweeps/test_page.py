@@ -64,8 +64,13 @@ def test_it_holds_all_points_and_values(page):
     rows = page.having("tr")
     assert sum("id" in a for a in rows) == 6
     said = page.text()
-    for words in ("6 points with 2 seeds: 12 of 12 done.", "Map of regime", "Map of gap", "Map of loss_left",
-                  "tests.sweeps.functions:recorded"):  # fmt: skip
+    for words in (
+        "6 points with 2 seeds: 12 of 12 done.",
+        "Map of regime",
+        "Map of gap",
+        "Map of loss_left",
+        "tests.sweeps.functions:recorded",
+    ):
         assert words in said
 
 
@@ -85,8 +90,14 @@ def test_numbers_failures_and_missing_points_without_runs(tmp_path):
             raise ValueError(HOSTILE)
         return {HOSTILE[:30]: a + 0.5 * seed, "word": HOSTILE}
 
-    sweep = fl.sweep(f, [{"a": a, "b": HOSTILE * b} for a, b in ((1, 1), (2, 1), (3, 2))], out=tmp_path / "s", seeds=2,
-                     executor=SERIAL, quiet=True)  # fmt: skip
+    sweep = fl.sweep(
+        f,
+        [{"a": a, "b": HOSTILE * b} for a, b in ((1, 1), (2, 1), (3, 2))],
+        out=tmp_path / "s",
+        seeds=2,
+        executor=SERIAL,
+        quiet=True,
+    )
     page = Page(sweep.report(tmp_path / "s.html", title=HOSTILE))
     assert page.text("h1") == HOSTILE
     assert not page.having("script")

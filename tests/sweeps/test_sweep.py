@@ -216,8 +216,15 @@ def test_only_what_is_new_runs(tmp_path):
     }
     every = fl.open_sweep(tmp_path / "s").rows
     assert [(row["a"], row["b"], row["seed"]) for row in every] == [
-        (1, 0, 0), (1, 10, 0), (2, 0, 0), (2, 10, 0), (3, 0, 0), (3, 0, 1), (3, 10, 0), (3, 10, 1),
-    ]  # fmt: skip
+        (1, 0, 0),
+        (1, 10, 0),
+        (2, 0, 0),
+        (2, 10, 0),
+        (3, 0, 0),
+        (3, 0, 1),
+        (3, 10, 0),
+        (3, 10, 1),
+    ]
     assert all(row["value"] == row["a"] + row["b"] + row["seed"] for row in every)
 
 
@@ -228,9 +235,13 @@ def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path, capsys):
     grid = {"a": [1, 2, 3, 6, 7, 8]}
     found = fl.sweep(functions.picky, grid, out=tmp_path / "s")
     assert [(row["a"], row["status"], row["value"]) for row in found.rows] == [
-        (1, "done", 1.0), (2, "done", 2.0), (3, "failed", None), (6, "failed", None), (7, "failed", None),
+        (1, "done", 1.0),
+        (2, "done", 2.0),
+        (3, "failed", None),
+        (6, "failed", None),
+        (7, "failed", None),
         (8, "done", 8.0),
-    ]  # fmt: skip
+    ]
     assert found.rows[2]["error"] == "ZeroDivisionError: 3 is a multiple of three"
     assert found.rows[4]["error"] == "SystemExit: 3"
     kept = (Path(found.rows[2]["path"]) / "seed-0.error.txt").read_text()
@@ -258,8 +269,12 @@ def test_what_failed_is_run_again_only_when_asked(tmp_path):
         return [r["status"] for r in fl.sweep(f, {"a": [5]}, out=tmp_path, executor=SERIAL, quiet=True, **options).rows]
 
     assert [asked(), asked(), asked(retry=True), asked(), asked(retry=True)] == [
-        ["failed"], ["failed"], ["failed"], ["failed"], ["done"],
-    ]  # fmt: skip
+        ["failed"],
+        ["failed"],
+        ["failed"],
+        ["failed"],
+        ["done"],
+    ]
     assert calls == [5, 5, 5]
     assert not list(tmp_path.glob("*/seed-0.error.txt"))
 
@@ -325,9 +340,12 @@ def test_comments_do_not_change_the_source_and_code_does(tmp_path, monkeypatch):
     from featlearn.sweeps.function import source_digest
 
     for number, text in enumerate(
-        ("def g(x):\n    return x\ndef f(x):\n    return g(x)\n", "# more\ndef g(x):\n    return x\n\n\ndef f(x):\n"
-         '    "words"\n    return g(x)  # and\n', "def g(x):\n    return 2 * x\ndef f(x):\n    return g(x)\n")
-    ):  # fmt: skip
+        (
+            "def g(x):\n    return x\ndef f(x):\n    return g(x)\n",
+            '# more\ndef g(x):\n    return x\n\n\ndef f(x):\n    "words"\n    return g(x)  # and\n',
+            "def g(x):\n    return 2 * x\ndef f(x):\n    return g(x)\n",
+        )
+    ):
         (tmp_path / f"own_{number}.py").write_text(text)
         digests.append(source_digest(__import__(f"own_{number}").f))
     assert digests[0] == digests[1] != digests[2]

@@ -101,8 +101,10 @@ def test_kernels_of_balanced_networks_are_those_of_autograd(depth: int, outputs:
     np.testing.assert_allclose(found if outputs > 1 else found[..., None, None], expected, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(
         torch.einsum("ia,cdab,jb->ijcd", x, deep_linear.balanced_subkernels(weights, depth), x),
-        jacobian_kernel(layers, x), rtol=1e-11, atol=1e-11,
-    )  # fmt: skip
+        jacobian_kernel(layers, x),
+        rtol=1e-11,
+        atol=1e-11,
+    )
     features = x
     for layer in range(depth + 1):
         gram = deep_linear.final_nngp(x, target, layer, depth)
@@ -290,9 +292,10 @@ def test_refined_balance_at_its_reference_value():
 
 
 @given(
-    s=st.floats(1e-6, 1e6), sigma=st.floats(0, 10),
+    s=st.floats(1e-6, 1e6),
+    sigma=st.floats(0, 10),
     g=st.lists(st.floats(-5, 5), min_size=1, max_size=6).map(lambda values: [*values, 0.0]),
-)  # fmt: skip
+)
 def test_refined_balance_has_the_product_and_the_differences(s: float, sigma: float, g: list[float]):
     found = deep_linear.refined_balance(s, sigma, torch.tensor(g, dtype=torch.float64))
     assert float(found.u_squared.log().sum()) == pytest.approx(2 * math.log(s), abs=1e-9)

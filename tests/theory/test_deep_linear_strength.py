@@ -174,9 +174,13 @@ def test_a_balanced_network_takes_that_time():
 
 
 @given(
-    depth=st.integers(1, 12), s=st.floats(0.05, 20), share=st.floats(1e-6, 0.9), sign=st.sampled_from([-1.0, 1.0]),
-    t=st.floats(0, 50), more=st.floats(0, 50),
-)  # fmt: skip
+    depth=st.integers(1, 12),
+    s=st.floats(0.05, 20),
+    share=st.floats(1e-6, 0.9),
+    sign=st.sampled_from([-1.0, 1.0]),
+    t=st.floats(0, 50),
+    more=st.floats(0, 50),
+)
 def test_two_stretches_of_time_are_one(depth: int, s: float, share: float, sign: float, t: float, more: float):
     s, c0 = sign * s, sign * s * share
     between = float(deep_linear.strength(t, s, c0, depth))

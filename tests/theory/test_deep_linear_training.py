@@ -167,8 +167,12 @@ def test_initial_statistics_are_those_of_random_weights():
     W, a = sigma * drawn(count, N, seed=1) / math.sqrt(D), sigma * drawn(count, N, seed=2) / math.sqrt(N)  # W beta
     q, r = (a.square().sum(1) + W.square().sum(1)) / 2, (a * W).sum(1)
     expected = deep_linear.initial_statistics(sigma, D, N)
-    for sample, value in ((q, expected.mean_q0), (r, expected.mean_r0), (r.square(), expected.mean_r0_sq),
-                          ((q - expected.mean_q0).square(), expected.var_q0)):  # fmt: skip
+    for sample, value in (
+        (q, expected.mean_q0),
+        (r, expected.mean_r0),
+        (r.square(), expected.mean_r0_sq),
+        ((q - expected.mean_q0).square(), expected.var_q0),
+    ):
         error = sample.std() / math.sqrt(count)
         assert abs(float((sample.mean() - value) / error)) < 4
 

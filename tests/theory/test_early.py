@@ -233,9 +233,7 @@ def test_mean_and_covariance_by_loops_over_pairs():
         across = [float((p * q).sum()) for i, p in enumerate(P) for j, q in enumerate(Q) if i != j]
         assert part.total.value == pytest.approx(np.mean(own), rel=1e-12)
         assert part.mean.value == pytest.approx(np.mean(across), rel=1e-12)
-        spread = sum(
-            float(((p - sum(P) / 6) * (q - sum(Q) / 6)).sum()) for p, q in zip(P, Q, strict=True)
-        )  # fmt: skip
+        spread = sum(float(((p - sum(P) / 6) * (q - sum(Q) / 6)).sum()) for p, q in zip(P, Q, strict=True))
         assert part.covariance.value == pytest.approx(spread / 5, rel=1e-10)
         assert part.total.value == pytest.approx(part.mean.value + part.covariance.value, rel=1e-13)
         assert part.total.stderr == pytest.approx(np.std(own, ddof=1) / math.sqrt(6), rel=1e-10)
@@ -259,9 +257,7 @@ def test_mean_and_covariance_terms_are_unbiased():
     terms = early.mean_and_covariance_terms(X, y, quadratic_ptks(X, width, 6000, seed=4))
     exact, means = early.exact_word_traces(*early.data_matrices(X, y), width), early.quadratic_means(X, y, width)
     totals = {"numerator": 64 * exact.numerator, "den1": 16 * exact.den1, "den2": 256 * exact.den2}
-    products = {
-        "numerator": means.nfm * means.agop, "den1": means.nfm.square(), "den2": means.agop.square()
-    }  # fmt: skip
+    products = {"numerator": means.nfm * means.agop, "den1": means.nfm.square(), "den2": means.agop.square()}
     for name, total in totals.items():
         mean = float(products[name].sum())
         for term, wanted in (("total", total), ("mean", mean), ("covariance", total - mean)):

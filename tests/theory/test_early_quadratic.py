@@ -242,9 +242,7 @@ def set_partitions(items: list[int]) -> Iterator[list[list[int]]]:
 def non_crossing(size: int) -> Iterator[list[list[int]]]:
     for partition in set_partitions(list(range(size))):
         home = {item: i for i, part in enumerate(partition) for item in part}
-        if not any(
-            home[a] == home[c] != home[b] == home[d] for a, b, c, d in itertools.combinations(range(size), 4)
-        ):  # fmt: skip
+        if not any(home[a] == home[c] != home[b] == home[d] for a, b, c, d in itertools.combinations(range(size), 4)):
             yield partition
 
 
@@ -263,9 +261,7 @@ def test_limit_moments_are_sums_over_non_crossing_partitions():
 @pytest.mark.parametrize("ratio", [(1, 1), (2, 1), (1, 3)])
 def test_exact_moments_reach_the_limit_as_the_inverse_size(ratio: tuple[int, int]):
     limit = early.quadratic_moments(*ratio, 6)
-    gaps = [
-        early.quadratic_moments(ratio[0] * n, ratio[1] * n, 6, kind="exact") - limit for n in (2000, 4000)
-    ]  # fmt: skip
+    gaps = [early.quadratic_moments(ratio[0] * n, ratio[1] * n, 6, kind="exact") - limit for n in (2000, 4000)]
     assert float(gaps[0][0]) == pytest.approx(0, abs=1e-12)  # the first moment has no correction
     np.testing.assert_allclose(gaps[0][1:] / gaps[1][1:], 2, rtol=0.02)
 
@@ -378,9 +374,11 @@ def test_the_isotropic_case_of_the_main_text():
 
 @QUICK
 @given(
-    st.integers(1, 6), st.integers(0, 999), st.lists(st.floats(0.01, 10), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.integers(0, 999),
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=4),
     st.lists(st.floats(0.05, 1), min_size=4, max_size=4),
-)  # fmt: skip
+)
 def test_free_correlations_are_correlations(dimension: int, seed: int, points: list[float], masses: list[float]):
     """rho <= 1, which the printed Eq. 26 breaks, for the moments of any positive measure."""
     x, y = drawn(dimension + 1, dimension, seed=seed), drawn(dimension + 1, seed=seed + 1)

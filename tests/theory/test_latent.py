@@ -50,8 +50,15 @@ class Problem:
 
     def integrated(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first = np.concatenate([self.u, np.ravel(self.W)])
-        path = solve_ivp(lambda _, state: self.velocity(state), (0, times[-1]), first, method="DOP853",
-                         t_eval=times, rtol=1e-13, atol=1e-15)  # fmt: skip
+        path = solve_ivp(
+            lambda _, state: self.velocity(state),
+            (0, times[-1]),
+            first,
+            method="DOP853",
+            t_eval=times,
+            rtol=1e-13,
+            atol=1e-15,
+        )
         return path.y.T[:, : self.d], path.y.T[:, self.d :].reshape(-1, self.d, self.d0)
 
 
@@ -233,8 +240,9 @@ def test_far_into_the_saddle():
 def test_extreme_sizes_are_finite_and_right(size: float):
     """Balanced layers: |u|^2 obeys the logistic equation, whatever the size of the start."""
     direction = tensor([0.6, 0.0, -0.8])
-    path = latent.solve(size * direction, size * direction[:, None], tensor([1.0]), 2.0,
-                        times=[0.0, 1e-6, 1.0, 20.0, 1e6])  # fmt: skip
+    path = latent.solve(
+        size * direction, size * direction[:, None], tensor([1.0]), 2.0, times=[0.0, 1e-6, 1.0, 20.0, 1e6]
+    )
     for value in path.curves().values():
         assert bool(value.isfinite().all())
     with mpmath.workdps(400):  # c' = 4 c (y - c), c = |u|^2
@@ -283,10 +291,12 @@ def test_small_steps_of_gradient_descent_come_near():
     problem, lr = Problem(2, d=5), 1e-4
     model = nn.Sequential(nn.Linear(problem.d0, 5, bias=False), nn.Linear(5, 1, bias=False)).double()
     model[0].weight.data, model[1].weight.data = tensor(problem.W), tensor(problem.u)[None]
-    optimizer = torch.optim.SGD([
-        {"params": model[0].parameters(), "lr": lr * problem.rate_w},
-        {"params": model[1].parameters(), "lr": lr * problem.rate_u},
-    ])  # fmt: skip
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model[0].parameters(), "lr": lr * problem.rate_w},
+            {"params": model[1].parameters(), "lr": lr * problem.rate_u},
+        ]
+    )
     losses = []
     for _ in range(2001):
         optimizer.zero_grad()
@@ -533,8 +543,9 @@ def test_a_path_is_laid_over_measured_points():
     matplotlib.use("Agg")
     problem = Problem(1)
     path = problem.solve(np.linspace(0, 1, 20).tolist())
-    flow = latent.integrate(tensor(problem.u), tensor(problem.W), tensor(problem.x), float(problem.y),
-                            times=[0.1, 0.5], **problem.settings)  # fmt: skip
+    flow = latent.integrate(
+        tensor(problem.u), tensor(problem.W), tensor(problem.x), float(problem.y), times=[0.1, 0.5], **problem.settings
+    )
     axes = path.overlay(flow)
     assert [axis.get_ylabel() for axis in axes] == [
         fl.theory.prediction.NAMES[name] for name in path.curves() if name in flow.curves()

@@ -121,15 +121,32 @@ def tensor(values: object) -> torch.Tensor:
 def test_reference_cases(name: str):
     case = CASES[name]
     path = latent.solve(
-        tensor(case["u"]), tensor(case["W"]), tensor(case["x"]), case["y"],
-        times=case["t"], scale=case["gamma"], rate_u=case["eta_u"], rate_w=case["eta_w"],
-    )  # fmt: skip
+        tensor(case["u"]),
+        tensor(case["W"]),
+        tensor(case["x"]),
+        case["y"],
+        times=case["t"],
+        scale=case["gamma"],
+        rate_u=case["eta_u"],
+        rate_w=case["eta_w"],
+    )
     pairs = {
-        "rho": path.start.rho, "P": path.P, "Q": path.Q, "K_inf": path.final.ntk, "alpha": path.alpha,
-        "loss": path.loss, "Kxx": path.ntk, "zeta": path.layer_alignment, "u_t": path.u, "W_t": path.W,
-        "norm_u2": path.norms.u.square(), "norm_v2": (path.norms.Wx / path.start.rho).square(),
-        "f0": path.start.output, "K0": path.ntk[0], "zeta0": path.layer_alignment[0],
-    }  # fmt: skip
+        "rho": path.start.rho,
+        "P": path.P,
+        "Q": path.Q,
+        "K_inf": path.final.ntk,
+        "alpha": path.alpha,
+        "loss": path.loss,
+        "Kxx": path.ntk,
+        "zeta": path.layer_alignment,
+        "u_t": path.u,
+        "W_t": path.W,
+        "norm_u2": path.norms.u.square(),
+        "norm_v2": (path.norms.Wx / path.start.rho).square(),
+        "f0": path.start.output,
+        "K0": path.ntk[0],
+        "zeta0": path.layer_alignment[0],
+    }
     for key, value in pairs.items():
         np.testing.assert_allclose(value, case[key], rtol=2e-14, atol=1e-16, err_msg=key)
     # the stored outputs are sums of the target and a residual, and have its rounding
@@ -154,9 +171,15 @@ def test_reference_cases(name: str):
 def test_classes_of_the_reference_cases(name: str, mechanism: str, rescaling: str, saddle: bool):
     case = CASES[name]
     path = latent.solve(
-        tensor(case["u"]), tensor(case["W"]), tensor(case["x"]), case["y"],
-        times=case["t"], scale=case["gamma"], rate_u=case["eta_u"], rate_w=case["eta_w"],
-    )  # fmt: skip
+        tensor(case["u"]),
+        tensor(case["W"]),
+        tensor(case["x"]),
+        case["y"],
+        times=case["t"],
+        scale=case["gamma"],
+        rate_u=case["eta_u"],
+        rate_w=case["eta_w"],
+    )
     assert (path.mechanism, path.rescaling, path.saddle) == (mechanism, rescaling, saddle)
 
 

@@ -41,10 +41,15 @@ def test_reference_values_of_ten_steps():
 @pytest.mark.parametrize(
     ("convention", "multiple"),
     [
-        ("ode", 0.6 / 4), ("000-eq5", 0.6), ("001-eq5", 0.6), ("000-eq21a", 0.6 * 0.03), ("001-eq26", 0.6 * 0.03),
-        ("000-eq21b", 0.6 * 0.03 / 2), ("001-eq27", 0.6 * 0.03 / 2),
+        ("ode", 0.6 / 4),
+        ("000-eq5", 0.6),
+        ("001-eq5", 0.6),
+        ("000-eq21a", 0.6 * 0.03),
+        ("001-eq26", 0.6 * 0.03),
+        ("000-eq21b", 0.6 * 0.03 / 2),
+        ("001-eq27", 0.6 * 0.03 / 2),
     ],
-)  # fmt: skip
+)
 def test_a_step_descends_the_next_loss(convention: str, multiple: float, shape: tuple[int, ...]):
     psi, delta = drawn(5, 4).requires_grad_(), drawn(*shape, seed=1)
     following = delta - 0.03 * psi.T @ psi @ delta
@@ -94,9 +99,12 @@ def test_the_scalar_case_is_the_general_one():
     for psi0, delta0, gamma in ((0.3, -1.2, 0.8), (2.0, 0.1, 0.0), (1e-8, 1.0, 3.0), (0.0, 1.0, 2.0)):
         found = ofe.scalar(times, psi0, delta0, gamma, rate=0.7)
         general = ofe.solve(
-            torch.tensor([[psi0**2]], dtype=torch.float64), torch.tensor([-delta0], dtype=torch.float64), gamma, times,
+            torch.tensor([[psi0**2]], dtype=torch.float64),
+            torch.tensor([-delta0], dtype=torch.float64),
+            gamma,
+            times,
             rate=0.7,
-        )  # fmt: skip
+        )
         np.testing.assert_allclose(found.residual_square, general.loss, rtol=1e-13)
         np.testing.assert_allclose(found.feature_square, general.kernel_norm, rtol=1e-13)
 
@@ -181,9 +189,14 @@ def test_power_law_exponents(a: float, b: float, gamma: float, task: float, loss
 
 @pytest.mark.parametrize(
     ("a", "b", "gamma", "t", "tolerance"),
-    [(2.0, 2.0, 5.0, 30.0, 0.02), (2.0, 2.0, 0.0, 1e3, 0.01), (6.0, 2.0, 3.0, 1e4, 2e-3), (3.5, 1.5, 5.0, 3e2, 0.04),
-     (3.0, 2.0, 1.0, 1e3, 0.05)],
-)  # fmt: skip
+    [
+        (2.0, 2.0, 5.0, 30.0, 0.02),
+        (2.0, 2.0, 0.0, 1e3, 0.01),
+        (6.0, 2.0, 3.0, 1e4, 2e-3),
+        (3.5, 1.5, 5.0, 3e2, 0.04),
+        (3.0, 2.0, 1.0, 1e3, 0.05),
+    ],
+)
 def test_power_law_losses(a: float, b: float, gamma: float, t: float, tolerance: float):
     k = torch.arange(1, 501, dtype=torch.float64)
     found = float(ofe.solve(torch.diag(k**-b), k ** (-a / 2), gamma, t / 0.3, rate=0.3, rank_tolerance=0.0).loss)

@@ -199,12 +199,14 @@ def test_drawn_networks_show_the_phases_of_the_theory():
 def test_at_a_fixed_width_exponents_do_not_decide():
     lazy = TABLE_1["lazy"].kernel.exponents
     moved = {
-        zero_output: np.array([
-            1 - float(path.final.ntk / path.ntk[0])
-            for path in (drawn(lazy, 1e6, seed, 4, zero_output) for seed in range(400))
-        ])
+        zero_output: np.array(
+            [
+                1 - float(path.final.ntk / path.ntk[0])
+                for path in (drawn(lazy, 1e6, seed, 4, zero_output) for seed in range(400))
+            ]
+        )
         for zero_output in (False, True)
-    }  # fmt: skip
+    }
     assert np.abs(moved[True]).max() < 1e-8
     # 1 - sqrt(PQ) / ((P + Q) / 2) with P / (P + Q) ~ Beta(2, 2) for four units: mean 1 - 9 pi / 32
     generic = moved[False]

@@ -195,9 +195,12 @@ def test_the_simulation_where_finite_size_is_known_exactly(samples: int, dimensi
 
 MEASURED = [
     # samples, dimension, spike, overlap, ridge, noise
-    (80, 240, 2.0, 0.6, 0.0, 0.0), (80, 240, 2.0, 0.0, 3.0, 0.2), (300, 200, 2.0, 0.6, 0.0, 0.2),
-    (200, 240, 1.0, -0.5, 30.0, 0.5), (120, 240, 5.0, 0.3, 1.0, 0.1),
-]  # fmt: skip
+    (80, 240, 2.0, 0.6, 0.0, 0.0),
+    (80, 240, 2.0, 0.0, 3.0, 0.2),
+    (300, 200, 2.0, 0.6, 0.0, 0.2),
+    (200, 240, 1.0, -0.5, 30.0, 0.5),
+    (120, 240, 5.0, 0.3, 1.0, 0.1),
+]
 
 
 @pytest.mark.parametrize(("samples", "dimension", "spike", "overlap", "ridge", "noise"), MEASURED)

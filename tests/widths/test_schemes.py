@@ -48,8 +48,12 @@ def weights(name: str, update: str, form: int = 0, **changed: tuple[float, float
     """A network of two hidden weights, with (gain, rate) of some layers changed."""
     first, hidden, last = PRINTED[name, update][form]
     found = []
-    for layer, kind, powers in (("a", "input", first), ("b", "hidden", hidden), ("c", "hidden", hidden),
-                                ("d", "output", last)):  # fmt: skip
+    for layer, kind, powers in (
+        ("a", "input", first),
+        ("b", "hidden", hidden),
+        ("c", "hidden", hidden),
+        ("d", "output", last),
+    ):
         gain, rate = derived(powers, kind, update)
         more = changed.get(layer, (0.0, 0.0))
         stored = powers[1] + 0.5  # spectral norm of random entries

@@ -19,11 +19,20 @@ from featlearn.theory.phases import Phase
 matplotlib.use("agg")
 CASES = {case.name: case for case in SUITES["calibration"]}
 SMOKE = [
-    "mlp sgd standard", "mlp sgd ntk", "mlp sgd mean_field", "mlp sgd mup", "mlp adam standard", "mlp adam ntk",
-    "mlp adam mean_field", "mlp adam mup", "mlp sgd mup, zero readout", "mlp adam mup: readout drawn as 1/sqrt(n)",
-    "mlp adam mup: rate of one hidden layer constant", "cnn sgd mup: rate of the input constant",
+    "mlp sgd standard",
+    "mlp sgd ntk",
+    "mlp sgd mean_field",
+    "mlp sgd mup",
+    "mlp adam standard",
+    "mlp adam ntk",
+    "mlp adam mean_field",
+    "mlp adam mup",
+    "mlp sgd mup, zero readout",
+    "mlp adam mup: readout drawn as 1/sqrt(n)",
+    "mlp adam mup: rate of one hidden layer constant",
+    "cnn sgd mup: rate of the input constant",
     "gpt adam mup: attention 1/sqrt(d)",
-]  # fmt: skip
+]
 NARROW = {"mlp": (32, 64, 128, 256), "cnn": (16, 32, 64), "gpt": (16, 32, 64)}
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
 Y = X[:, :2] * X[:, 1:3]
@@ -131,9 +140,13 @@ class Gated(nn.Module):
 
 def test_a_gate_is_no_multiplier():
     found = fl.width_check(
-        Gated, (X, Y), widths=(32, 64, 128), seeds=2, steps=1,
+        Gated,
+        (X, Y),
+        widths=(32, 64, 128),
+        seeds=2,
+        steps=1,
         optimizer=lambda model: torch.optim.Adam(model.parameters(), 1e-3),
-    )  # fmt: skip
+    )
     assert found.scheme == "standard"
     assert [(one.layer, one.quantity) for one in found.problems] == [("gate", "initial scale"), ("up", "initial scale")]
     assert all(float(one.power) == pytest.approx(0.5, abs=0.15) for one in found.problems)
@@ -156,9 +169,13 @@ class Encoder(nn.Module):
 def test_every_parameter_of_any_module_is_judged():
     tokens = torch.randint(11, (7, 6), generator=torch.Generator().manual_seed(0))
     found = fl.width_check(
-        Encoder, (tokens, (2 * tokens) % 11), widths=(16, 32, 64), seeds=2, steps=2,
+        Encoder,
+        (tokens, (2 * tokens) % 11),
+        widths=(16, 32, 64),
+        seeds=2,
+        steps=2,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
-    )  # fmt: skip
+    )
     assert (found.scheme, found.problems, found.update) == ("standard", (), "normalised")
     judged = {layer.parameter for layer in found.layers.values()} | {
         n for one in found.layers.values() for n in one.others
@@ -174,14 +191,19 @@ def test_hugging_face_models_with_tied_embeddings_and_adam():
     tokens = torch.randint(17, (5, 8), generator=torch.Generator().manual_seed(0))
 
     def make(width: int) -> nn.Module:
-        config = transformers.GPT2Config(vocab_size=17, n_positions=8, n_embd=width, n_layer=1, n_head=2,
-                                         bos_token_id=0, eos_token_id=0)  # fmt: skip
+        config = transformers.GPT2Config(
+            vocab_size=17, n_positions=8, n_embd=width, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        )
         return transformers.GPT2LMHeadModel(config)
 
     found = fl.width_check(
-        make, ({"input_ids": tokens}, tokens.roll(-1, 1)), widths=(16, 32, 64), seeds=2, steps=2,
+        make,
+        ({"input_ids": tokens}, tokens.roll(-1, 1)),
+        widths=(16, 32, 64),
+        seeds=2,
+        steps=2,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
-    )  # fmt: skip
+    )
     assert (found.scheme, found.nearest) == ("other", "standard")
     hidden = [f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
     assert [one.layer for one in found.problems] == hidden
@@ -225,9 +247,13 @@ def test_the_same_call_gives_the_same_numbers():
 
 def test_what_diverges_is_judged_by_its_first_step():
     found = fl.width_check(
-        mlp, (X, Y), widths=(16, 32, 64), seeds=2, steps=40,
+        mlp,
+        (X, Y),
+        widths=(16, 32, 64),
+        seeds=2,
+        steps=40,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), 3.0),
-    )  # fmt: skip
+    )
     assert found.scheme == "standard"
     assert any("diverged" in note for note in found.notes)
     json.loads(found.to_json())

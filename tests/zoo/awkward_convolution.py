@@ -264,9 +264,15 @@ def batch_norm_1d_over_positions() -> Built:
 def batch_norm_2d() -> Built:
     """Convolution without bias and batch norm, twice, with in-place ReLU."""
     model = with_statistics(
-        nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(inplace=True),
-        nn.Conv2d(3, 2, 2, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 3, 3, bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(3, 2, 2, bias=False),
+        nn.BatchNorm2d(2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
     return perturbed(model), *gaussian(2, 4, 5), None
 
 

@@ -249,9 +249,13 @@ def bare_scale_and_shift() -> Built:
         return self.head(hidden) / self.temperature + self.offset
 
     parts = {
-        "mean": parameter(4), "deviation": nn.Parameter(torch.rand(1, 4) + 0.5), "scale": parameter(1),
-        "temperature": nn.Parameter(torch.tensor(1.7)), "offset": parameter(1, 2), "head": nn.Linear(4, 2),
-    }  # fmt: skip
+        "mean": parameter(4),
+        "deviation": nn.Parameter(torch.rand(1, 4) + 0.5),
+        "scale": parameter(1),
+        "temperature": nn.Parameter(torch.tensor(1.7)),
+        "offset": parameter(1, 2),
+        "head": nn.Linear(4, 2),
+    }
     return Net(forward, **parts), *gaussian(4), None
 
 

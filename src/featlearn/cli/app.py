@@ -57,10 +57,14 @@ RUNS = {
 def application(words: Sequence[str]) -> App:
     """The commands, loaded on demand; `words` are those of the command line."""
     app = App(
-        name="featlearn", help=ABOUT, version=featlearn.__version__, help_format="plaintext", console=_console(),
+        name="featlearn",
+        help=ABOUT,
+        version=featlearn.__version__,
+        help_format="plaintext",
+        console=_console(),
         # a list takes all words up to the next option; flags have no --no- form
         default_parameter=Parameter(consume_multiple=True, negative=()),
-    )  # fmt: skip
+    )
     runs = App(name="runs", help="Recorded runs: ls, show, compare, pack.", help_format="plaintext")
     for parent, commands in ((app, COMMANDS | _installed_commands()), (runs, RUNS)):
         for name, (place, summary) in commands.items():

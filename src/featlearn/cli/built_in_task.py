@@ -37,10 +37,13 @@ def built_in_task(settings: Settings) -> TrainingTask:
         y, test = _one_hot(y, classes), None if test is None else (test[0], _one_hot(test[1], classes))
     entropy = settings.loss == "cross-entropy"
     return TrainingTask(
-        model=_network(settings, x, outputs), x=x, y=y, test=test,
+        model=_network(settings, x, outputs),
+        x=x,
+        y=y,
+        test=test,
         loss=nn.functional.cross_entropy if entropy else squared_error,
         convention="cross-entropy" if entropy else "mean",
-    )  # fmt: skip
+    )
 
 
 def _network(settings: Settings, x: Tensor, outputs: int | None) -> nn.Module:

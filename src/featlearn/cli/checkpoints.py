@@ -18,8 +18,12 @@ def measure_checkpoints(subject: str, settings: Settings, checkpoints: Path, out
     whole = task.samples <= settings.probe
     with shown_warnings(quiet):
         watch_checkpoints(
-            task.model, checkpoints, task.some(slice(settings.probe)), out, loss=task.convention,
+            task.model,
+            checkpoints,
+            task.some(slice(settings.probe)),
+            out,
+            loss=task.convention,
             # Kernel regression on a part of the samples cannot be compared with a network trained on all.
             test=task.test if whole else None,
             settings={"subject": subject, "probe": settings.probe, "checkpoints": checkpoints.name},
-        )  # fmt: skip
+        )

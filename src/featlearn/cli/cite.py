@@ -6,9 +6,7 @@ from featlearn.cli.answer import Answer, UsageError
 from featlearn.errors import InputValueError
 
 
-def cite(
-    *names: str, style: Literal["bibtex", "text"] = "bibtex", json: bool = False, debug: bool = False
-) -> Answer:  # fmt: skip
+def cite(*names: str, style: Literal["bibtex", "text"] = "bibtex", json: bool = False, debug: bool = False) -> Answer:
     """Print what to cite for a result.
 
     For example:

@@ -38,8 +38,9 @@ def comparison(entries: Sequence[dict[str, Any]]) -> str:
     rows = [*_settings(entries), ["verdict", *map(verdict, entries)], ["steps", *(str(e["steps"]) for e in entries)]]
     said = [key for key in entries[0]["verdict"] if any(e["verdict"].get(key) is not None for e in entries)]
     rows += [[name, *(number(e["numbers"][name]) for e in entries)] for name in _compared(entries, said)]
-    rows += [[LABELS.get(key, key.replace("_", " ")), *(number(e["verdict"].get(key)) for e in entries)]
-             for key in said]  # fmt: skip
+    rows += [
+        [LABELS.get(key, key.replace("_", " ")), *(number(e["verdict"].get(key)) for e in entries)] for key in said
+    ]
     whole = [["", *_names(entries)], *rows]
     parts = [[[row[0], *row[begin:end]] for row in whole] for begin, end in _spans(whole)]
     return "\n\n".join(table(head, body) for head, *body in parts)
@@ -67,13 +68,22 @@ def _spans(rows: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
 def _settings(entries: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A row for each setting that differs, the seed included."""
     entries = [{**entry, "settings": {"seed": entry["seed"], **entry["settings"]}} for entry in entries]
-    different = sorted({key for entry in entries for key, value in entry["settings"].items()
-                        if any(other["settings"].get(key) != value for other in entries)})  # fmt: skip
+    different = sorted(
+        {
+            key
+            for entry in entries
+            for key, value in entry["settings"].items()
+            if any(other["settings"].get(key) != value for other in entries)
+        }
+    )
     ours = all(entry["options"] for entry in entries)
     labels = {key: option(key) if ours else f"setting {word(key)}" for key in different}
     labels |= {"subject": "function"} if ours else {}
-    return [[labels[key], *(word(entry["settings"].get(key)) for entry in entries)]
-            for key in different if not (ours and key in SHOWN_ELSEWHERE)]  # fmt: skip
+    return [
+        [labels[key], *(word(entry["settings"].get(key)) for entry in entries)]
+        for key in different
+        if not (ours and key in SHOWN_ELSEWHERE)
+    ]
 
 
 def _compared(entries: Sequence[dict[str, Any]], said: Collection[str]) -> list[str]:

@@ -41,9 +41,9 @@ FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "gtsrb": {
         **{
-            f"GT-{n:05d}.csv": _places(_SIGNS, *(
-                f"{folder}/{n:05d}/GT-{n:05d}.csv" for folder in ("Final_Training/Images", "Training")
-            ))
+            f"GT-{n:05d}.csv": _places(
+                _SIGNS, *(f"{folder}/{n:05d}/GT-{n:05d}.csv" for folder in ("Final_Training/Images", "Training"))
+            )
             for n in range(43)
         },
         "GT-final_test.csv": _places(
@@ -59,7 +59,7 @@ FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "shakespeare": {
         "input.txt": _places(("shakespeare", "tinyshakespeare", "shakespeare_char", ""), "input.txt"),
     },
-}  # fmt: skip
+}
 """Data set -> file -> where it may lie below the root."""
 
 

@@ -38,10 +38,19 @@ DECISIVE = {"gap": "gap", "turning": "kernel turned", "growth": "kernel grew", "
 
 
 def diagnose(
-    subject: str | None = None, /, *, settings: Settings = DEFAULT, seeds: int = 1, config: Path | None = None,
-    checkpoints: Path | None = None, out: Path | None = None, no_report: bool = False, quiet: bool = False,
-    json: bool = False, debug: bool = False,
-) -> Answer:  # fmt: skip
+    subject: str | None = None,
+    /,
+    *,
+    settings: Settings = DEFAULT,
+    seeds: int = 1,
+    config: Path | None = None,
+    checkpoints: Path | None = None,
+    out: Path | None = None,
+    no_report: bool = False,
+    quiet: bool = False,
+    json: bool = False,
+    debug: bool = False,
+) -> Answer:
     """Train a network, watch it, and say whether it learned features or was lazy.
 
     Without options: two hidden layers on 200 handwritten digits, in about a
@@ -140,23 +149,39 @@ def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bo
     each = [verdict_on(run) for run in runs]
     together = each[0] if len(each) == 1 else verdict_on(runs)
     page = _page(runs, folder / "report.html") if with_report else None
-    broken = ["broke down" in one.headline or any(event["kind"] == "diverged" for event in run.events)
-              for run, one in zip(runs, each, strict=True)]  # fmt: skip
+    broken = [
+        "broke down" in one.headline or any(event["kind"] == "diverged" for event in run.events)
+        for run, one in zip(runs, each, strict=True)
+    ]
     diverged = [run.name for run, lost in zip(runs, broken, strict=True) if lost]
     code = INTERRUPTED if not complete else FAILED if diverged else DONE
     data = {
-        "regime": together.regime, "complete": complete, "diverged": diverged, "report": page,
+        "regime": together.regime,
+        "complete": complete,
+        "diverged": diverged,
+        "report": page,
         "diagnosis": jsons.loads(together.to_json()),
-        "runs": [{"path": path, "regime": one.regime, "settings": run.config.get("settings"),
-                  "diagnosis": jsons.loads(one.to_json())} for path, run, one in zip(paths, runs, each, strict=True)],
-    }  # fmt: skip
+        "runs": [
+            {
+                "path": path,
+                "regime": one.regime,
+                "settings": run.config.get("settings"),
+                "diagnosis": jsons.loads(one.to_json()),
+            }
+            for path, run, one in zip(paths, runs, each, strict=True)
+        ],
+    }
     return Answer(data=data, text=_text(runs, each, together, page, complete, diverged), code=code)
 
 
 def _text(
-    runs: "Sequence[Run]", each: "Sequence[Diagnosis]", together: "Diagnosis", page: Path | None, complete: bool,
+    runs: "Sequence[Run]",
+    each: "Sequence[Diagnosis]",
+    together: "Diagnosis",
+    page: Path | None,
+    complete: bool,
     diverged: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     said = str(together).splitlines()
     evidence = said.index(f"{together.evidence[0].topic}:")
     thresholds = said.index("thresholds:") if "thresholds:" in said else len(said)
@@ -169,8 +194,10 @@ def _text(
         advice = "leave out what came after" if saved else "take a smaller --lr"
         lines += [f"training diverged ({', '.join(diverged)}): {advice}", ""]
     if len(each) > 1:
-        rows = [[run.name, one.regime, *(number(float(one.numbers[key])) for key in DECISIVE)]
-                for run, one in zip(runs, each, strict=True)]  # fmt: skip
+        rows = [
+            [run.name, one.regime, *(number(float(one.numbers[key])) for key in DECISIVE)]
+            for run, one in zip(runs, each, strict=True)
+        ]
         lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
     lines += said[evidence:thresholds]
     if "hardly fallen" in together.headline and not diverged and not saved:

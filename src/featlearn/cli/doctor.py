@@ -52,16 +52,24 @@ def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = F
     if "torch" not in missing:
         needed["torch"], devices = _torch()
     versions = {"featlearn": _version("featlearn"), "python": platform.python_version()}
-    answer = {"versions": {**versions, **needed}, "extras": extras, "devices": devices, "data_root": root,
-              "data": {name: not files for name, files in absent.items()}, "data_missing": absent,
-              "missing": missing}  # fmt: skip
+    answer = {
+        "versions": {**versions, **needed},
+        "extras": extras,
+        "devices": devices,
+        "data_root": root,
+        "data": {name: not files for name, files in absent.items()},
+        "data_missing": absent,
+        "missing": missing,
+    }
     return Answer(data=answer, text=_text(answer), code=FAILED if missing else DONE)
 
 
 def _text(answer: dict[str, Any]) -> str:
     rows = [[name, version or f"missing: pip install {name}"] for name, version in answer["versions"].items()]
-    rows += [[name, version or "not there: pip install 'featlearn[{}]', for {}".format(*EXTRAS[name])]
-             for name, version in answer["extras"].items()]  # fmt: skip
+    rows += [
+        [name, version or "not there: pip install 'featlearn[{}]', for {}".format(*EXTRAS[name])]
+        for name, version in answer["extras"].items()
+    ]
     rows += [["device", one] for one in answer["devices"]]
     root = answer["data_root"]
     rows.append(["data root", str(root) if root else "not set: FEATLEARN_DATA=FOLDER or --data-root FOLDER"])

@@ -18,10 +18,14 @@ class ProgressDisplay:
             from rich.console import Console
 
             self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-                progress.TextColumn("loss {task.fields[loss]}"), progress.TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("loss {task.fields[loss]}"),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._task = self._bar.add_task(name, total=steps, loss="")
 
     def step(self, step: int, loss: Any) -> None:

@@ -7,9 +7,15 @@ from featlearn.cli.recorded_runs import opened_run, recorded_runs
 
 
 def report(
-    *runs: Path, out: Path | None = None, title: str | None = None, figures: Path | None = None,
-    no_kernels: bool = False, no_bands: bool = False, json: bool = False, debug: bool = False,
-) -> Answer:  # fmt: skip
+    *runs: Path,
+    out: Path | None = None,
+    title: str | None = None,
+    figures: Path | None = None,
+    no_kernels: bool = False,
+    no_bands: bool = False,
+    json: bool = False,
+    debug: bool = False,
+) -> Answer:
     """Write one HTML page about recorded runs: the verdict, and what led to it.
 
     The page needs no network, and can be sent to others as it is.

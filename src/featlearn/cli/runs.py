@@ -51,11 +51,18 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
     entries = [_entry(path) for path in _places(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
-        [entry["path"], "-", "-", "cannot be read", "-", "-"] if "error" in entry else
-        [entry["path"], _date(entry), str(entry["steps"]), verdict_of(entry),
-         _loss(entry), number(entry["numbers"]["kernel moved"])]
+        [entry["path"], "-", "-", "cannot be read", "-", "-"]
+        if "error" in entry
+        else [
+            entry["path"],
+            _date(entry),
+            str(entry["steps"]),
+            verdict_of(entry),
+            _loss(entry),
+            number(entry["numbers"]["kernel moved"]),
+        ]
         for entry in entries
-    ]  # fmt: skip
+    ]
     if any(row[4].endswith(mark) for mark in LEGENDS for row in rows):  # digits stand below digits
         rows = [[*row[:4], row[4] if row[4].endswith((*LEGENDS,)) else f"{row[4]}   ", row[5]] for row in rows]
     head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
@@ -88,8 +95,13 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
     parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened]
-    data = {"path": run, "config": opened.config, "numbers": key_numbers(opened), "events": opened.events,
-            "diagnosis": jsons.loads(verdict.to_json())}  # fmt: skip
+    data = {
+        "path": run,
+        "config": opened.config,
+        "numbers": key_numbers(opened),
+        "events": opened.events,
+        "diagnosis": jsons.loads(verdict.to_json()),
+    }
     return Answer(data=data, text="\n".join(parts))
 
 
@@ -158,13 +170,20 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     told = any(event["kind"] == "diverged" for event in run.events)
     diverged = told or "training broke down" in verdict.headline
     return {
-        "path": str(path), "name": run.name, "created": created if isinstance(created, int | float) else None,
-        "steps": steps, "regime": verdict.regime, "diverged": diverged,
+        "path": str(path),
+        "name": run.name,
+        "created": created if isinstance(created, int | float) else None,
+        "steps": steps,
+        "regime": verdict.regime,
+        "diverged": diverged,
         "seed": run.config.get("seed"),
-        "numbers": key_numbers(run), "loss": loss_label(run), "trained_on": trained_on(run),
+        "numbers": key_numbers(run),
+        "loss": loss_label(run),
+        "trained_on": trained_on(run),
         "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
-        "settings": settings if isinstance(settings, dict) else {}, "options": of_command(run),
-    }  # fmt: skip
+        "settings": settings if isinstance(settings, dict) else {},
+        "options": of_command(run),
+    }
 
 
 def _loss(entry: dict[str, Any]) -> str:
@@ -189,8 +208,9 @@ def _origin(run: "Run") -> str:
 def _event(event: dict[str, Any]) -> str:
     details = {key: value for key, value in event.items() if key not in ("kind", "step", "at", "last_line")}
     where = "" if event["step"] is None else f" at step {event['step']}"
-    told = "; ".join(f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}"
-                     for key, value in details.items())  # fmt: skip
+    told = "; ".join(
+        f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}" for key, value in details.items()
+    )
     return fill(f"{word(event['kind'])}{where}{': ' + told if told else ''}", COLUMNS - 4, subsequent_indent="    ")
 
 

@@ -74,8 +74,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"width": 1, "hidden_layers": 1, "samples": 2, "test": 0, "steps": 1, "probe": 2, "seed": 0}
-        wrong = [f"{option(n)} {getattr(self, n)}, expected at least {k}" for n, k in least.items()
-                 if getattr(self, n) < k]  # fmt: skip
+        wrong = [
+            f"{option(n)} {getattr(self, n)}, expected at least {k}" for n, k in least.items() if getattr(self, n) < k
+        ]
         for name in ("output_scale", "init_scale", "lr", "batch", "budget"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

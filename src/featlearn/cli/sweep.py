@@ -17,11 +17,24 @@ FOLDER = Path("sweeps")
 
 
 def sweep(
-    grid: Path, /, *, out: Path | None = None, seeds: str | None = None, jobs: int | None = None,
-    dask: str | None = None, slurm: str | None = None, x: str | None = None, y: str | None = None,
-    value: str | None = None, retry: bool = False, resume: bool = False, overwrite: bool = False,
-    quiet: bool = False, json: bool = False, debug: bool = False,
-) -> Answer:  # fmt: skip
+    grid: Path,
+    /,
+    *,
+    out: Path | None = None,
+    seeds: str | None = None,
+    jobs: int | None = None,
+    dask: str | None = None,
+    slurm: str | None = None,
+    x: str | None = None,
+    y: str | None = None,
+    value: str | None = None,
+    retry: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    json: bool = False,
+    debug: bool = False,
+) -> Answer:
     """Train and diagnose at every point of a grid, and map the verdicts over two settings.
 
     The grid is a TOML file with options of featlearn diagnose:
@@ -93,9 +106,17 @@ def sweep(
         ProcessPool(jobs or min(available_cores(), len(points) * len(chosen))) as pool,
     ):
         found = run_sweep(
-            function, points, chosen, folder, executor=executor or pool, on_error="keep", retry=retry, resume=resume,
-            overwrite=overwrite, quiet=quiet,
-        )  # fmt: skip
+            function,
+            points,
+            chosen,
+            folder,
+            executor=executor or pool,
+            on_error="keep",
+            retry=retry,
+            resume=resume,
+            overwrite=overwrite,
+            quiet=quiet,
+        )
         return _answer(found, view, file, pool)
 
 

@@ -51,9 +51,13 @@ def read_sweep_file(path: Path) -> SweepFile:
     if "subject" in found and "function" in found:
         raise UsageError(f"{path} has subject and function, expected one: a network to diagnose, or a function to call")
     file = SweepFile(
-        path=path, subject=found.get("subject"), function=found.get("function"), seeds=_seeds(found, path), grid={},
+        path=path,
+        subject=found.get("subject"),
+        function=found.get("function"),
+        seeds=_seeds(found, path),
+        grid={},
         map=found.get("map", {}),
-    )  # fmt: skip
+    )
     fixed = {renamed(name, file): value for name, value in found.get("fixed", {}).items()}
     listed = found.get("points", [found.get("grid")])
     if not all(isinstance(one, dict) for one in listed):
@@ -105,7 +109,16 @@ def _check(found: dict[str, Any], known: dict[str, Any], where: str) -> None:
 
 
 _KINDS = {
-    "subject": '"FILE.py:setup"', "function": '"FILE.py:function"', "seeds": "a number, or a list", "fixed": "a table",
-    "grid": "a table of lists", "points": "tables [[points]]", "map": "a table", "x": "a setting", "y": "a setting",
-    "value": "a column", "where": "a table of settings", "boundary": '"FILE.py:function"',
-}  # fmt: skip
+    "subject": '"FILE.py:setup"',
+    "function": '"FILE.py:function"',
+    "seeds": "a number, or a list",
+    "fixed": "a table",
+    "grid": "a table of lists",
+    "points": "tables [[points]]",
+    "map": "a table",
+    "x": "a setting",
+    "y": "a setting",
+    "value": "a column",
+    "where": "a table of settings",
+    "boundary": '"FILE.py:function"',
+}

@@ -22,9 +22,13 @@ from featlearn.cli.user_task import BUILT_IN, user_task
 from featlearn.monitoring.entry import watch
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad,
-}  # fmt: skip
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
 
 SMALL = 10**8
 """Weights times samples per step below which a step takes about ten milliseconds."""
@@ -39,12 +43,22 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     task, optimizer = _prepared(place, settings)
     rate = float(optimizer.param_groups[0]["lr"])
     whole = task.samples <= settings.probe
-    with shown_warnings(progress.quiet), _few_threads(task, settings), watch(
-        task.model, task.some(slice(settings.probe)), out, optimizer=optimizer, budget=settings.budget,
-        loss=task.convention, name=out.name, settings={**_entry(place, settings), "lr": rate, "subject": place},
-        # Kernel regression on a part of the samples cannot be compared with a network trained on all.
-        test=task.test if whole else None,
-    ) as watched:  # fmt: skip
+    with (
+        shown_warnings(progress.quiet),
+        _few_threads(task, settings),
+        watch(
+            task.model,
+            task.some(slice(settings.probe)),
+            out,
+            optimizer=optimizer,
+            budget=settings.budget,
+            loss=task.convention,
+            name=out.name,
+            settings={**_entry(place, settings), "lr": rate, "subject": place},
+            # Kernel regression on a part of the samples cannot be compared with a network trained on all.
+            test=task.test if whole else None,
+        ) as watched,
+    ):
         for batch in _batches(task, settings):
             loss = _step(task, optimizer, batch)
             watched.step(loss=loss)

@@ -77,6 +77,4 @@ def placed(task: TrainingTask, device: str) -> TrainingTask:
         return map_tensors(thing, lambda tensor: tensor.to(device))
 
     test = None if task.test is None else (there(task.test[0]), task.test[1].to(device))
-    return replace(
-        task, model=task.model.to(device), x=there(task.x), y=task.y.to(device), test=test
-    )  # fmt: skip
+    return replace(task, model=task.model.to(device), x=there(task.x), y=task.y.to(device), test=test)

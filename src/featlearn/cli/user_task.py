@@ -124,8 +124,9 @@ def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
     if isinstance(given, str) and given in named:
         return named[given]
     if not callable(given):
-        raise InputTypeError(f"the loss of {place} is {given!r}, expected a function of (output, y), 'mse' or "
-                             "'cross-entropy'")  # fmt: skip
+        raise InputTypeError(
+            f"the loss of {place} is {given!r}, expected a function of (output, y), 'mse' or 'cross-entropy'"
+        )
     mean = getattr(given, "reduction", None) == "mean"
     plain = getattr(given, "weight", None) is None and not getattr(given, "label_smoothing", 0.0)
     if isinstance(given, nn.CrossEntropyLoss) and mean and plain:

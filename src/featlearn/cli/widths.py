@@ -11,10 +11,19 @@ from featlearn.cli.user_errors import reporting_user_errors
 
 
 def widths(
-    subject: str, /, *, widths: tuple[int, ...] = (64, 128, 256, 512), steps: int = 10, seeds: int = 3,
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd", lr: float | None = None, plot: Path | None = None,
-    quiet: bool = False, json: bool = False, debug: bool = False,
-) -> Answer:  # fmt: skip
+    subject: str,
+    /,
+    *,
+    widths: tuple[int, ...] = (64, 128, 256, 512),
+    steps: int = 10,
+    seeds: int = 3,
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
+    lr: float | None = None,
+    plot: Path | None = None,
+    quiet: bool = False,
+    json: bool = False,
+    debug: bool = False,
+) -> Answer:
     """Train your network at several widths for a few steps, and say which layer scales wrongly.
 
     It fits powers of the width for every layer, says which parametrisation the
@@ -67,8 +76,16 @@ def widths(
         from featlearn.widths.entry import width_check
 
         task = width_task(subject, widths[0], optimizer, lr)
-        found = width_check(task.make_model, task.data, widths=widths, optimizer=task.optimizer, steps=steps,
-                            seeds=seeds, loss=task.loss, progress=progress)  # fmt: skip
+        found = width_check(
+            task.make_model,
+            task.data,
+            widths=widths,
+            optimizer=task.optimizer,
+            steps=steps,
+            seeds=seeds,
+            loss=task.loss,
+            progress=progress,
+        )
     text = str(found)
     if plot is not None:
         import matplotlib

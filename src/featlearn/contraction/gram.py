@@ -196,9 +196,15 @@ def _add_dense(out: Tensor, left: Tensor, right: Tensor, mode: Mode, symmetric: 
 
 
 def _add_pairs(
-    out: Tensor, left: Factors, right: Factors, mode: Mode, symmetric: bool, scratch: int,
-    deferred: DeferredChecks | None, kept: RowGrams | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    left: Factors,
+    right: Factors,
+    mode: Mode,
+    symmetric: bool,
+    scratch: int,
+    deferred: DeferredChecks | None,
+    kept: RowGrams | None,
+) -> None:
     directions = left.directions
     same, given = left is right, (left, right)
     left, up = _ordinary(left, deferred, rows_are=bool(kept))

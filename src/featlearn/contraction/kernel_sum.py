@@ -41,9 +41,18 @@ class KernelSum:
     """
 
     def __init__(
-        self, keys: Mapping[str, str], shape: Sequence[int], mode: Mode, dtype: torch.dtype, device: torch.device, *,
-        symmetric: bool, scratch: int, deferred: DeferredChecks | None = None, first_row: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        keys: Mapping[str, str],
+        shape: Sequence[int],
+        mode: Mode,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        symmetric: bool,
+        scratch: int,
+        deferred: DeferredChecks | None = None,
+        first_row: int = 0,
+    ) -> None:
         self._first_row = first_row
         self.keys, self.mode, self.symmetric, self.scratch = keys, mode, symmetric, scratch
         self._deferred = deferred
@@ -55,9 +64,15 @@ class KernelSum:
         self.callback: BlockCallback | None = None
 
     def add(
-        self, name: str, left: Gradients, right: Gradients, rows: slice, columns: slice, chosen: slice,
+        self,
+        name: str,
+        left: Gradients,
+        right: Gradients,
+        rows: slice,
+        columns: slice,
+        chosen: slice,
         kept: RowGrams | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the block of these samples and output directions.
 
         `kept`: inner products of rows, which calls for other directions of the same samples share.
@@ -66,8 +81,9 @@ class KernelSum:
         block = self.block(self.keys[name], chosen, rows, columns)
         # A part of its own where it is needed twice.
         part = torch.zeros_like(block) if self.callback else block
-        add_gram(part, left, right, self.mode, symmetric=diagonal, scratch=self.scratch, deferred=self._deferred,
-                 kept=kept)  # fmt: skip
+        add_gram(
+            part, left, right, self.mode, symmetric=diagonal, scratch=self.scratch, deferred=self._deferred, kept=kept
+        )
         if self.callback is not None:
             block += part
             if diagonal:
@@ -79,8 +95,9 @@ class KernelSum:
     ) -> None:
         """Add the block of some samples with themselves, parameter by parameter; each is dropped before the next."""
         for name, gradients in captured if self.callback else _joined(captured, self.keys):
-            self.add(name, gradients, gradients, rows, rows, chosen,
-                     None if kept is None else kept.setdefault(name, {}))  # fmt: skip
+            self.add(
+                name, gradients, gradients, rows, rows, chosen, None if kept is None else kept.setdefault(name, {})
+            )
             del gradients
 
     def mirror(self, chosen: slice) -> None:

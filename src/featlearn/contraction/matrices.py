@@ -49,9 +49,13 @@ def matrices(factors: Factors, *, joined: bool) -> Matrices | None:
 
 
 def add_in_panels(
-    out: Tensor, left: Matrices, right: Matrices, panels: Iterable[tuple[slice, slice]], scale: float,
+    out: Tensor,
+    left: Matrices,
+    right: Matrices,
+    panels: Iterable[tuple[slice, slice]],
+    scale: float,
     kept: RowGrams | None,
-) -> None:  # fmt: skip
+) -> None:
     """out (P, P2), or one for each direction, += scale * rows rows^T * grads grads^T, elementwise, panel by panel.
 
     `kept`: inner products of rows, which are put there or taken from there.
@@ -92,9 +96,10 @@ def add_in_tiles(out: Tensor, both: Matrices, scale: float) -> None:
     for away in range(count):
         # Tiles of one diagonal follow each other at equal distances.
         tiles = out.as_strided(
-            (count - away, SIDE, SIDE), (SIDE * (down + along), down, along),
+            (count - away, SIDE, SIDE),
+            (SIDE * (down + along), down, along),
             out.storage_offset() + away * SIDE * down,
-        )  # fmt: skip
+        )
         some = slice(begin, begin + count - away)
         tiles.addcmul_(first[some], second[some], value=scale)
         begin = some.stop

@@ -160,9 +160,15 @@ def add_sketch(
 
 
 def route_costs(
-    positions: int, row_size: int, grad_size: int, blocks: int, sketch: tuple[int, int], device: torch.device, *,
+    positions: int,
+    row_size: int,
+    grad_size: int,
+    blocks: int,
+    sketch: tuple[int, int],
+    device: torch.device,
+    *,
     indexed: bool = False,
-) -> dict[SketchRoute, float]:  # fmt: skip
+) -> dict[SketchRoute, float]:
     """Multiply-adds of every route for one sample and direction; `sketch` is (k, repeats)."""
     k, repeats = sketch
     weight = elementwise_cost(device)
@@ -195,9 +201,14 @@ def formed_cost(size: int, repeats: int, device: torch.device) -> float:
 
 def _route(part: Factor, tables: SketchTables) -> SketchRoute:
     costs = route_costs(
-        part.positions, part.row_size, part.grads.shape[-1], tables.view.blocks, (tables.k, tables.repeats),
-        part.grads.device, indexed=part.indexed,
-    )  # fmt: skip
+        part.positions,
+        part.row_size,
+        part.grads.shape[-1],
+        tables.view.blocks,
+        (tables.k, tables.repeats),
+        part.grads.device,
+        indexed=part.indexed,
+    )
     return min(costs, key=costs.__getitem__)
 
 

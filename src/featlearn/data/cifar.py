@@ -16,10 +16,22 @@ from featlearn.errors import InputValueError
 __all__ = ["cifar10", "cifar100"]
 
 _PIXELS = 3 * 32 * 32
-_TEN = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10/cifar-10-batches-bin", "cifar10/cifar-10-batches-py",
-        "cifar10", "")  # fmt: skip
-_HUNDRED = ("cifar-100-binary", "cifar-100-python", "cifar100/cifar-100-binary", "cifar100/cifar-100-python",
-            "cifar100", "")  # fmt: skip
+_TEN = (
+    "cifar-10-batches-bin",
+    "cifar-10-batches-py",
+    "cifar10/cifar-10-batches-bin",
+    "cifar10/cifar-10-batches-py",
+    "cifar10",
+    "",
+)
+_HUNDRED = (
+    "cifar-100-binary",
+    "cifar-100-python",
+    "cifar100/cifar-100-binary",
+    "cifar100/cifar-100-python",
+    "cifar100",
+    "",
+)
 _CHANNELS_TEN = Channels((0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784))
 _CHANNELS_HUNDRED = Channels((0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047))
 

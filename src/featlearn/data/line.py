@@ -47,5 +47,6 @@ def line(
     y = rise * positions + size * standard_normal(rows, generator=generator)
     x = positions[:, None] * along
     weights = rise * along / along.square().sum()
-    return Regression(x.to(dtype), y.to(dtype), LinearTeacher(weights), torch.outer(weights, weights),
-                      torch.outer(along, along))  # fmt: skip
+    return Regression(
+        x.to(dtype), y.to(dtype), LinearTeacher(weights), torch.outer(weights, weights), torch.outer(along, along)
+    )

@@ -82,8 +82,11 @@ def departure(run_data: RunData) -> Departure:
     return Departure(
         _estimate(on_probe, early, len(start)),
         _estimate(on_test, early, len(start)) if math.isfinite(on_test[-1]) else None,
-        tuple(fallen), tuple(on_probe), tuple(on_test), _between_kernels(run_data, path, fallen[-1]),
-    )  # fmt: skip
+        tuple(fallen),
+        tuple(on_probe),
+        tuple(on_test),
+        _between_kernels(run_data, path, fallen[-1]),
+    )
 
 
 def _path(run_data: RunData, step: int) -> tuple[FrozenPath | None, Tensor | None]:

@@ -27,8 +27,12 @@ DEPARTED = Threshold(0.3, 0.3, CALIBRATED)
 """Departure from training with the frozen first kernel; above, the headline cannot be lazy."""
 TURNED = Threshold(0.02, 0.1, CALIBRATED)
 """1 - cosine of the first and the last kernel, centred."""
-SAME_SHAPE = Threshold(0.001, 0.02, "shape: rich runs turned by at least 0.0047; below the first number a kernel has "
-                       "only grown, below the second it has mostly grown")  # fmt: skip
+SAME_SHAPE = Threshold(
+    0.001,
+    0.02,
+    "shape: rich runs turned by at least 0.0047; below the first number a kernel has "
+    "only grown, below the second it has mostly grown",
+)
 GREW = Threshold(2.0, 2.0, "growth: by choice")
 LOW_RANK = Threshold(0.2, 0.5, "low-rank richness: by choice; 0 is neural collapse")
 STATIONARY = Threshold(0.3, 0.7, "features at convergence: by choice; 1 is a stationary point of the decayed loss")

@@ -110,54 +110,84 @@ def verdict_of(given: Numbers) -> Verdict:
         return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: {given.no_gap}.")
     side = gap.side(GAP)
     if given.left is not None and given.left.mean > FALLEN.high and gap.side(OVERSHOT) != -1:
-        return Verdict("cannot tell", f"cannot tell whether training was lazy or rich: weights were thrown far away "
-                       f"(gap {gap.words}) while the loss fell only to {given.left.mean:.2g} of the first. Lower the "
-                       "learning rate.")  # fmt: skip
+        return Verdict(
+            "cannot tell",
+            f"cannot tell whether training was lazy or rich: weights were thrown far away "
+            f"(gap {gap.words}) while the loss fell only to {given.left.mean:.2g} of the first. Lower the "
+            "learning rate.",
+        )
     if side == 1 and math.isfinite(given.rich_from):
-        return Verdict("lazy then rich", f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
-                       f"quarter while the function moved as its linearisation at the start says; features came later "
-                       f"(gap {gap.words}).")  # fmt: skip
+        return Verdict(
+            "lazy then rich",
+            f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
+            f"quarter while the function moved as its linearisation at the start says; features came later "
+            f"(gap {gap.words}).",
+        )
     if side == 1:
         return _left_linearisation(given, gap)
     if given.left is not None and given.left.mean > FALLEN.high and not given.settled:
-        return Verdict("cannot tell", "cannot tell whether training was lazy or rich: the loss has fallen only to "
-                       f"{given.left.mean:.2g} of the first, and every network begins lazily.")  # fmt: skip
+        return Verdict(
+            "cannot tell",
+            "cannot tell whether training was lazy or rich: the loss has fallen only to "
+            f"{given.left.mean:.2g} of the first, and every network begins lazily.",
+        )
     if side == 0:
         return _between(gap)
     if given.departed:
-        return Verdict("mixed", f"mixed: the outputs moved along the linearisation at the start (gap {gap.words}), but "
-                       "training departed from that of the frozen first kernel.")  # fmt: skip
-    return Verdict("lazy", "lazy training. The function moved as its linearisation at the start says (gap "
-                   f"{gap.words}): the features are those of the start.")  # fmt: skip
+        return Verdict(
+            "mixed",
+            f"mixed: the outputs moved along the linearisation at the start (gap {gap.words}), but "
+            "training departed from that of the frozen first kernel.",
+        )
+    return Verdict(
+        "lazy",
+        "lazy training. The function moved as its linearisation at the start says (gap "
+        f"{gap.words}): the features are those of the start.",
+    )
 
 
 def _between(gap: Sample) -> Verdict:
     if GAP.low <= gap.mean <= GAP.high:
-        return Verdict("mixed", f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
-                       "the change of the outputs.")  # fmt: skip
+        return Verdict(
+            "mixed",
+            f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
+            "the change of the outputs.",
+        )
     reached = GAP.low if gap.mean < GAP.low else GAP.high
-    return Verdict("mixed", f"mixed: the linearisation at the start misses {gap.words} of the change of the outputs, "
-                   f"and two of these errors reach over the threshold {reached:g}. More test points (or, without any, "
-                   "a larger probe) or more runs would tell.")  # fmt: skip
+    return Verdict(
+        "mixed",
+        f"mixed: the linearisation at the start misses {gap.words} of the change of the outputs, "
+        f"and two of these errors reach over the threshold {reached:g}. More test points (or, without any, "
+        "a larger probe) or more runs would tell.",
+    )
 
 
 def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
     turned, grew = given.turning, given.growth
     same_shape = turned is not None and turned.side(SAME_SHAPE) == -1
     if same_shape and turned is not None and grew is not None and grew.side(GREW) == 1:
-        return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}) because the kernel grew "
-                       f"{grew.mean:.3g} times; it hardly turned ({turned.words}). Training became faster, and learned "
-                       "few features.")  # fmt: skip
+        return Verdict(
+            "mixed",
+            f"mixed: the function left its linearisation (gap {gap.words}) because the kernel grew "
+            f"{grew.mean:.3g} times; it hardly turned ({turned.words}). Training became faster, and learned "
+            "few features.",
+        )
     if given.departed is False and same_shape:
-        return Verdict("mixed", f"mixed: the function left its linearisation (gap {gap.words}), but training was that "
-                       "of the frozen first kernel.")  # fmt: skip
+        return Verdict(
+            "mixed",
+            f"mixed: the function left its linearisation (gap {gap.words}), but training was that "
+            "of the frozen first kernel.",
+        )
     mostly = ""
     if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
         mostly = f" Mostly the kernel grew, {grew.mean:.3g} times; it turned by {turned.words}."
     if given.left is not None and given.left.mean > FALLEN.high:
         mostly += f" But the loss has fallen only to {given.left.mean:.2g} of the first."
-    return Verdict("rich", "rich training. The linearisation at the start misses "
-                   f"{gap.words} of the change of the function: features were learned.{mostly}")  # fmt: skip
+    return Verdict(
+        "rich",
+        "rich training. The linearisation at the start misses "
+        f"{gap.words} of the change of the function: features were learned.{mostly}",
+    )
 
 
 def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evidence]]:
@@ -167,10 +197,15 @@ def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evide
     given = regime_numbers(findings)
     found = verdict_of(given)
     statements = [
-        *_breakdowns(findings), *_warnings(findings), *_about_gap(findings, given),
-        _about_departure(findings, given.departed), *_about_kernel(findings, given),
-        *_faster([one.speed for one in findings]), *_about_loss(given), *_about_use(findings),
-    ]  # fmt: skip
+        *_breakdowns(findings),
+        *_warnings(findings),
+        *_about_gap(findings, given),
+        _about_departure(findings, given.departed),
+        *_about_kernel(findings, given),
+        *_faster([one.speed for one in findings]),
+        *_about_loss(given),
+        *_about_use(findings),
+    ]
     return found.regime, _broken(findings) + found.sentence + _good(findings), statements
 
 
@@ -189,8 +224,16 @@ def _about_gap(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
     step = rich_from(findings)
     if math.isfinite(step):
         says = f"the gap is rich from step {step:.3g} on, after the data were fitted"
-        found.append(Evidence("regime", says, step, f"loss at {FITTED.high:g} of the first with a lazy gap",
-                              FITTED.source, verdict="lazy then rich"))  # fmt: skip
+        found.append(
+            Evidence(
+                "regime",
+                says,
+                step,
+                f"loss at {FITTED.high:g} of the first with a lazy gap",
+                FITTED.source,
+                verdict="lazy then rich",
+            )
+        )
     return found
 
 
@@ -206,8 +249,10 @@ def _about_departure(findings: Sequence[Findings], departed: bool | None) -> Evi
     verdict = {True: "departed", False: "followed", None: "cannot tell"}[departed]
     error, apart = mean([float(one.value.stderr) for one in known]), mean([one.between_kernels for one in known])
     if verdict == "cannot tell" and apart <= DEPARTED.high < found.mean - 2 * error:
-        says += (f"; that of the last kernel is only {apart:.2g} from it, so that the replay is off and not the "
-                 "network: it was trained on more samples than the probe, say")  # fmt: skip
+        says += (
+            f"; that of the last kernel is only {apart:.2g} from it, so that the replay is off and not the "
+            "network: it was trained on more samples than the probe, say"
+        )
     elif verdict == "cannot tell" and math.isfinite(error):
         says += f"; it was off by {error:.2g} while the network was linear, so that this does not count"
     return evidence("regime", says, found, f"lazy at most {DEPARTED.high:g}", DEPARTED, verdict)
@@ -293,15 +338,17 @@ def _breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
     steps = [(one.run.name, one.run_data.diverged, one.run_data.steps) for one in findings]
     return [
         Evidence("regime", f"{name} broke down at step {at}; it is read up to step {last}", float(at), "", "")
-        for name, at, last in steps if at is not None
-    ]  # fmt: skip
+        for name, at, last in steps
+        if at is not None
+    ]
 
 
 def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
     """Warnings about optimisers and layers that make the numbers of kernels less reliable; the gap does not mind."""
     kinds = sorted({kind for one in findings if (kind := one.run_data.optimizer[0]) not in ("", "SGD")})
-    notes = [f"trained with {kind}, whose steps are not those of the tangent kernel: speeds are less sure"
-             for kind in kinds]  # fmt: skip
+    notes = [
+        f"trained with {kind}, whose steps are not those of the tangent kernel: speeds are less sure" for kind in kinds
+    ]
     if any(one.run_data.batch_norm for one in findings):
         notes.append("the network has BatchNorm; its kernels are those of eval mode, not of the steps of training")
     return [Evidence("regime", note, math.nan, "", "") for note in notes]
@@ -321,9 +368,15 @@ def _faster(speeds: Sequence[SpeedRatio | Unknown]) -> list[Evidence]:
     shape = "shape" if rescaled.side(SHAPE_SPEED) == 1 else "cannot tell" if least else "growth"
     return [
         evidence("speed", says, frozen, _words(SPEED), SPEED, _SIDES[frozen.side(SPEED)]),
-        evidence("speed", grown, rescaled, f"above {SHAPE_SPEED.high:g} its change of shape made training faster",
-             SHAPE_SPEED, shape),
-    ]  # fmt: skip
+        evidence(
+            "speed",
+            grown,
+            rescaled,
+            f"above {SHAPE_SPEED.high:g} its change of shape made training faster",
+            SHAPE_SPEED,
+            shape,
+        ),
+    ]
 
 
 def _words(threshold: Threshold) -> str:

@@ -54,9 +54,14 @@ def mechanisms(run_data: RunData) -> dict[str, LayerPairMechanism]:
         turned = math.log(zeta.last / zeta.first)
         random = run_data.curve(name.removesuffix("alignment") + "random")
         found[f"{match['first']}--{match['second']}"] = LayerPairMechanism(
-            name_of(turned, sum(norms)), turned, norms[0], norms[1], zeta.first, zeta.last,
+            name_of(turned, sum(norms)),
+            turned,
+            norms[0],
+            norms[1],
+            zeta.first,
+            zeta.last,
             math.nan if random is None else random.last,
-        )  # fmt: skip
+        )
     return found
 
 
@@ -110,11 +115,13 @@ def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
         alignment = run_data.since_start(f"ntk/layers/{layer}/alignment")
         correlation, centered_share, readout = _features(run_data, layer)
         found[layer] = LayerLearning(
-            distance.last, correlation, centered_share,
+            distance.last,
+            correlation,
+            centered_share,
             math.nan if share is None else share.last,
             math.nan if alignment is None else alignment.rise,
             readout,
-        )  # fmt: skip
+        )
     return dict(sorted(found.items(), key=lambda item: -item[1].distance))
 
 

@@ -133,9 +133,12 @@ class LossSpeed:
         sparse = self._replay(earlier[::2], at).rate_to(level) if count > 1 else None
         error = ratio * abs(1 - found / sparse) if sparse else math.nan
         return SpeedRatio(
-            Estimate(ratio, error, count), Estimate(ratio / growth, error / growth, count), level / loss.first, found,
+            Estimate(ratio, error, count),
+            Estimate(ratio / growth, error / growth, count),
+            level / loss.first,
+            found,
             bound,
-        )  # fmt: skip
+        )
 
     def _replay(self, steps: list[int], until: float) -> Replay:
         """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""

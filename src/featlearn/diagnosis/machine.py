@@ -65,8 +65,11 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     if not bool((f1 != f0).any()):
         return KernelMachine(None, reason="the outputs did not change")
     errors, correlations, whole = {}, {}, True
-    for name, place, step in (("final", "kernel", last), ("initial", "kernel", first),
-                              ("optimizer", "optimizer_kernel", last)):  # fmt: skip
+    for name, place, step in (
+        ("final", "kernel", last),
+        ("initial", "kernel", first),
+        ("optimizer", "optimizer_kernel", last),
+    ):
         pair = kernels_at(run_data, place, step)
         if pair is None:
             continue
@@ -116,8 +119,10 @@ class FrozenPath(NamedTuple):
         before = max(i - 1, 0)
         drop = self.losses[before] - self.losses[i]
         share = (self.losses[before] - level) / drop if len(below) and float(drop) > 0 else torch.ones_like(drop)
-        found = [None if part is None else torch.lerp(part[before], part[i], share)
-                 for part in (self.outputs, self.test_outputs)]  # fmt: skip
+        found = [
+            None if part is None else torch.lerp(part[before], part[i], share)
+            for part in (self.outputs, self.test_outputs)
+        ]
         assert found[0] is not None
         return found[0], found[1]
 
@@ -133,8 +138,10 @@ def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
     shares = ((away[:-1] * ways).sum((1, 2)) / ways.square().sum((1, 2)).clamp_min(1e-300)).clamp(0, 1)
     distances = (away[:-1] - shares[:, None, None] * ways).square().sum((1, 2))
     i = int(distances.argmin())
-    found = [None if part is None else torch.lerp(part[i], part[i + 1], shares[i].to(part.dtype))
-             for part in (path.outputs, path.test_outputs)]  # fmt: skip
+    found = [
+        None if part is None else torch.lerp(part[i], part[i + 1], shares[i].to(part.dtype))
+        for part in (path.outputs, path.test_outputs)
+    ]
     assert found[0] is not None
     return found[0], found[1]
 
@@ -152,10 +159,14 @@ def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test
         try:
             slowest = 1 / _largest_eigenvalue(rows.double())
             path = kernel_descent(
-                kernel, targets, f0=start,
+                kernel,
+                targets,
+                f0=start,
                 times=slowest * torch.logspace(-2, math.log10(span), TIMES, dtype=torch.float64),
-                K_test=cross, f0_test=first, loss=kind.name,
-            )  # fmt: skip
+                K_test=cross,
+                f0_test=first,
+                loss=kind.name,
+            )
         except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
             break
         losses = torch.stack([kind.mean(f, targets) for f in path.outputs])

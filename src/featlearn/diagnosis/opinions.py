@@ -26,15 +26,30 @@ class Opinion:
 def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, ...]:
     """What each recorded metric says."""
     found = [
-        _opinion("low-rank richness", _last(run_data, "richness/low_rank"), LOW_RANK, -1,
-                 "1 - CKA of last-layer features with the span of the outputs, Nam et al. 2024; small is rich"),
-        _opinion("features at convergence", _mean(run_data, "convergence/"), STATIONARY, 1,
-                 "cosine of W^T W with -W^T dL/dW under weight decay, arXiv 2507.05644; 1 at convergence"),
+        _opinion(
+            "low-rank richness",
+            _last(run_data, "richness/low_rank"),
+            LOW_RANK,
+            -1,
+            "1 - CKA of last-layer features with the span of the outputs, Nam et al. 2024; small is rich",
+        ),
+        _opinion(
+            "features at convergence",
+            _mean(run_data, "convergence/"),
+            STATIONARY,
+            1,
+            "cosine of W^T W with -W^T dL/dW under weight decay, arXiv 2507.05644; 1 at convergence",
+        ),
         _opinion("kernel turning", turning, TURNED, 1, "1 - cosine of the centred first and last kernel"),
         # Rich networks also end with less alignment than they had: no rise says nothing.
-        _opinion("rise of kernel-task alignment", rise, ALIGNMENT_ROSE._replace(low=-math.inf), 1,
-                 "centred; only a rise says something"),
-    ]  # fmt: skip
+        _opinion(
+            "rise of kernel-task alignment",
+            rise,
+            ALIGNMENT_ROSE._replace(low=-math.inf),
+            1,
+            "centred; only a rise says something",
+        ),
+    ]
     return tuple(one for one in found if one is not None)
 
 
@@ -54,7 +69,8 @@ def _last(run_data: RunData, name: str) -> float:
 
 def _mean(run_data: RunData, prefix: str) -> float:
     values: Sequence[float] = [
-        value for name in run_data.scalar_names
+        value
+        for name in run_data.scalar_names
         if name.startswith(prefix) and math.isfinite(value := _last(run_data, name))
-    ]  # fmt: skip
+    ]
     return sum(values) / len(values) if values else math.nan

@@ -56,8 +56,11 @@ def assess_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str,
     return silent, times, [evidence("silent alignment", says, growth, _SILENT, NORM_GREW, "yes" if silent else "no")]
 
 
-_EVENTS = {"loss_half": "half of the loss", "alignment_90": "90 % of the rise of alignment",
-           "norm_10": "10 % of the kernel norm"}  # fmt: skip
+_EVENTS = {
+    "loss_half": "half of the loss",
+    "alignment_90": "90 % of the rise of alignment",
+    "norm_10": "10 % of the kernel norm",
+}
 _SILENT = (
     f"alignment first, risen by at least {ALIGNMENT_ROSE.high:g}, and the kernel grown at least {NORM_GREW.low:g} times"
 )
@@ -138,12 +141,19 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
     # one kernel for all outputs is exact only for a single output, for which machine.py sets "all"
     whole = "" if all(m.outputs == "all" for m in machines if m.errors) else ", its mean over outputs,"
     statements = [
-        evidence(topic, f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
-                  f"{error.words}, correlation "
-                  f"{mean([m.correlations[name] for m in machines if name in m.correlations]):.3f}",
-                  error, f"at most {MACHINE.high:g}", MACHINE, "yes" if error.mean <= MACHINE.high else "no")
-        for name, error in errors.items() if error is not None
-    ]  # fmt: skip
+        evidence(
+            topic,
+            f"regression on the probe with the {name} kernel{whole} misses the network on test points by "
+            f"{error.words}, correlation "
+            f"{mean([m.correlations[name] for m in machines if name in m.correlations]):.3f}",
+            error,
+            f"at most {MACHINE.high:g}",
+            MACHINE,
+            "yes" if error.mean <= MACHINE.high else "no",
+        )
+        for name, error in errors.items()
+        if error is not None
+    ]
     # accurate, yet not accepted because too little was learned
     barred = next(
         (m.reason for m in machines if m.of is None and min(m.errors.values(), default=1) <= MACHINE.high), ""
@@ -174,8 +184,17 @@ def assess_layers(
             f"{name}: {one.name}; ln |U W| changed by {one.alignment:+.2g} (alignment, {one.start:.3g} to "
             f"{one.end:.3g}{random}) and {norms}"
         )
-        statements.append(Evidence("mechanism", says, one.alignment, f"none below {LAYER_CHANGED.low:g}",
-                                 LAYER_CHANGED.source, runs=len(pairs[name]), verdict=one.name))  # fmt: skip
+        statements.append(
+            Evidence(
+                "mechanism",
+                says,
+                one.alignment,
+                f"none below {LAYER_CHANGED.low:g}",
+                LAYER_CHANGED.source,
+                runs=len(pairs[name]),
+                verdict=one.name,
+            )
+        )
     if not mechanisms:
         statements.append(unknown("mechanism", "by which mechanism: no alignment of layers was recorded"))
     layers = findings[0].layers if len(findings) == 1 else _mean_layers(findings)
@@ -189,20 +208,31 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
     if layers:
         moved = [name for name, one in layers.items() if one.distance > MOVED.high]
         far = "; ".join(f"{name}: {layers[name].distance:.2g}" for name in [*layers][:LISTED])
-        told.append(Evidence(
-            topic, f"weights moved, relative to their first norm, {far}", next(iter(layers.values())).distance,
-            f"above {MOVED.high:g} features can be learned there", MOVED.source, verdict=", ".join(moved) or "nowhere",
-        ))  # fmt: skip
+        told.append(
+            Evidence(
+                topic,
+                f"weights moved, relative to their first norm, {far}",
+                next(iter(layers.values())).distance,
+                f"above {MOVED.high:g} features can be learned there",
+                MOVED.source,
+                verdict=", ".join(moved) or "nowhere",
+            )
+        )
     known = {name: one for name, one in layers.items() if math.isfinite(one.centered_share) and not one.readout}
     if known:
         order = sorted(known, key=lambda name: -known[name].centered_share)
         says = "; ".join(f"{name}: {known[name].centered_share:.2g}" for name in order[:LISTED])
         left = _unmeasured([name for name, one in layers.items() if math.isnan(one.centered_share)])
-        told.append(Evidence(
-            topic, f"of the agreement of weights and gradients, training made {says}{left}",
-            known[order[0]].centered_share, f"above {LEARNED.high:g} features are learned there", LEARNED.source,
-            verdict=", ".join(learned_in(layers)) or "nowhere",
-        ))  # fmt: skip
+        told.append(
+            Evidence(
+                topic,
+                f"of the agreement of weights and gradients, training made {says}{left}",
+                known[order[0]].centered_share,
+                f"above {LEARNED.high:g} features are learned there",
+                LEARNED.source,
+                verdict=", ".join(learned_in(layers)) or "nowhere",
+            )
+        )
     return told
 
 

@@ -60,9 +60,12 @@ def usefulness(run_data: RunData) -> Usefulness:
     network = _errors(run_data.loss_kind.predictions(f.double().reshape(len(f), -1)), wanted, labels)
     noise = float((later - first).std()) / math.sqrt(len(first)) if len(first) > 1 else math.nan
     return Usefulness(
-        float(first.mean()), float(later.mean()), float(network.mean()), noise,
+        float(first.mean()),
+        float(later.mean()),
+        float(network.mean()),
+        noise,
         "misclassified" if labels else "variance",
-    )  # fmt: skip
+    )
 
 
 def _unknown(reason: str) -> Usefulness:

@@ -120,15 +120,37 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     specialization, rate, about_features = assess_features(findings)
     evidence = about_regime
     if not all(one.run_data.lost for one in findings):
-        evidence = [*about_regime, *assess_opinions(findings), *about_silence, *about_settling, *about_machine,
-                    *about_layers, *about_features]  # fmt: skip
+        evidence = [
+            *about_regime,
+            *assess_opinions(findings),
+            *about_silence,
+            *about_settling,
+            *about_machine,
+            *about_layers,
+            *about_features,
+        ]
     found, first = numbers(findings), findings[0]
     times |= {"kernel_settled": settled, "rich_from": rich_from(findings)}
     return Diagnosis(
-        regime, found, first.gap, first.departure, found["growth"], found["turning"], first.useful,
-        {one.name: one for one in first.opinions}, silent, machine, mechanism, layers, times, specialization, rate,
-        tuple(evidence), tuple(one.run.name for one in findings), headline,
-    )  # fmt: skip
+        regime,
+        found,
+        first.gap,
+        first.departure,
+        found["growth"],
+        found["turning"],
+        first.useful,
+        {one.name: one for one in first.opinions},
+        silent,
+        machine,
+        mechanism,
+        layers,
+        times,
+        specialization,
+        rate,
+        tuple(evidence),
+        tuple(one.run.name for one in findings),
+        headline,
+    )
 
 
 def _runs(given: Any) -> list[Run]:
@@ -147,9 +169,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, GapCurve):
-        return _plain({"value": value.value, "steps": value.steps, "values": value.values,
-                       "test": [] if value.test is None else value.test.values.tolist(),
-                       "unshrunk": [] if value.unshrunk is None else value.unshrunk.values.tolist()})  # fmt: skip
+        return _plain(
+            {
+                "value": value.value,
+                "steps": value.steps,
+                "values": value.values,
+                "test": [] if value.test is None else value.test.values.tolist(),
+                "unshrunk": [] if value.unshrunk is None else value.unshrunk.values.tolist(),
+            }
+        )
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -70,9 +70,11 @@ def contents(gradients: Any) -> list[Any]:
 
 
 def swapped(
-    group: RankGroup, outgoing: Mapping[int, Sequence[Tensor]], expected: Mapping[int, Sequence[TensorKind]],
+    group: RankGroup,
+    outgoing: Mapping[int, Sequence[Tensor]],
+    expected: Mapping[int, Sequence[TensorKind]],
     device: torch.device,
-) -> dict[int, list[Tensor]]:  # fmt: skip
+) -> dict[int, list[Tensor]]:
     """Send tensors to some ranks and receive those of others; `expected`: the kinds that each of them sends."""
     with group.together():
         swap = Swap(group, outgoing, expected, device)
@@ -87,9 +89,12 @@ class Swap:
     """
 
     def __init__(
-        self, group: RankGroup, outgoing: Mapping[int, Sequence[Tensor]],
-        expected: Mapping[int, Sequence[TensorKind]], device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        group: RankGroup,
+        outgoing: Mapping[int, Sequence[Tensor]],
+        expected: Mapping[int, Sequence[TensorKind]],
+        device: torch.device,
+    ) -> None:
         group.settle()
         home = device if group.sends_from(device) else group.device
         self._expected, self._device = expected, device

@@ -57,9 +57,15 @@ def _read(part: Any, kind: type) -> ShardedModule:
         policy = state._mp_policy
         inputs = policy.param_dtype if policy.cast_forward_inputs else None
         return ShardedModule(
-            part, state._training_state.name == "IDLE", state._pre_forward, state._post_forward, policy.param_dtype,
-            inputs, policy.output_dtype, next(base for base in type(part).__bases__ if not issubclass(base, kind)),
-        )  # fmt: skip
+            part,
+            state._training_state.name == "IDLE",
+            state._pre_forward,
+            state._post_forward,
+            policy.param_dtype,
+            inputs,
+            policy.output_dtype,
+            next(base for base in type(part).__bases__ if not issubclass(base, kind)),
+        )
     except (AttributeError, StopIteration) as error:
         raise UnsupportedModelError(
             f"fully_shard of torch {torch.__version__} cannot be read ({type(error).__name__}: {error}), expected a "

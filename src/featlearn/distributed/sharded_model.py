@@ -87,10 +87,12 @@ def sharded_weights(model: nn.Module) -> ShardedWeights | None:
     on_gpu = mesh.device_type == "cuda"  # where they are gathered: shards may wait on the host
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else found[0][1].device
     return ShardedWeights(
-        parts, RankGroup(group), device,
+        parts,
+        RankGroup(group),
+        device,
         sum(shard.numel() * (part.weight_dtype or shard.dtype).itemsize for part, shard in found),
         mesh.size() > dist.get_world_size(group),
-    )  # fmt: skip
+    )
 
 
 def idle_parts(model: nn.Module) -> list[ShardedModule]:

@@ -29,10 +29,17 @@ class Trajectory:
 
 
 def kernel_descent(
-    K: Tensor, y: Tensor, *, times: Tensor | Sequence[float], rate: float = 1.0, f0: Tensor | None = None,
-    discrete: bool = False, loss: Literal["mse", "cross-entropy", "binary-cross-entropy"] = "mse",
-    K_test: Tensor | None = None, f0_test: Tensor | None = None,
-) -> Trajectory:  # fmt: skip
+    K: Tensor,
+    y: Tensor,
+    *,
+    times: Tensor | Sequence[float],
+    rate: float = 1.0,
+    f0: Tensor | None = None,
+    discrete: bool = False,
+    loss: Literal["mse", "cross-entropy", "binary-cross-entropy"] = "mse",
+    K_test: Tensor | None = None,
+    f0_test: Tensor | None = None,
+) -> Trajectory:
     """Kernel gradient descent: df/dt = -rate K (f - y) from f0.
 
     See Shan & Bordelon 2021a, Eq. 3; the print leaves out f0.

@@ -14,9 +14,15 @@ from featlearn.shapes import checked_finite, checked_kernel, checked_targets, sy
 
 
 def evolving_kernel_descent(
-    kernels: Tensor, times: Tensor, y: Tensor, *, kernels_test: Tensor | None = None, rate: float = 1.0,
-    f0: Tensor | None = None, f0_test: Tensor | None = None,
-) -> Trajectory:  # fmt: skip
+    kernels: Tensor,
+    times: Tensor,
+    y: Tensor,
+    *,
+    kernels_test: Tensor | None = None,
+    rate: float = 1.0,
+    f0: Tensor | None = None,
+    f0_test: Tensor | None = None,
+) -> Trajectory:
     """df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), linear in between.
 
     See Atanasov et al. 2022, Eq. 17.

@@ -67,9 +67,15 @@ def integrated(velocity: Velocity, jacobian: Velocity, start: Tensor, times: Ten
         return start[None]
     with numpy.errstate(over="ignore", invalid="ignore"):  # it is an error below
         solved = solve_ivp(
-            lambda t, flat: velocity(t, state(flat)).flatten().cpu().numpy(), (moments[0], moments[-1]),
-            start.flatten().cpu().numpy(), method, moments, rtol=1e-10, atol=1e-12, **options,
-        )  # fmt: skip
+            lambda t, flat: velocity(t, state(flat)).flatten().cpu().numpy(),
+            (moments[0], moments[-1]),
+            start.flatten().cpu().numpy(),
+            method,
+            moments,
+            rtol=1e-10,
+            atol=1e-12,
+            **options,
+        )
     path = torch.from_numpy(solved.y.T.copy()).to(start.device)
     if not solved.success or not bool(torch.isfinite(path).all()):
         raise InputValueError(

@@ -75,9 +75,16 @@ def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> BatchedProble
     start = outputs_at_start(f0, "f0", samples, outputs, single, kernel)
     test_kernel, test_start = _test(K_test, f0_test, kernel, kind, samples, outputs, single)
     return BatchedProblem(
-        symmetric(_square(kernel, kind)), _columns(columns, kind), _columns(start, kind), test_kernel, test_start, kind,
-        single, outputs, max(rounding(K), 1e-12),
-    )  # fmt: skip
+        symmetric(_square(kernel, kind)),
+        _columns(columns, kind),
+        _columns(start, kind),
+        test_kernel,
+        test_start,
+        kind,
+        single,
+        outputs,
+        max(rounding(K), 1e-12),
+    )
 
 
 def _square(kernel: Tensor, kind: str) -> Tensor:

@@ -10,8 +10,11 @@ Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs"]
 
 # the sizes that a convention divides by
 NEEDS: dict[str, tuple[str, ...]] = {
-    "sum-half": (), "mean": ("P",), "mean-half": ("P",), "mean-over-outputs": ("P", "C"),
-}  # fmt: skip
+    "sum-half": (),
+    "mean": ("P",),
+    "mean-half": ("P",),
+    "mean-over-outputs": ("P", "C"),
+}
 
 
 def rate(lr: float, loss: Loss, P: int | None = None, C: int | None = None) -> float:

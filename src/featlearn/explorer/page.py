@@ -33,8 +33,12 @@ def page() -> Html:
         head(f"{TITLE} featlearn explore", scripts, styles, workers=True),
         "<body>",
         tag("a", "Skip to the picture", href="#topic", class_="skip"),
-        tag("header", tag("p", "featlearn explore", class_="kicker"), tag("h1", TITLE),
-            tag("nav", id="topics", aria_label="Questions")),
+        tag(
+            "header",
+            tag("p", "featlearn explore", class_="kicker"),
+            tag("h1", TITLE),
+            tag("nav", id="topics", aria_label="Questions"),
+        ),
         tag("main", id="topic", tabindex=-1),
         tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
         tag("noscript", tag("p", "The explorer is drawn and trained by JavaScript in this file; please allow it.")),
@@ -44,7 +48,7 @@ def page() -> Html:
         f"<script>{scripts[2]}</script>",
         "</body>",
         "</html>\n",
-    )  # fmt: skip
+    )
 
 
 def source(path: str) -> str:

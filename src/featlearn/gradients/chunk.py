@@ -54,9 +54,15 @@ class Chunk:
     """
 
     def __init__(
-        self, batch: ModelWithInputs, indices: Tensor | slice, parameters: Mapping[str, Tensor], *,
-        proving: bool = False, like: ProvedPass | None = None, structure: GraphStructure | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        batch: ModelWithInputs,
+        indices: Tensor | slice,
+        parameters: Mapping[str, Tensor],
+        *,
+        proving: bool = False,
+        like: ProvedPass | None = None,
+        structure: GraphStructure | None = None,
+    ) -> None:
         self.batch, self.parameters = batch, parameters
         self.count = len(range(batch.samples)[indices]) if isinstance(indices, slice) else len(indices)
         self._asked_for = indices
@@ -190,9 +196,15 @@ class Chunk:
         return all(map(is_built_in, {node for name in names for node in self.uses[name].nodes}))
 
     def backpropagate(
-        self, nodes: Collection[Node], directions: Tensor, *, apart: bool = False, last: bool = False,
-        coded: Collection[Node] = (), generator: torch.Generator | None = None,
-    ) -> Backpropagated:  # fmt: skip
+        self,
+        nodes: Collection[Node],
+        directions: Tensor,
+        *,
+        apart: bool = False,
+        last: bool = False,
+        coded: Collection[Node] = (),
+        generator: torch.Generator | None = None,
+    ) -> Backpropagated:
         """Gradients at ops that use parameters, one backward pass for each direction (K, C).
 
         One pass more gives the ops in `coded` a random mixture with weights of its own for every sample. `apart`:
@@ -213,9 +225,12 @@ class Chunk:
         return Backpropagated(grads, found, weights.to(self.outputs))
 
     def formed(
-        self, names: Sequence[str], grads: dict[Value, Sequence[Tensor | None]], dense: Collection[str] = (),
+        self,
+        names: Sequence[str],
+        grads: dict[Value, Sequence[Tensor | None]],
+        dense: Collection[str] = (),
         proportional: ProportionalOutputs | None = None,
-    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+    ) -> Iterator[tuple[str, Gradients]]:
         """Per-sample gradients of parameters that can be read, one by one; `grads` is emptied on the way.
 
         Those in `dense` are formed. With `proportional`, one direction may stand for all: Gram matrices are only right

@@ -33,9 +33,14 @@ class GraphReading:
 
     @classmethod
     def of(
-        cls, graph: Graph, axes: Mapping[Node, Layout | None], several_outputs: frozenset[Node],
-        unproved: frozenset[Node], found: FoundUses, parameters: Mapping[str, ParameterUses],
-    ) -> "GraphReading | None":  # fmt: skip
+        cls,
+        graph: Graph,
+        axes: Mapping[Node, Layout | None],
+        several_outputs: frozenset[Node],
+        unproved: frozenset[Node],
+        found: FoundUses,
+        parameters: Mapping[str, ParameterUses],
+    ) -> "GraphReading | None":
         """What is known of a graph; None where part of it follows from values."""
         if not _BY_VALUE.isdisjoint(graph.structure.names):
             return None
@@ -51,10 +56,11 @@ class GraphReading:
             ),
             mixed=found.mixed,
             matrix_views={
-                name: (_forms(one.readings), one.matrix_view) for name, one in parameters.items()
+                name: (_forms(one.readings), one.matrix_view)
+                for name, one in parameters.items()
                 if one.matrix_view is None or one.matrix_view.fixed
             },
-        )  # fmt: skip
+        )
 
     def axes_in(self, graph: Graph) -> dict[Node, Layout | None]:
         """The sample axes of a graph of this structure."""
@@ -83,7 +89,11 @@ class GraphReading:
 
 
 def _forms(readings: Sequence[Reading]) -> tuple[object, ...]:
-    return tuple([
-        (form.rows_first, form.row_size, form.grad_size, form.blocks) if isinstance(form := reading.form, Outer) else ()
-        for reading in readings
-    ])  # fmt: skip
+    return tuple(
+        [
+            (form.rows_first, form.row_size, form.grad_size, form.blocks)
+            if isinstance(form := reading.form, Outer)
+            else ()
+            for reading in readings
+        ]
+    )

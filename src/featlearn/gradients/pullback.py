@@ -158,8 +158,11 @@ def _swaps(node: Node) -> int:
 def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
     """Equal for nodes that rearrange in the same way. Views and squeezes keep the order: their shape says it all."""
     arguments = [getattr(node, f"_saved_{key}", None) for key in ("dims", "dim0", "dim1")]
-    return (node.name(), *(tuple(a) if isinstance(a, list | tuple) else a for a in arguments),
-            graph.output_shape((node, 0)))  # fmt: skip
+    return (
+        node.name(),
+        *(tuple(a) if isinstance(a, list | tuple) else a for a in arguments),
+        graph.output_shape((node, 0)),
+    )
 
 
 def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor]) -> Tensor:

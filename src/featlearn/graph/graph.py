@@ -218,10 +218,30 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
 
 # Their outputs lie in the memory of their inputs.
 _VIEWS = frozenset(
-    ("Alias", "AsStrided", "Diagonal", "Expand", "Narrow", "Permute", "ReshapeAlias", "Select", "Slice", "Split",
-     "SplitWithSizes", "Squeeze", "Swapaxes", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView",
-     "Unsqueeze", "View")
-)  # fmt: skip
+    (
+        "Alias",
+        "AsStrided",
+        "Diagonal",
+        "Expand",
+        "Narrow",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Split",
+        "SplitWithSizes",
+        "Squeeze",
+        "Swapaxes",
+        "T",
+        "Transpose",
+        "Unbind",
+        "Unfold",
+        "UnsafeSplit",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+    )
+)
 
 
 def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...]]:
@@ -243,9 +263,13 @@ def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...
 
 
 def backward(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, batched: bool = False,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    cotangents: Sequence[Tensor],
+    *,
+    batched: bool = False,
     last: bool = False,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:
     """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents).
 
     The `last` one lets go of what the forward pass has kept for it on the way.

@@ -24,25 +24,75 @@ PLAIN = (Tensor, nn.Parameter)
 
 # What a tensor says of itself without being read.
 DESCRIPTIONS = frozenset(
-    [getattr(Tensor, name).__get__
-     for name in ("device", "dtype", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_quantized",
-                  "is_sparse", "itemsize", "layout", "ndim", "requires_grad", "shape")]
-    + [getattr(Tensor, name)
-       for name in ("__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point",
-                    "is_signed", "nelement", "numel", "size", "stride")]
+    [
+        getattr(Tensor, name).__get__
+        for name in (
+            "device",
+            "dtype",
+            "is_cpu",
+            "is_cuda",
+            "is_leaf",
+            "is_meta",
+            "is_nested",
+            "is_quantized",
+            "is_sparse",
+            "itemsize",
+            "layout",
+            "ndim",
+            "requires_grad",
+            "shape",
+        )
+    ]
+    + [
+        getattr(Tensor, name)
+        for name in (
+            "__len__",
+            "dim",
+            "element_size",
+            "get_device",
+            "is_complex",
+            "is_contiguous",
+            "is_floating_point",
+            "is_signed",
+            "nelement",
+            "numel",
+            "size",
+            "stride",
+        )
+    ]
     + [torch.is_complex, torch.is_floating_point, torch.numel, torch.result_type]
-)  # fmt: skip
+)
 # Their arguments may be sizes, of which the shape of the result tells all.
 _SIZED = frozenset([Tensor.expand, Tensor.reshape, Tensor.view, torch.reshape])
 # They take a constant that is expanded for every sample entry by entry.
 _ENTRYWISE = frozenset(
-    [torch.cat, torch.concat, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, torch.mul, Tensor.mul,
-     Tensor.__mul__, Tensor.__rmul__]
-)  # fmt: skip
+    [
+        torch.cat,
+        torch.concat,
+        torch.add,
+        Tensor.add,
+        Tensor.__add__,
+        Tensor.__radd__,
+        torch.mul,
+        Tensor.mul,
+        Tensor.__mul__,
+        Tensor.__rmul__,
+    ]
+)
 _SIMPLE = (
-    bool, int, float, complex, str, type(None), type(Ellipsis), torch.Size, torch.dtype, torch.device, torch.layout,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    type(Ellipsis),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
     torch.memory_format,
-)  # fmt: skip
+)
 
 
 class Value(NamedTuple):

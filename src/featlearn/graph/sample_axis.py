@@ -77,9 +77,12 @@ def _may_show(graph: Graph, node: Node, samples: int) -> bool:
 
 
 def _axes(
-    graph: Graph, samples: int, plain: Mapping[Value, Tensor | None], coded: Mapping[Value, Tensor | None],
+    graph: Graph,
+    samples: int,
+    plain: Mapping[Value, Tensor | None],
+    coded: Mapping[Value, Tensor | None],
     weights: Tensor,
-) -> dict[Node, Layout | None]:  # fmt: skip
+) -> dict[Node, Layout | None]:
     """Sample axes of all nodes that consume something without samples, from the leaves upwards."""
     axes: dict[Node, Layout | None] = dict.fromkeys(graph.leaves.values())
     pending = _consumers(graph, list(axes), axes)
@@ -92,10 +95,12 @@ def _axes(
         axes |= {node: options[node][0] if options[node] else None for node in pending}
         doubtful = [node for node in pending if options[node] and plain.get(values[node]) is not None]
         for turn in range(max((len(options[node]) for node in doubtful), default=0)):  # most are right at once
-            errors = numbers([
-                attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
-                for node in doubtful
-            ])  # fmt: skip
+            errors = numbers(
+                [
+                    attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
+                    for node in doubtful
+                ]
+            )
             wrong = [
                 node for node, error in zip(doubtful, errors, strict=True) if not error < graph.structure.precision**0.5
             ]

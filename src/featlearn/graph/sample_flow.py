@@ -214,11 +214,58 @@ def attention(step: Step) -> Layout | None:
 # is the same for all samples or mixes them. Ops that take an index, or choose by value, are excluded there.
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("Abs", "Add", "Addcdiv", "Addcmul", "Atan2", "Celu", "Clamp", "ClampMax", "ClampMin", "Clone", "Cos", "Div",
-         "Elu", "Erf", "Exp", "Expand", "Expm1", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyRelu", "Lerp",
-         "Log", "Log1P", "LogSigmoid", "MaskedFill", "Maximum", "Minimum", "Mish", "Mul", "NativeDropout", "Neg", "Pow",
-         "PreluKernel", "Reciprocal", "Relu", "Rsqrt", "Rsub", "Selu", "Sigmoid", "Silu", "Sin", "Softplus", "Sqrt",
-         "Sub", "Tanh", "Threshold", "ToCopy", "Where"),
+        (
+            "Abs",
+            "Add",
+            "Addcdiv",
+            "Addcmul",
+            "Atan2",
+            "Celu",
+            "Clamp",
+            "ClampMax",
+            "ClampMin",
+            "Clone",
+            "Cos",
+            "Div",
+            "Elu",
+            "Erf",
+            "Exp",
+            "Expand",
+            "Expm1",
+            "Gelu",
+            "Hardsigmoid",
+            "Hardswish",
+            "Hardtanh",
+            "LeakyRelu",
+            "Lerp",
+            "Log",
+            "Log1P",
+            "LogSigmoid",
+            "MaskedFill",
+            "Maximum",
+            "Minimum",
+            "Mish",
+            "Mul",
+            "NativeDropout",
+            "Neg",
+            "Pow",
+            "PreluKernel",
+            "Reciprocal",
+            "Relu",
+            "Rsqrt",
+            "Rsub",
+            "Selu",
+            "Sigmoid",
+            "Silu",
+            "Sin",
+            "Softplus",
+            "Sqrt",
+            "Sub",
+            "Tanh",
+            "Threshold",
+            "ToCopy",
+            "Where",
+        ),
         broadcast,
     ),
     **dict.fromkeys(("Alias", "ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"), same_elements),
@@ -240,8 +287,22 @@ RULES: dict[str, Rule] = {
         ("Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Mean", "Min", "Norm", "Std", "Sum", "Var"), _reduced
     ),
     **dict.fromkeys(
-        ("Cumsum", "Flip", "Gather", "IndexSelect", "LogSoftmax", "Roll", "SafeSoftmax", "Slice", "Softmax", "Sort",
-         "Split", "SplitWithSizes", "Topk", "UnsafeSplit"),
+        (
+            "Cumsum",
+            "Flip",
+            "Gather",
+            "IndexSelect",
+            "LogSoftmax",
+            "Roll",
+            "SafeSoftmax",
+            "Slice",
+            "Softmax",
+            "Sort",
+            "Split",
+            "SplitWithSizes",
+            "Topk",
+            "UnsafeSplit",
+        ),
         along_another_axis,
     ),
     "Cat": _joined,
@@ -250,11 +311,16 @@ RULES: dict[str, Rule] = {
     "Index": _indexed,
     "ConstantPadNd": _padded,
     **dict.fromkeys(
-        ("ScaledDotProductFlashAttention", "ScaledDotProductFlashAttentionForCpu", "ScaledDotProductCudnnAttention",
-         "ScaledDotProductEfficientAttention", "ScaledDotProductFusedAttentionOverrideable"),
+        (
+            "ScaledDotProductFlashAttention",
+            "ScaledDotProductFlashAttentionForCpu",
+            "ScaledDotProductCudnnAttention",
+            "ScaledDotProductEfficientAttention",
+            "ScaledDotProductFusedAttentionOverrideable",
+        ),
         attention,
     ),
-}  # fmt: skip
+}
 
 
 def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict[Node, Layout]:
@@ -292,9 +358,14 @@ PIECES = frozenset(["Split", "SplitWithSizes", "UnsafeSplit", "Unbind"])
 
 
 def _below(
-    graph: Graph, node: Node, used: list[int], layouts: dict[Value, Layout | None], operand: int, child: Value,
+    graph: Graph,
+    node: Node,
+    used: list[int],
+    layouts: dict[Value, Layout | None],
+    operand: int,
+    child: Value,
     rule: Rule,
-) -> Layout | None:  # fmt: skip
+) -> Layout | None:
     answers = set()
     for number in used:
         layout, shape = layouts[node, number], graph.output_shape((node, number))

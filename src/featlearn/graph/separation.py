@@ -40,8 +40,19 @@ from featlearn.graph.repeated_pass import (
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
 
 _SEVERAL = (tuple, list)
-_SIMPLE = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
-           numpy.generic, numpy.ndarray)  # fmt: skip
+_SIMPLE = (
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    numpy.generic,
+    numpy.ndarray,
+)
 
 
 class _Operand(NamedTuple):
@@ -286,16 +297,38 @@ def _batch_of_attention(step: Step) -> Layout | None:
 # Ops without a backward pass, with one of another name, or of which less is known than of the backward pass.
 _FORWARD_RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "Ceil", "Eq", "Floor", "Ge", "Gt", "Isfinite", "Isinf", "Isnan", "Le",
-         "LogSigmoidForward", "LogicalAnd", "LogicalNot", "LogicalOr", "Lt", "Ne", "OnesLike", "Round", "Sign", "Trunc",
-         "ZerosLike"),
+        (
+            "BitwiseAnd",
+            "BitwiseNot",
+            "BitwiseOr",
+            "Ceil",
+            "Eq",
+            "Floor",
+            "Ge",
+            "Gt",
+            "Isfinite",
+            "Isinf",
+            "Isnan",
+            "Le",
+            "LogSigmoidForward",
+            "LogicalAnd",
+            "LogicalNot",
+            "LogicalOr",
+            "Lt",
+            "Ne",
+            "OnesLike",
+            "Round",
+            "Sign",
+            "Trunc",
+            "ZerosLike",
+        ),
         broadcast,
     ),
     "Detach": same_elements,
     "Embedding": _rows_of_indices,
     "NativeBatchNormLegitNoTraining": images,
     **dict.fromkeys((kind for kind in RULES if kind.startswith("ScaledDotProduct")), _batch_of_attention),
-}  # fmt: skip
+}
 
 
 @lru_cache(maxsize=1024)
@@ -346,9 +379,16 @@ _OpNotes.__torch_dispatch__ = _noted  # type: ignore[method-assign]
 
 
 _UNSEEN = frozenset(
-    [Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.backward, torch.autograd.backward,
-     torch.autograd.grad, functional.triplet_margin_with_distance_loss]
-)  # fmt: skip
+    [
+        Tensor.apply_,
+        Tensor.map_,
+        Tensor.map2_,
+        Tensor.backward,
+        torch.autograd.backward,
+        torch.autograd.grad,
+        functional.triplet_margin_with_distance_loss,
+    ]
+)
 """They call code of others, and what that reads is not noted inside of them."""
 
 

@@ -22,11 +22,21 @@ from featlearn.graph.sample_axis import Axes
 REARRANGEMENTS = frozenset(
     f"{name}Backward{number}"
     for name in (
-        "Alias", "Clone", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "Unsqueeze",
-        "UnsafeView", "View", "Swapaxes",
+        "Alias",
+        "Clone",
+        "Permute",
+        "ReshapeAlias",
+        "Squeeze",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "Unsqueeze",
+        "UnsafeView",
+        "View",
+        "Swapaxes",
     )
     for number in range(4)
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

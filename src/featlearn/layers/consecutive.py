@@ -158,13 +158,48 @@ def _matched(
 _ENTRY_BY_ENTRY = frozenset(
     f"{name}Backward{number}"
     for name in (
-        "Abs", "Add", "Alias", "AvgPool1D", "AvgPool2D", "Clamp", "ClampMin", "Clone", "CudnnBatchNorm", "Div", "Elu",
-        "Erf", "Exp", "FusedRmsNorm", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyRelu", "LogSigmoid",
-        "MaxPool2DWithIndices", "Mul", "NativeBatchNorm", "NativeDropout", "NativeGroupNorm", "NativeLayerNorm", "Neg",
-        "Pow", "Prelu", "Relu", "Rsqrt", "Sigmoid", "Silu", "Softplus", "Sqrt", "Sub", "Tanh", "Threshold", "ToCopy",
+        "Abs",
+        "Add",
+        "Alias",
+        "AvgPool1D",
+        "AvgPool2D",
+        "Clamp",
+        "ClampMin",
+        "Clone",
+        "CudnnBatchNorm",
+        "Div",
+        "Elu",
+        "Erf",
+        "Exp",
+        "FusedRmsNorm",
+        "Gelu",
+        "Hardsigmoid",
+        "Hardswish",
+        "Hardtanh",
+        "LeakyRelu",
+        "LogSigmoid",
+        "MaxPool2DWithIndices",
+        "Mul",
+        "NativeBatchNorm",
+        "NativeDropout",
+        "NativeGroupNorm",
+        "NativeLayerNorm",
+        "Neg",
+        "Pow",
+        "Prelu",
+        "Relu",
+        "Rsqrt",
+        "Sigmoid",
+        "Silu",
+        "Softplus",
+        "Sqrt",
+        "Sub",
+        "Tanh",
+        "Threshold",
+        "ToCopy",
     )
     for number in range(3)
-)  # fmt: skip
+)
 
 
 _NORMS = frozenset(["NativeLayerNormBackward0", "NativeGroupNormBackward0", "FusedRmsNormBackward0"])
@@ -249,9 +284,12 @@ class ChannelTracer:
     def _pull(self, nodes: Collection[Node]) -> tuple[Tensor | None, ...]:
         with _cut(self._paths.stops, nodes, self._link.between):
             return torch.autograd.grad(
-                [GradientEdge(*self._link.value)], [GradientEdge(node, 0) for node in nodes], [self._cotangent],
-                create_graph=True, allow_unused=True,
-            )  # fmt: skip
+                [GradientEdge(*self._link.value)],
+                [GradientEdge(node, 0) for node in nodes],
+                [self._cotangent],
+                create_graph=True,
+                allow_unused=True,
+            )
 
     def _pushed(self, pulled: list[Tensor], steps: list[Tensor]) -> Tensor:
         (moved,) = torch.autograd.grad(pulled, self._cotangent, steps, retain_graph=True)

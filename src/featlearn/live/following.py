@@ -75,8 +75,9 @@ class FollowedRun:
         if anew or len(found) > FEW:
             news["curves"] = self.curves
         elif found:
-            news["lines"] = [[line["step"], {n: _plain(v) for n, v in line["values"].items() if n in self.curves}]
-                             for line in found]  # fmt: skip
+            news["lines"] = [
+                [line["step"], {n: _plain(v) for n, v in line["values"].items() if n in self.curves}] for line in found
+            ]
         return {"run": self.key, **news} if news else None
 
     def whole(self) -> dict[str, Any]:
@@ -100,8 +101,10 @@ class FollowedRun:
         files = opened(self.path)
         size = sum(files.weight(place) or 0 for place in files.names())
         if size > LARGEST_VERDICT:
-            raise RunError(f"the run takes {size} bytes, more than the {LARGEST_VERDICT} that are diagnosed while it "
-                           f"is written; featlearn diagnose {self.path} does it")  # fmt: skip
+            raise RunError(
+                f"the run takes {size} bytes, more than the {LARGEST_VERDICT} that are diagnosed while it "
+                f"is written; featlearn diagnose {self.path} does it"
+            )
         return look(open_run(self.path))
 
     def _read(self) -> tuple[list[dict[str, Any]], bool]:

@@ -28,15 +28,21 @@ class LivePage:
     def __init__(self, path: Path) -> None:
         token = new_token()
         environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH")))),
-            "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH")))),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         with listening() as opened:  # requests wait in its queue until the process listens to them
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "featlearn.live", str(opened.fileno()), str(path.resolve())],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[opened.fileno()], env=environment, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[opened.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
             self.address = address(opened, token)
             """What to open in a browser."""
         # Not an argument: other users can read those. The pipe stays open: its end is the end of the training.

@@ -57,11 +57,21 @@ def server(path: Path, token: str) -> Any:
     board = Board(path)
     uvicorn = installed("uvicorn")
     config = uvicorn.Config(
-        application(Feed(board), path.resolve().name, token), log_config=None, log_level="critical", access_log=False,
-        server_header=False, proxy_headers=False, http="h11", ws="none", loop="asyncio", lifespan="on",
-        limit_concurrency=2 * PAGES, timeout_keep_alive=5, timeout_graceful_shutdown=1,
+        application(Feed(board), path.resolve().name, token),
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        limit_concurrency=2 * PAGES,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2**14,
-    )  # fmt: skip
+    )
     return uvicorn.Server(config)
 
 

@@ -30,9 +30,14 @@ class RiskCurve:
 
 
 def learning_curve(
-    K: Tensor, y: Tensor, sizes: Sequence[int] | Tensor, ridge: float | None = None, *,
-    draws: int = 10, generator: torch.Generator | None = None,
-) -> RiskCurve:  # fmt: skip
+    K: Tensor,
+    y: Tensor,
+    sizes: Sequence[int] | Tensor,
+    ridge: float | None = None,
+    *,
+    draws: int = 10,
+    generator: torch.Generator | None = None,
+) -> RiskCurve:
     """Test error of regression of y with this kernel on n samples, for each n in `sizes`.
 
     Regression is k(x) (K + ridge I)^-1 y, with the same ridge for every n; errors are squares averaged over samples and

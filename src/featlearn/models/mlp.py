@@ -100,5 +100,6 @@ def _widths(width: int | Sequence[int], hidden_layers: int | None) -> list[int]:
                 f"{len(widths)} widths and hidden_layers={hidden_layers}, expected one width for each"
             )
         return widths
-    return [checked_count(width, "width")] * checked_count(2 if hidden_layers is None else hidden_layers,
-                                                           "hidden_layers", 0)  # fmt: skip
+    return [checked_count(width, "width")] * checked_count(
+        2 if hidden_layers is None else hidden_layers, "hidden_layers", 0
+    )

@@ -165,8 +165,12 @@ class Allocation:
     @property
     def entry(self) -> dict[str, float | None]:
         """The rounded costs, for run.json."""
-        return {"cheap": self.cheap.cost, "expensive": self.expensive.cost, "step": self.step_seconds,
-                "spacing": self.expensive.spacing}  # fmt: skip
+        return {
+            "cheap": self.cheap.cost,
+            "expensive": self.expensive.cost,
+            "step": self.step_seconds,
+            "spacing": self.expensive.spacing,
+        }
 
     def resume(self, entry: Mapping[str, float | None], measured: Mapping[str, Sequence[int]]) -> None:
         """Take over the costs of an earlier process, and the steps that it measured by class."""

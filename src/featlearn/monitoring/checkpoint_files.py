@@ -169,9 +169,13 @@ def step_in(path: Path) -> int:
     found = marked if marked else plain if plain == every else every
     if len(found) == 1 and found <= plain:
         return checked_step(found.pop())
-    what = f"the numbers {', '.join(map(str, sorted(every)))}" if len(every) > 1 else "no number" if not every else (
-        "no plain number"
-    )  # fmt: skip
+    what = (
+        f"the numbers {', '.join(map(str, sorted(every)))}"
+        if len(every) > 1
+        else "no number"
+        if not every
+        else ("no plain number")
+    )
     raise CheckpointError(f"{path} has {what} in its name, expected one, the step (step100); {_LIST_FORM}")
 
 

@@ -30,12 +30,20 @@ ENTRY = "checkpoints"
 
 
 def watch_checkpoints(
-    model: nn.Module, checkpoints: str | os.PathLike[str] | Sequence[tuple[int, Any]],
-    probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], *, load: Load | None = None,
-    test: tuple[Inputs, Tensor | None] | None = None, readout: Readout | None = None, loss: str | None = None,
-    quantities: Quantities = None, name: str | None = None, settings: Mapping[str, Any] | None = None,
+    model: nn.Module,
+    checkpoints: str | os.PathLike[str] | Sequence[tuple[int, Any]],
+    probe: tuple[Inputs, Tensor | None],
+    out: str | os.PathLike[str],
+    *,
+    load: Load | None = None,
+    test: tuple[Inputs, Tensor | None] | None = None,
+    readout: Readout | None = None,
+    loss: str | None = None,
+    quantities: Quantities = None,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> Run:  # fmt: skip
+) -> Run:
     """Measure the checkpoints of a training run: the run that `fl.watch` would have recorded at these steps.
 
         run = fl.watch_checkpoints(model, "checkpoints", probe=(x, y), out="runs/a")
@@ -78,9 +86,20 @@ def watch_checkpoints(
         twin, reader = copied(network, None), CheckpointReader(network, load)
         reader.put(listed[0], twin)
         seen = watch(
-            twin, probe, path, every=at_every_checkpoint, budget=None, test=test, quantities=quantities,
-            readout=readout, loss=loss, name=name, settings=settings, overwrite=overwrite, resume=not overwrite,
-        )  # fmt: skip
+            twin,
+            probe,
+            path,
+            every=at_every_checkpoint,
+            budget=None,
+            test=test,
+            quantities=quantities,
+            readout=readout,
+            loss=loss,
+            name=name,
+            settings=settings,
+            overwrite=overwrite,
+            resume=not overwrite,
+        )
         if past is not None:
             seen.assume_start(kept_state(twin))
             reader.put(_last_measured(past, listed), twin)
@@ -126,8 +145,10 @@ def _past(path: Path) -> Run | None:
 
 def _refuse_other(run: Run, network: nn.Module, probe: Any, test: Any, quantities: Quantities) -> None:
     """Refuse to go on with a run of other samples, of another model or with other quantities."""
-    given = {"probe": probe_data(probe, "probe", network).digest,
-             "test": None if test is None else probe_data(test, "test", network).digest}  # fmt: skip
+    given = {
+        "probe": probe_data(probe, "probe", network).digest,
+        "test": None if test is None else probe_data(test, "test", network).digest,
+    }
     for name, digest in given.items():
         entry = run.config.get(name)
         if (entry.get("sha256") if isinstance(entry, Mapping) else None) != digest:

@@ -26,12 +26,23 @@ LOSSES = (*NEEDS, "cross-entropy", "binary-cross-entropy")
 
 
 def watch(
-    model: nn.Module, probe: tuple[Inputs, Tensor | None], out: str | os.PathLike[str], every: Every = "log",
-    budget: float | None = 0.05, test: tuple[Inputs, Tensor | None] | None = None, optimizer: Optimizer | None = None,
-    quantities: Quantities = None, readout: Readout | None = None, loss: str | None = None, sinks: Any = (),
-    resume: bool = False, name: str | None = None, settings: Mapping[str, Any] | None = None, overwrite: bool = False,
+    model: nn.Module,
+    probe: tuple[Inputs, Tensor | None],
+    out: str | os.PathLike[str],
+    every: Every = "log",
+    budget: float | None = 0.05,
+    test: tuple[Inputs, Tensor | None] | None = None,
+    optimizer: Optimizer | None = None,
+    quantities: Quantities = None,
+    readout: Readout | None = None,
+    loss: str | None = None,
+    sinks: Any = (),
+    resume: bool = False,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
     live: bool = False,
-) -> Watch:  # fmt: skip
+) -> Watch:
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
         with fl.watch(model, probe=(x, y), out="runs/a") as watch:
@@ -84,8 +95,13 @@ def watch(
         raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
     if overwrite:
         refuse_unless_run(Path(out))
-    entries = {"name": name, "loss_convention": loss, "budget": budget, "every": every_entry(every),
-               "settings": None if settings is None else _plain_settings(settings)}  # fmt: skip
+    entries = {
+        "name": name,
+        "loss_convention": loss,
+        "budget": budget,
+        "every": every_entry(every),
+        "settings": None if settings is None else _plain_settings(settings),
+    }
     if loss is not None and loss not in LOSSES:
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
     if optimizer is not None and not isinstance(optimizer, Optimizer):

@@ -108,9 +108,7 @@ class WatchedNetwork:
     def thinned(self, stride: int) -> "WatchedNetwork":
         """The same with every `stride`-th sample of the probes."""
         test = None if self.test is None or self.test.samples < 2 * stride else self.test.every(stride)
-        return replace(
-            self, probe=self.probe.every(stride), test=test or self.test, stride=self.stride * stride
-        )  # fmt: skip
+        return replace(self, probe=self.probe.every(stride), test=test or self.test, stride=self.stride * stride)
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

@@ -136,8 +136,11 @@ def gap(view: StepView, context: RecordContext) -> Record:
     """The linearisation gap since the start, on the probe and on the test points, and what common shrinking leaves."""
     if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
-    found = {"gap/probe": view.gap.value, "gap/probe_error": view.gap.stderr,
-             "gap/change": float(view.gap.change.norm()) / math.sqrt(len(view.gap.change))}  # fmt: skip
+    found = {
+        "gap/probe": view.gap.value,
+        "gap/probe_error": view.gap.stderr,
+        "gap/change": float(view.gap.change.norm()) / math.sqrt(len(view.gap.change)),
+    }
     if view.test_gap is not None:
         found |= {"gap/test": view.test_gap.value, "gap/test_error": view.test_gap.stderr}
     if view.unshrunk_gap is not None:
@@ -265,9 +268,16 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
 
 
 BUILT_IN: Mapping[str, Read] = {
-    "gap": gap, "richness": richness, "weights": weights, "kernel": kernel, "features": features, "layers": layers,
-    "convergence": convergence, "test": test, "optimizer": optimizer,
-}  # fmt: skip
+    "gap": gap,
+    "richness": richness,
+    "weights": weights,
+    "kernel": kernel,
+    "features": features,
+    "layers": layers,
+    "convergence": convergence,
+    "test": test,
+    "optimizer": optimizer,
+}
 """Name -> quantity, in the order of measurement."""
 
 

@@ -188,8 +188,11 @@ class SharedMeasurement:
     def _perform(self, act: str, arguments: tuple[Any, ...]) -> Any:
         """What rank 0 asks for, on every rank."""
         acts: dict[str, Callable[..., Any]] = {
-            "probes": self._take, "initial": self._begin, "kernels": self._kernels, "features": self._features,
-        }  # fmt: skip
+            "probes": self._take,
+            "initial": self._begin,
+            "kernels": self._kernels,
+            "features": self._features,
+        }
         return acts[act](*arguments)
 
     def _take(self, kinds: dict[str, Inputs]) -> None:

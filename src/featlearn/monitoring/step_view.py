@@ -62,9 +62,18 @@ class StepView:
     """
 
     def __init__(
-        self, watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, now: Measurement,
-        stack: ExitStack, jvp: dict[str, JvpMethod], *, end: bool = False, shared: SharedMeasurement | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        watched: WatchedNetwork,
+        step: int,
+        baseline: Baseline | None,
+        audited: AuditedModel,
+        now: Measurement,
+        stack: ExitStack,
+        jvp: dict[str, JvpMethod],
+        *,
+        end: bool = False,
+        shared: SharedMeasurement | None = None,
+    ) -> None:
         self.watched, self.step, self._audited, self._end, self._jvp = watched, step, audited, end, jvp
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
@@ -350,9 +359,15 @@ class StepView:
 
 @contextmanager
 def step_view(
-    watched: WatchedNetwork, step: int, baseline: Baseline | None, audited: AuditedModel, jvp: dict[str, JvpMethod], *,
-    end: bool = False, shared: SharedMeasurement | None = None,
-) -> Iterator[StepView]:  # fmt: skip
+    watched: WatchedNetwork,
+    step: int,
+    baseline: Baseline | None,
+    audited: AuditedModel,
+    jvp: dict[str, JvpMethod],
+    *,
+    end: bool = False,
+    shared: SharedMeasurement | None = None,
+) -> Iterator[StepView]:
     """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
 
     `jvp` keeps how the Jacobian-vector products of this network are made, between steps. `shared`: the ranks that

@@ -41,10 +41,17 @@ class Watch:
     """A watched training run; created by `fl.watch`."""
 
     def __init__(
-        self, watched: WatchedNetwork, path: Path, schedule: Schedule, budget: float | None,
-        chosen: list[ScheduledQuantity], settings: Mapping[str, Any], sinks: Any, resume: bool,
+        self,
+        watched: WatchedNetwork,
+        path: Path,
+        schedule: Schedule,
+        budget: float | None,
+        chosen: list[ScheduledQuantity],
+        settings: Mapping[str, Any],
+        sinks: Any,
+        resume: bool,
         overwrite: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         """The directory of the run."""
         self.steps = 0
@@ -227,8 +234,11 @@ class Watch:
         found = self._observer.observe_start(self._quantities, end=False) if self._observer.watched.initial else None
         if found is None:
             found = self._observer.observe(self.steps, self._quantities)
-            self._run_log.warn_once("resume", "the initial weights were too large to be stored, so distances from the "
-                                    "start are unknown after a resume")  # fmt: skip
+            self._run_log.warn_once(
+                "resume",
+                "the initial weights were too large to be stored, so distances from the "
+                "start are unknown after a resume",
+            )
         self._drop_failing(found)
         self._observer.follow(run)
         self._schedule.due(self.steps)
@@ -241,9 +251,12 @@ class Watch:
         log.event("resumed", self.steps, **({"settings_before": before} if changed else {}))
         # If this process is killed, the total cost is unknown.
         log.describe(
-            finished=False, overhead=None, measuring=None, wall_share=None,
+            finished=False,
+            overhead=None,
+            measuring=None,
+            wall_share=None,
             **({"settings": settings} if changed else {}),
-        )  # fmt: skip
+        )
 
     def _drop_failing(self, found: Observation) -> None:
         """Raise for quantities that fail at the start if the user asked for them; drop the others."""
@@ -382,9 +395,11 @@ class Watch:
     def _finish(self, finished: bool) -> None:
         log, cost = self._written(), self._stopwatch.cost
         summary = {
-            "measurements": self.measurements, "overhead": cost.overhead, "measuring": cost.measuring,
+            "measurements": self.measurements,
+            "overhead": cost.overhead,
+            "measuring": cost.measuring,
             "wall_share": cost.wall_share,
-        }  # fmt: skip
+        }
         if self._skipped:
             log.event("skipped", self.steps, count=self._skipped, reason="budget")
         log.count_repeats(self.steps)

@@ -13,9 +13,12 @@ from featlearn.network.inventory import Inventory
 
 
 def admitted(
-    model: nn.Module, inside: Inventory, inputs: Sequence[Inputs], readout: Readout | None,
+    model: nn.Module,
+    inside: Inventory,
+    inputs: Sequence[Inputs],
+    readout: Readout | None,
     parameters: str | Sequence[str] | None,
-) -> tuple[dict[str, Tensor], list[int]]:  # fmt: skip
+) -> tuple[dict[str, Tensor], list[int]]:
     """The parameters that count and the sizes of the batches, after all that can be refused before anything runs.
 
     `inside`: what the model holds inside its wrappers.

@@ -38,9 +38,12 @@ _measuring = threading.RLock()
 
 @contextmanager
 def undisturbed(
-    inside: Inventory, is_builtin: Callable[[Inventory], bool] = lambda inside: False, *,
-    only_read: bool = True, guarded: bool = False,
-) -> Iterator[Isolation]:  # fmt: skip
+    inside: Inventory,
+    is_builtin: Callable[[Inventory], bool] = lambda inside: False,
+    *,
+    only_read: bool = True,
+    guarded: bool = False,
+) -> Iterator[Isolation]:
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
     `is_builtin` says whether a forward pass of such a model leaves no trace anyway. `only_read`: weights that were
@@ -134,8 +137,13 @@ def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
 
 
 _PRODUCTS = (
-    ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn"), ("mkldnn", "matmul"),
-)  # fmt: skip
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("mkldnn", "matmul"),
+)
 
 
 def _precisions() -> list[str]:

@@ -66,8 +66,10 @@ class KeptTensors:
         for tensor, copy, written in zip(self.tensors, self.copies() if any(changed) else (), changed, strict=False):
             # Through .data, so that graphs which have saved the tensor do not see a new version of it.
             alike = tensor.layout == torch.strided and (tensor.shape, tensor.dtype, tensor.device) == (
-                copy.shape, copy.dtype, copy.device
-            )  # fmt: skip
+                copy.shape,
+                copy.dtype,
+                copy.device,
+            )
             if written and alike:
                 _each_once(tensor.data, tensor).copy_(_each_once(copy, tensor))
             elif written:

@@ -21,6 +21,10 @@ def bilinear(use: Use) -> Form | None:
 
     # No linear map: the weight is not applied to one input, so there is no x with h = W x.
     return Outer(
-        rows, lambda grad: use.layout.samples_first(grad, 1, outputs), rows_first=False,
-        positions=use.layout.positions(outputs), row_size=left * right, grad_size=outputs,
-    )  # fmt: skip
+        rows,
+        lambda grad: use.layout.samples_first(grad, 1, outputs),
+        rows_first=False,
+        positions=use.layout.positions(outputs),
+        row_size=left * right,
+        grad_size=outputs,
+    )

@@ -45,12 +45,17 @@ def _plain(use: Use, image: Tensor) -> Outer:
         return seen if as_image else _samples_first(use, seen.rows())
 
     return Outer(
-        rows, lambda grad: _samples_first(use, _pixels(grad, groups)), rows_first=False,
-        positions=use.layout.positions(use.output[1]), row_size=use.shape[1:].numel(),
-        grad_size=use.shape[0] // groups, blocks=groups, window=kernel.numel(),
+        rows,
+        lambda grad: _samples_first(use, _pixels(grad, groups)),
+        rows_first=False,
+        positions=use.layout.positions(use.output[1]),
+        row_size=use.shape[1:].numel(),
+        grad_size=use.shape[0] // groups,
+        blocks=groups,
+        window=kernel.numel(),
         pixels=image.shape[2:].numel() if as_image else 0,
         linear_map=LinearMap(weight, row_taps=kernel.numel(), channels_second=True),
-    )  # fmt: skip
+    )
 
 
 def _transposed(use: Use, image: Tensor) -> Outer:
@@ -63,8 +68,12 @@ def _transposed(use: Use, image: Tensor) -> Outer:
         return _samples_first(use, seen.rows())
 
     return Outer(
-        lambda: _samples_first(use, _pixels(image, groups)), grads, rows_first=True,
+        lambda: _samples_first(use, _pixels(image, groups)),
+        grads,
+        rows_first=True,
         positions=image.shape[0] // use.layout.samples * image.shape[2:].numel(),
-        row_size=use.shape[0] // groups, grad_size=use.shape[1:].numel(), blocks=groups,
+        row_size=use.shape[0] // groups,
+        grad_size=use.shape[1:].numel(),
+        blocks=groups,
         linear_map=LinearMap(weight, grad_taps=kernel.numel(), channels_second=True),
-    )  # fmt: skip
+    )

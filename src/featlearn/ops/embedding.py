@@ -19,9 +19,14 @@ def _lookup(use: Use, index: Tensor | None, width: int, padding: int = -1) -> Fo
         return by_sample if padding < 0 else by_sample.masked_fill((rows() == padding)[:, :, None, None], 0.0)
 
     return Outer(
-        rows, grads, rows_first=True, positions=use.layout.positions(width), row_size=use.shape[0], grad_size=width,
+        rows,
+        grads,
+        rows_first=True,
+        positions=use.layout.positions(width),
+        row_size=use.shape[0],
+        grad_size=width,
         indexed=True,
-    )  # fmt: skip
+    )
 
 
 @register_rule("EmbeddingBackward0")

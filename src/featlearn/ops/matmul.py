@@ -32,9 +32,15 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
         return found if scale == 1.0 else found * scale
 
     return Outer(
-        lambda: by_sample(rows, row_size), grads, rows_first=weight_right, positions=outer * inner, row_size=row_size,
-        grad_size=grad_size, blocks=blocks, linear_map=LinearMap(kept),
-    )  # fmt: skip
+        lambda: by_sample(rows, row_size),
+        grads,
+        rows_first=weight_right,
+        positions=outer * inner,
+        row_size=row_size,
+        grad_size=grad_size,
+        blocks=blocks,
+        linear_map=LinearMap(kept),
+    )
 
 
 def _row_split(use: Use, weight_right: bool, blocks: int) -> tuple[int, int] | None:
@@ -97,10 +103,14 @@ def matrix_vector(use: Use) -> Form | None:
     if use.operand != 1 or rows is None:
         return None
     return Outer(
-        lambda: use.layout.samples_first(rows, 1, rows.shape[1]), lambda grad: use.layout.samples_first(grad, 1, 1),
-        rows_first=True, positions=use.layout.positions(1), row_size=rows.shape[1], grad_size=1,
+        lambda: use.layout.samples_first(rows, 1, rows.shape[1]),
+        lambda grad: use.layout.samples_first(grad, 1, 1),
+        rows_first=True,
+        positions=use.layout.positions(1),
+        row_size=rows.shape[1],
+        grad_size=1,
         linear_map=LinearMap(weight),
-    )  # fmt: skip
+    )
 
 
 @register_rule("LinearBackward0")
@@ -114,7 +124,11 @@ def linear(use: Use) -> Form | None:
     grad_size, row_size = use.shape
     weight = use.saved("weight")
     return Outer(
-        lambda: use.layout.samples_first(rows, 1, row_size), lambda grad: use.layout.samples_first(grad, 1, grad_size),
-        rows_first=False, positions=use.layout.positions(grad_size), row_size=row_size, grad_size=grad_size,
+        lambda: use.layout.samples_first(rows, 1, row_size),
+        lambda grad: use.layout.samples_first(grad, 1, grad_size),
+        rows_first=False,
+        positions=use.layout.positions(grad_size),
+        row_size=row_size,
+        grad_size=grad_size,
         linear_map=LinearMap(weight),
-    )  # fmt: skip
+    )

@@ -26,10 +26,19 @@ class ParameterGroup:
 
 
 def grouped(
-    plans: Sequence[ParameterPlan], graph_bytes: int, available: int, samples: tuple[int, int], symmetric: bool,
-    mode: Mode, directions: int, classes: int, largest_chunk: int, one_by_one: bool, proved: bool = True,
+    plans: Sequence[ParameterPlan],
+    graph_bytes: int,
+    available: int,
+    samples: tuple[int, int],
+    symmetric: bool,
+    mode: Mode,
+    directions: int,
+    classes: int,
+    largest_chunk: int,
+    one_by_one: bool,
+    proved: bool = True,
     avoided: frozenset[int] = frozenset(),
-) -> tuple[ParameterGroup, ...]:  # fmt: skip
+) -> tuple[ParameterGroup, ...]:
     """Pack parameters so that what is kept of all samples fits; a parameter too large alone is split further.
 
     `one_by_one`: where one chunk holds all samples, directions are captured and multiplied one after the other.
@@ -150,9 +159,13 @@ SMALL, MANY, LEAST_CHUNK = 32 * 2**20, 4, 32
 
 
 def held_bytes(
-    measurement: Measurement, plans: Sequence[ParameterPlan], groups: Sequence[ParameterGroup],
-    samples: tuple[int, int], symmetric: bool, directions: int,
-) -> int:  # fmt: skip
+    measurement: Measurement,
+    plans: Sequence[ParameterPlan],
+    groups: Sequence[ParameterGroup],
+    samples: tuple[int, int],
+    symmetric: bool,
+    directions: int,
+) -> int:
     """About how many bytes a kernel is made from at a time: activations, gradients at uses, what is formed of them."""
     item = measurement.dtype.itemsize
     graphs = [_graph_bytes(example, item) for example in measurement.examples if example.graph]

@@ -95,8 +95,11 @@ def _route(name: str, examples: Sequence[Chunk], elementwise: bool) -> tuple[str
 def _operand_numbers(example: Chunk, name: str) -> int:
     """Numbers per sample while the gradients of a parameter's operands are formed, to be pulled back to it."""
     readings = example.uses[name].readings
-    factors = [r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
-               for r in readings if isinstance(r.form, Outer) and not r.form.indexed]  # fmt: skip
+    factors = [
+        r.form.positions * r.form.blocks * (r.form.row_size + r.form.grad_size)
+        for r in readings
+        if isinstance(r.form, Outer) and not r.form.indexed
+    ]
     # Every direction's gradient at every use is held until the operands' gradients are formed.
     held = sum(reading.use.output.numel() // reading.use.layout.samples for reading in readings)
     return sum(reading.use.shape.numel() for reading in readings) + sum(factors) + held

@@ -97,9 +97,14 @@ class SharedKernel:
 
 
 def shared_kernel(
-    ranks: int, samples: tuple[int, int], symmetric: bool, directions: Directions, measurement: Measurement, by: str,
+    ranks: int,
+    samples: tuple[int, int],
+    symmetric: bool,
+    directions: Directions,
+    measurement: Measurement,
+    by: str,
     memory: int,
-) -> SharedKernel:  # fmt: skip
+) -> SharedKernel:
     """The kernels of a measurement, of so many samples on all ranks together."""
     entries = math.prod(directions.kernel_shape(*samples))
     kernels = len(set(kernel_keys(measurement.parameters, by).values()))
@@ -111,9 +116,13 @@ def shared_parameters(plan: "Plan", itemsize: int) -> list[SharedParameter]:
     pairs = math.prod(plan.samples)
     return [
         SharedParameter(
-            p.name, math.prod(p.shape) * plan.directions, p.kept // itemsize, p.positions,
-            p.operations / pairs if p.route == "pairs" else None, p.form_early,
+            p.name,
+            math.prod(p.shape) * plan.directions,
+            p.kept // itemsize,
+            p.positions,
+            p.operations / pairs if p.route == "pairs" else None,
+            p.form_early,
         )
         for p in plan.parameters
         if p.uses
-    ]  # fmt: skip
+    ]

@@ -16,9 +16,13 @@ from featlearn.planning.plan import Plan
 
 
 def plan_key(
-    measurement: Measurement, directions: Directions, elementwise: Collection[str], by: str, memory: str | int | None,
+    measurement: Measurement,
+    directions: Directions,
+    elementwise: Collection[str],
+    by: str,
+    memory: str | int | None,
     verify: bool,
-) -> object:  # fmt: skip
+) -> object:
     """What two kernels share that are measured in the same way."""
     kinds = tuple([(batch.kind, batch.samples) for batch in measurement.batches])
     asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
@@ -35,9 +39,14 @@ def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bo
 
 
 def plan_kernel(
-    measurement: Measurement, directions: Directions, elementwise: Collection[str], by: str, memory: str | int | None,
-    verify: bool, columns: int | None = None,
-) -> Plan:  # fmt: skip
+    measurement: Measurement,
+    directions: Directions,
+    elementwise: Collection[str],
+    by: str,
+    memory: str | int | None,
+    verify: bool,
+    columns: int | None = None,
+) -> Plan:
     """Choose routes, groups of parameters and chunks for a kernel.
 
     `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed. `columns`:
@@ -69,15 +78,36 @@ def plan_kernel(
     proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     groups = grouped(
-        plans, graph_bytes, available, samples, symmetric, directions.mode, count, directions.classes,
-        largest_chunk(measurement, max(samples), count), one_by_one, not checked or None not in proofs,
+        plans,
+        graph_bytes,
+        available,
+        samples,
+        symmetric,
+        directions.mode,
+        count,
+        directions.classes,
+        largest_chunk(measurement, max(samples), count),
+        one_by_one,
+        not checked or None not in proofs,
         proved_by,
-    )  # fmt: skip
+    )
     peak = needed + measurement.copied_bytes + held_bytes(measurement, plans, groups, samples, symmetric, count)
     confirmed = checked and any(example.unproved for example in measurement.examples)
     return Plan(
-        plans, groups, samples, symmetric, count, shape, needed, budget, int(0.2 * available), peak,
-        checked=checked, launch_bytes=measurement.launch_bytes,
+        plans,
+        groups,
+        samples,
+        symmetric,
+        count,
+        shape,
+        needed,
+        budget,
+        int(0.2 * available),
+        peak,
+        checked=checked,
+        launch_bytes=measurement.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
-        confirmed=confirmed, verified=verify, gathered_bytes=measurement.gathered_bytes,
-    )  # fmt: skip
+        confirmed=confirmed,
+        verified=verify,
+        gathered_bytes=measurement.gathered_bytes,
+    )

@@ -74,8 +74,11 @@ class Plan:
         """Forward passes over parts of chunks: every chunk once more in all its parts together, unless its ops are
         proof."""
         sizes = [(size, self._repeats(group)) for group in self.groups for size in self._chunk_sizes(group)]
-        parts = ((len(part_sizes(n, piece_count(n, self.launch_bytes))), times) for n, times in sizes
-                 if not self._is_proved(n))  # fmt: skip
+        parts = (
+            (len(part_sizes(n, piece_count(n, self.launch_bytes))), times)
+            for n, times in sizes
+            if not self._is_proved(n)
+        )
         return sum(count * times for count, times in parts)
 
     @property
@@ -229,8 +232,10 @@ AnyPlanned = TypeVar("AnyPlanned", bound=Planned)
 def text_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table with a rule below its head."""
     widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in (head, *lines)]  # fmt: skip
+    rows = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *lines)
+    ]
     rows.insert(1, "  ".join("-" * width for width in widths))
     return rows
 

@@ -166,23 +166,31 @@ class RankCosts:
         }
         share = ", ".join(f"{name} {_seconds(value)}" for name, value in times.items())
         room = "" if self.fits else f", more than the {readable_bytes(self.device.memory)} it has"
-        return "\n".join([
-            f"on {self.ranks} {self.device.name} (a model that was not run on several GPUs): about "
-            f"{_seconds(self.seconds)}: {share}",
-            f"per rank: {-(-self.samples // self.ranks)} samples, {self.groups} sweep{'s' * (self.groups > 1)} over "
-            f"them, {readable_bytes(self.sent_bytes)} sent, {readable_bytes(self.memory)} of memory{room}",
-            f"exchange: factors around a ring for {ring} of {len(self.parameters)} parameters, slices of gradients for "
-            f"{len(self.parameters) - ring}",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"on {self.ranks} {self.device.name} (a model that was not run on several GPUs): about "
+                f"{_seconds(self.seconds)}: {share}",
+                f"per rank: {-(-self.samples // self.ranks)} samples, {self.groups} sweep{'s' * (self.groups > 1)} "
+                f"over them, {readable_bytes(self.sent_bytes)} sent, {readable_bytes(self.memory)} of memory{room}",
+                f"exchange: factors around a ring for {ring} of {len(self.parameters)} parameters, slices of gradients "
+                f"for {len(self.parameters) - ring}",
+            ]
+        )
 
     __repr__ = __str__
 
 
 def rank_costs(
-    parameters: Sequence[SharedParameter], kernel: SharedKernel, device: str | Device, *,
-    sample_operations: float, weight_bytes: float = 0.0, dtype: torch.dtype = torch.float32,
-    network_dtype: torch.dtype = torch.float32, groups: Sequence[ParameterGroup] = (),
-) -> RankCosts:  # fmt: skip
+    parameters: Sequence[SharedParameter],
+    kernel: SharedKernel,
+    device: str | Device,
+    *,
+    sample_operations: float,
+    weight_bytes: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    network_dtype: torch.dtype = torch.float32,
+    groups: Sequence[ParameterGroup] = (),
+) -> RankCosts:
     """The costs of a symmetric kernel; `groups`: of the plan of a rank, if there is one."""
     sliced = kernel.sliced(parameters, groups)
     shares = tuple(_share(one, kernel, one.name in sliced) for one in parameters)

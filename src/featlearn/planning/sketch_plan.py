@@ -118,9 +118,16 @@ class SketchPlan:
 
 
 def plan_sketch(
-    measurement: Measurement, directions: Directions, sketch: Sketch, elementwise: Collection[str], by: str,
-    memory: str | int | None, *, samples: tuple[int, int] | None = None, forming: bool = True,
-) -> SketchPlan:  # fmt: skip
+    measurement: Measurement,
+    directions: Directions,
+    sketch: Sketch,
+    elementwise: Collection[str],
+    by: str,
+    memory: str | int | None,
+    *,
+    samples: tuple[int, int] | None = None,
+    forming: bool = True,
+) -> SketchPlan:
     """Choose the samples in a pass, and say how parameters are sketched.
 
     `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed.
@@ -145,14 +152,27 @@ def plan_sketch(
     available = max(budget - features - kernels - copied, 1)
     each = captured_bytes(measurement, directions.count)
     chunk = min(held, samples_within(measurement, 0.5 * available, directions.count))
-    found = tuple(_planned(measurement, name, directions.count, sketch, held, name in elementwise)
-                  for name in measurement.parameters)  # fmt: skip
+    found = tuple(
+        _planned(measurement, name, directions.count, sketch, held, name in elementwise)
+        for name in measurement.parameters
+    )
     scratch = available // 4
     passing = min(chunk * max(p.passing for p in found), scratch)
     return SketchPlan(
-        found, samples, symmetric, directions.count, sketch.k, sketch.repeats, chunk, keys if forming else 0, features,
-        kernels, budget, scratch, features + kernels + copied + chunk * each + passing,
-    )  # fmt: skip
+        found,
+        samples,
+        symmetric,
+        directions.count,
+        sketch.k,
+        sketch.repeats,
+        chunk,
+        keys if forming else 0,
+        features,
+        kernels,
+        budget,
+        scratch,
+        features + kernels + copied + chunk * each + passing,
+    )
 
 
 def sketch_view(measurement: Measurement, name: str) -> View:

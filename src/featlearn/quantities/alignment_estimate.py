@@ -28,11 +28,20 @@ CLASSES = 64
 
 
 def estimate_alignment(
-    model: nn.Module, data: Any, y: Tensor | None = None, *, centered: bool = False, readout: Readout | None = None,
-    probes: int | None = None, generator: torch.Generator | None = None,
-    parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    sketch: Sketch | None = None, group: object = None,
-) -> Estimate:  # fmt: skip
+    model: nn.Module,
+    data: Any,
+    y: Tensor | None = None,
+    *,
+    centered: bool = False,
+    readout: Readout | None = None,
+    probes: int | None = None,
+    generator: torch.Generator | None = None,
+    parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    sketch: Sketch | None = None,
+    group: object = None,
+) -> Estimate:
     """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P.
 
     See Shan & Bordelon 2021a, Eq. 4, Shan & Bordelon 2021b, Eq. 3.

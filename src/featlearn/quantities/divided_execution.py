@@ -32,9 +32,16 @@ class DividedExecution:
     """The rows of one rank, measured by a plan that all ranks follow."""
 
     def __init__(
-        self, execution: KernelExecution, measurement: Measurement, plan: Plan, directions: Directions,
-        division: Division, kernel: SharedKernel, keys: Mapping[str, str], checks: KernelVerification | None,
-    ) -> None:  # fmt: skip
+        self,
+        execution: KernelExecution,
+        measurement: Measurement,
+        plan: Plan,
+        directions: Directions,
+        division: Division,
+        kernel: SharedKernel,
+        keys: Mapping[str, str],
+        checks: KernelVerification | None,
+    ) -> None:
         self._execution, self._measurement, self._plan, self._directions = execution, measurement, plan, directions
         self._division, self._ranks, self._keys, self._checks = division, division.ranks, keys, checks
         self._formed = {one.name for one in plan.parameters if one.route != Route.PAIRS.value}
@@ -47,9 +54,15 @@ class DividedExecution:
     def _sum(self, rows: slice, keys: Mapping[str, str]) -> KernelSum:
         shape = self._directions.kernel_shape(rows.stop - rows.start, self._division.samples[1])
         found = KernelSum(
-            keys, shape, self._directions.mode, self._measurement.dtype, self._measurement.device,
-            symmetric=self._division.symmetric, scratch=self._plan.scratch, first_row=rows.start,
-        )  # fmt: skip
+            keys,
+            shape,
+            self._directions.mode,
+            self._measurement.dtype,
+            self._measurement.device,
+            symmetric=self._division.symmetric,
+            scratch=self._plan.scratch,
+            first_row=rows.start,
+        )
         found.callback = self._checks.add if self._checks else None
         return found
 
@@ -101,9 +114,12 @@ class DividedExecution:
         return same_directions(self._ranks, found) if single else found
 
     def _multiply(
-        self, own: tuple[Mapping[str, Gradients], Mapping[str, Gradients]], places: tuple[Places, Places],
-        group: ParameterGroup, chosen: slice,
-    ) -> None:  # fmt: skip
+        self,
+        own: tuple[Mapping[str, Gradients], Mapping[str, Gradients]],
+        places: tuple[Places, Places],
+        group: ParameterGroup,
+        chosen: slice,
+    ) -> None:
         """Add the products of all pairs of samples in two blocks, parameter by parameter."""
         said = self._ranks.gathered([{name: kinds(one) for name, one in side.items()} for side in own])
         failure: Exception | None = None
@@ -217,9 +233,9 @@ class DividedExecution:
             outgoing = [sliced.block(key, every, division.places(0, to)).contiguous() for key in sliced.kernels]
             found = outgoing
             if distance:
-                found = swapped(
-                    ranks, {to: outgoing}, {source: [kind] * len(outgoing)}, self._measurement.device
-                )[source]  # fmt: skip
+                found = swapped(ranks, {to: outgoing}, {source: [kind] * len(outgoing)}, self._measurement.device)[
+                    source
+                ]
             for key, block in zip(sliced.kernels, found, strict=True):
                 self._total.block(key, every, own).add_(block)
 

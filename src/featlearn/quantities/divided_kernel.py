@@ -28,9 +28,14 @@ from featlearn.quantities.verification import KernelVerification
 
 
 def divided_kernels(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None, outputs: Outputs, by: str, verify: bool,
+    audited: AuditedModel,
+    x: Inputs,
+    x2: Inputs | None,
+    outputs: Outputs,
+    by: str,
+    verify: bool,
     rates_of: Callable[[], dict[str, Rate]],
-) -> Kernels:  # fmt: skip
+) -> Kernels:
     """The kernels of an audited model, each a DTensor of which every rank has the rows of its samples.
 
     `rates_of` complains about arguments, and reads the optimizer's rates.
@@ -42,9 +47,15 @@ def divided_kernels(
         sizes = [batch_size(one, name) for one, name in zip(given, ("x", "x2"), strict=False)]
     rates = whole_tensors(rates)
     arguments = {
-        "x": describe(x), "x2": None if x2 is None else describe(x2), "outputs": outputs, "by": by, "verify": verify,
-        "parameters": audited.globs, "dtype": audited.dtype, "the number of rates": len(rates),
-    }  # fmt: skip
+        "x": describe(x),
+        "x2": None if x2 is None else describe(x2),
+        "outputs": outputs,
+        "by": by,
+        "verify": verify,
+        "parameters": audited.globs,
+        "dtype": audited.dtype,
+        "the number of rates": len(rates),
+    }
     with ranks.together() as block:
         block.expect(
             *same_call(arguments, {"x": x, "x2": x2, "outputs": outputs}),
@@ -71,9 +82,14 @@ def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:
 
 
 def _measured(
-    measurement: Measurement, audited: AuditedModel, division: Division, outputs: Outputs, by: str,
-    rates: Mapping[str, Rate], verify: bool,
-) -> tuple[Kernels, Directions]:  # fmt: skip
+    measurement: Measurement,
+    audited: AuditedModel,
+    division: Division,
+    outputs: Outputs,
+    by: str,
+    rates: Mapping[str, Rate],
+    verify: bool,
+) -> tuple[Kernels, Directions]:
     """The rows of this rank, by the plan of rank 0, which has as many samples as any."""
     ranks, batches = division.ranks, measurement.batches
     pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement

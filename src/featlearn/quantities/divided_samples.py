@@ -135,11 +135,16 @@ class DividedGradients:
         found: dict[int, list[Tensor]] = swapped(ranks, outgoing, expected, device)
         if (own := parts[mine]) is not None:
             found[mine] = [own]
-        return Dense(torch.cat([
-            found[rank][0] if rank in found
-            else torch.zeros(place.stop - place.start, self.directions, width, dtype=dtype, device=device)
-            for rank, place in enumerate(self.places)
-        ]))  # fmt: skip
+        return Dense(
+            torch.cat(
+                [
+                    found[rank][0]
+                    if rank in found
+                    else torch.zeros(place.stop - place.start, self.directions, width, dtype=dtype, device=device)
+                    for rank, place in enumerate(self.places)
+                ]
+            )
+        )
 
     def _bounds(self, number: int, count: int) -> slice:
         return slice(self.length * number // count, self.length * (number + 1) // count)

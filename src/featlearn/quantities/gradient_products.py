@@ -15,11 +15,13 @@ Sampler = Callable[[int, torch.Generator], Tensor]
 
 
 @overload
-def egop(target: Target, sampler_or_x: Tensor, *, samples: int = 10_000, generator: torch.Generator | None = None
-         ) -> Tensor: ...  # fmt: skip
+def egop(
+    target: Target, sampler_or_x: Tensor, *, samples: int = 10_000, generator: torch.Generator | None = None
+) -> Tensor: ...
 @overload
-def egop(target: Target, sampler_or_x: Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
-         ) -> Estimate: ...  # fmt: skip
+def egop(
+    target: Target, sampler_or_x: Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
+) -> Estimate: ...
 def egop(
     target: Target, sampler_or_x: Tensor | Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
 ) -> Tensor | Estimate:

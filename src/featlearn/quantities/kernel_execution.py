@@ -25,9 +25,14 @@ class KernelExecution:
     """One kernel, measured by its plan."""
 
     def __init__(
-        self, measurement: Measurement, plan: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
+        self,
+        measurement: Measurement,
+        plan: Plan,
+        directions: Directions,
+        rates: Mapping[str, Rate],
+        by: str,
         proportional: frozenset[str] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._measurement, self._plan, self._directions, self._rates = measurement, plan, directions, rates
         self._keys = kernel_keys(measurement.parameters, by)
         self._known = proportional
@@ -38,9 +43,15 @@ class KernelExecution:
         """The kernels of all groups of parameters."""
         measurement, plan = self._measurement, self._plan
         total = KernelSum(
-            self._keys, plan.kernel_shape, self._directions.mode, measurement.dtype, measurement.device,
-            symmetric=plan.symmetric, scratch=plan.scratch, deferred=measurement.deferred,
-        )  # fmt: skip
+            self._keys,
+            plan.kernel_shape,
+            self._directions.mode,
+            measurement.dtype,
+            measurement.device,
+            symmetric=plan.symmetric,
+            scratch=plan.scratch,
+            deferred=measurement.deferred,
+        )
         total.callback = checks.add if checks else None
         progress = ProgressLine("tangent kernel", plan.passes)
         try:
@@ -70,9 +81,14 @@ class KernelExecution:
         for chosen in blocks:
             proportional = self._proportional(len(blocks) == 1)
             captured = measurement.each_gradient(
-                chunk, group.names, self._directions.rows(chosen), dense=elementwise(self._rates),
-                proportional=proportional, apart=mode == "each", last=chosen is blocks[-1],
-            )  # fmt: skip
+                chunk,
+                group.names,
+                self._directions.rows(chosen),
+                dense=elementwise(self._rates),
+                proportional=proportional,
+                apart=mode == "each",
+                last=chosen is blocks[-1],
+            )
             total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
             if proportional is not None:
                 self.found_proportional = frozenset(proportional.found)
@@ -108,9 +124,14 @@ class KernelExecution:
                         total.add(name, left[name], right[name], i, j, chosen)
 
     def gathered(
-        self, batch: ModelWithInputs, block: slice, chosen: slice, group: ParameterGroup, progress: ProgressLine,
+        self,
+        batch: ModelWithInputs,
+        block: slice,
+        chosen: slice,
+        group: ParameterGroup,
+        progress: ProgressLine,
         proportional: ProportionalOutputs | None = None,
-    ) -> Iterator[tuple[str, Gradients]]:  # fmt: skip
+    ) -> Iterator[tuple[str, Gradients]]:
         """Gradients of a block of samples, in the form that takes less memory.
 
         `proportional`: chunks of the block agree on outputs for which one direction stands.
@@ -125,9 +146,14 @@ class KernelExecution:
             seen = set()
             try:
                 captured = measurement.each_gradient(
-                    chunk, group.names, directions, dense=early, proportional=proportional,
-                    apart=self._directions.mode == "each", last=True,
-                )  # fmt: skip
+                    chunk,
+                    group.names,
+                    directions,
+                    dense=early,
+                    proportional=proportional,
+                    apart=self._directions.mode == "each",
+                    last=True,
+                )
                 for name, gradients in with_rates(captured, self._rates):
                     if name not in gathered:
                         gathered[name] = Gathered(block.stop - block.start, gradients.directions)

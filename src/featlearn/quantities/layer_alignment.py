@@ -55,9 +55,13 @@ class LayerPairs(dict[tuple[str, str], T]):
 
 
 def layer_alignment(
-    model: nn.Module, x: Inputs, *, norm: Norm = "fro", readout: Readout | None = None,
+    model: nn.Module,
+    x: Inputs,
+    *,
+    norm: Norm = "fro",
+    readout: Readout | None = None,
     dtype: torch.dtype | None = None,
-) -> LayerPairs[LayerPair]:  # fmt: skip
+) -> LayerPairs[LayerPair]:
     """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass.
 
     See Xu & Ziyin 2024, Sec. 3.2.

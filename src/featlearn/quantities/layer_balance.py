@@ -38,20 +38,40 @@ class LayerBalance:
 
 
 _LINEAR = REARRANGEMENTS | {
-    "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "AvgPool1DBackward0", "AvgPool2DBackward0",
-    "AvgPool3DBackward0", "AdaptiveAvgPool2DBackward0", "ConstantPadNdBackward0", "NegBackward0", "SelectBackward0",
-    "SliceBackward0", "IndexBackward0",
-}  # fmt: skip
+    "MeanBackward0",
+    "MeanBackward1",
+    "SumBackward0",
+    "SumBackward1",
+    "AvgPool1DBackward0",
+    "AvgPool2DBackward0",
+    "AvgPool3DBackward0",
+    "AdaptiveAvgPool2DBackward0",
+    "ConstantPadNdBackward0",
+    "NegBackward0",
+    "SelectBackward0",
+    "SliceBackward0",
+    "IndexBackward0",
+}
 _HOMOGENEOUS = _LINEAR | {
-    "ReluBackward0", "LeakyReluBackward0", "ThresholdBackward0", "AbsBackward0", "MaxPool2DWithIndicesBackward0",
-    "MaxPool3DWithIndicesBackward0", "SqueezeBackward1", "MaxPool1DBackward0",
-}  # fmt: skip
+    "ReluBackward0",
+    "LeakyReluBackward0",
+    "ThresholdBackward0",
+    "AbsBackward0",
+    "MaxPool2DWithIndicesBackward0",
+    "MaxPool3DWithIndicesBackward0",
+    "SqueezeBackward1",
+    "MaxPool1DBackward0",
+}
 
 
 def layer_balance(
-    model: nn.Module, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None, *,
-    readout: Readout | None = None, dtype: torch.dtype | None = None,
-) -> LayerPairs[LayerBalance]:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    rates: Mapping[str, float] | Optimizer | None = None,
+    *,
+    readout: Readout | None = None,
+    dtype: torch.dtype | None = None,
+) -> LayerPairs[LayerBalance]:
     """What gradient flow conserves between consecutive layers: W W^T / eta - U^T U / eta'.
 
     See Atanasov et al. 2022, App. B, Xu & Ziyin 2024, Sec. 3.

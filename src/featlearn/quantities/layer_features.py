@@ -14,9 +14,14 @@ from featlearn.quantities.feature_table import feature_table
 
 Kind = Literal["cosine", "pearson"]
 QUANTITIES = (
-    "uncentered", "centered", "double_centered", "ptk_centered", "centered_share", "double_centered_share",
+    "uncentered",
+    "centered",
+    "double_centered",
+    "ptk_centered",
+    "centered_share",
+    "double_centered_share",
     "weight_change",
-)  # fmt: skip
+)
 """The numbers of a layer."""
 
 

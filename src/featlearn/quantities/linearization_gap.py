@@ -29,9 +29,13 @@ ROUNDING = 4.0
 
 @overload
 def linearization_gap(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, readout: Readout | None = None,
+    model: nn.Module,
+    x: Inputs,
+    initial: Mapping[str, Tensor],
+    *,
+    readout: Readout | None = None,
     by: Literal["network"] = "network",
-) -> float: ...  # fmt: skip
+) -> float: ...
 @overload
 def linearization_gap(
     model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, readout: Readout | None = None, by: Literal["layer"]
@@ -100,10 +104,12 @@ class Gap:
         if count < LEAST or math.isnan(self.value):
             return math.nan
         group = torch.arange(samples, device=self.change.device) % count
-        values = torch.stack([
-            centred(self.missed[group != fold]).norm() / centred(self.change[group != fold]).norm()
-            for fold in range(count)
-        ])  # fmt: skip
+        values = torch.stack(
+            [
+                centred(self.missed[group != fold]).norm() / centred(self.change[group != fold]).norm()
+                for fold in range(count)
+            ]
+        )
         return math.sqrt(float((values - values.mean()).square().sum()) * (count - 1) / count)
 
 

@@ -30,10 +30,17 @@ UNEVEN = 1e-3
 
 
 def neural_features(
-    model: nn.Module, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
-    layers: str | Sequence[str] | None = None, readout: Readout | None = None, outputs: int | Probes | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, group: object = None,
-) -> NeuralFeatures:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    *,
+    initial: Mapping[str, Tensor] | None = None,
+    layers: str | Sequence[str] | None = None,
+    readout: Readout | None = None,
+    outputs: int | Probes | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    group: object = None,
+) -> NeuralFeatures:
     """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (Beaglehole et al. 2024).
 
     Every trainable weight that multiplies rows counts: linear layers with or without tokens, convolutions (over
@@ -64,9 +71,13 @@ def neural_features(
 
 
 def neural_features_of(
-    audited: AuditedModel, x: Inputs, *, initial: Mapping[str, Tensor] | None = None,
-    layers: str | Sequence[str] | None = None, outputs: int | Probes | None = None,
-) -> NeuralFeatures:  # fmt: skip
+    audited: AuditedModel,
+    x: Inputs,
+    *,
+    initial: Mapping[str, Tensor] | None = None,
+    layers: str | Sequence[str] | None = None,
+    outputs: int | Probes | None = None,
+) -> NeuralFeatures:
     """The neural features of an audited model: see `fl.neural_features`."""
     ranks = audited.group
     with ranks.together() as block:
@@ -95,9 +106,13 @@ def neural_features_of(
 
 
 def measured_features(
-    now: Measurement, start: Measurement | None, layers: str | Sequence[str] | None = None,
-    outputs: int | Probes | None = None, memory: str | int | None = None, ranks: RankGroup | None = None,
-) -> NeuralFeatures:  # fmt: skip
+    now: Measurement,
+    start: Measurement | None,
+    layers: str | Sequence[str] | None = None,
+    outputs: int | Probes | None = None,
+    memory: str | int | None = None,
+    ranks: RankGroup | None = None,
+) -> NeuralFeatures:
     """The features of a measurement that is under way, compared with one of the network at initialisation."""
     ranks = RankGroup() if ranks is None else ranks
     with ranks.together():
@@ -269,10 +284,7 @@ class _Totals:
         # Outputs at many positions: the directions themselves arrive. K is a multiple of the identity, up to the
         # products of independent signs where the directions are random.
         scaled = covariance / covariance.diagonal().mean()
-        uneven, apart = (
-            float(part.abs().max())
-            for part in (scaled.diagonal() - 1, scaled - scaled.diagonal().diag())
-        )  # fmt: skip
+        uneven, apart = (float(part.abs().max()) for part in (scaled.diagonal() - 1, scaled - scaled.diagonal().diag()))
         seen = self.rows * directions.divisor - self.silent
         if directions.probes is not None:
             return bool(seen >= 100 and uneven <= UNEVEN and apart <= min(0.5, 6 / seen**0.5))
@@ -314,9 +326,14 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 
 def _stream(
-    now: Measurement, start: Measurement | None, directions: _Directions, totals: Mapping[str, _Totals],
-    like: WeightMatrices, room: float, ranks: RankGroup,
-) -> None:  # fmt: skip
+    now: Measurement,
+    start: Measurement | None,
+    directions: _Directions,
+    totals: Mapping[str, _Totals],
+    like: WeightMatrices,
+    room: float,
+    ranks: RankGroup,
+) -> None:
     """Add up what arrives, chunk by chunk, for this rank's share of each."""
     (batch,) = now.batches
     chunk = ranks.size * samples_within(now, room if start is None else room / 2)

@@ -33,40 +33,86 @@ Found = TypeVar("Found")
 
 @overload
 def ntk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: Literal["network"] = "network",
-    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: None = None,
     group: object = None,
-) -> Tensor: ...  # fmt: skip
+) -> Tensor: ...
 @overload
 def ntk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: Literal["layer", "parameter"],
-    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: None = None,
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: None = None,
     group: object = None,
-) -> Kernels: ...  # fmt: skip
+) -> Kernels: ...
 @overload
 def ntk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: Literal["network"] = "network",
-    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
-) -> Estimate: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: Sketch,
+) -> Estimate: ...
 @overload
 def ntk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: Literal["layer", "parameter"],
-    parameters: str | Sequence[str] | None = None, optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None, verify: bool = False, sketch: Sketch,
-) -> dict[str, Estimate]: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: Sketch,
+) -> dict[str, Estimate]: ...
 def ntk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: Sketch | None = None, group: object = None,
-) -> Tensor | Kernels | Estimate | dict[str, Estimate]:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: str = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: Sketch | None = None,
+    group: object = None,
+) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
     A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
@@ -112,9 +158,15 @@ def ntk(
 
 
 def tangent_kernel(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
-    optimizer: Optimizer | None = None, verify: bool = False,
-) -> Tensor | Kernels:  # fmt: skip
+    audited: AuditedModel,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    by: str = "network",
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+) -> Tensor | Kernels:
     """The tangent kernel of an audited model: see `fl.ntk`."""
     if audited.group.given:
         from featlearn.quantities.divided_kernel import divided_kernels
@@ -133,9 +185,16 @@ def tangent_kernel(
 
 
 def sketched_kernel(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None, sketch: Sketch, *, outputs: Outputs = "mean",
-    by: str = "network", optimizer: Optimizer | None = None, verify: bool = False,
-) -> Estimate | dict[str, Estimate]:  # fmt: skip
+    audited: AuditedModel,
+    x: Inputs,
+    x2: Inputs | None,
+    sketch: Sketch,
+    *,
+    outputs: Outputs = "mean",
+    by: str = "network",
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+) -> Estimate | dict[str, Estimate]:
     """The sketched kernel of an audited model: see `fl.ntk`."""
     from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
 
@@ -189,9 +248,14 @@ def checked_by(by: str) -> None:
 
 
 def measured_kernels(
-    measurement: Measurement, audited: AuditedModel, outputs: Outputs, by: str, *,
-    rates: Mapping[str, Rate] | None = None, verify: bool = False,
-) -> Kernels:  # fmt: skip
+    measurement: Measurement,
+    audited: AuditedModel,
+    outputs: Outputs,
+    by: str,
+    *,
+    rates: Mapping[str, Rate] | None = None,
+    verify: bool = False,
+) -> Kernels:
     """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
     rates, memory = {} if rates is None else rates, audited.memory
     if memory is None:

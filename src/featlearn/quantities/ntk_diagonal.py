@@ -19,20 +19,39 @@ from featlearn.planning.progress_line import ProgressLine
 
 @overload
 def ntk_diagonal(
-    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None,
-    by: Literal["network"] = "network", parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None,
-) -> Tensor: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["network"] = "network",
+    parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+) -> Tensor: ...
 @overload
 def ntk_diagonal(
-    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None,
-    by: Literal["layer", "parameter"], parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None, memory: str | int | None = None,
-) -> dict[str, Tensor]: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: Literal["layer", "parameter"],
+    parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+) -> dict[str, Tensor]: ...
 def ntk_diagonal(
-    model: nn.Module, x: Inputs, *, outputs: Outputs = "mean", readout: Readout | None = None, by: str = "network",
-    parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-) -> Tensor | dict[str, Tensor]:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: str = "network",
+    parameters: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+) -> Tensor | dict[str, Tensor]:
     """K(x_i, x_i) for every sample: the diagonal of `fl.ntk` without the rest, in time and memory linear in P.
 
     Args:

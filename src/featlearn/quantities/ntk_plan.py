@@ -28,24 +28,57 @@ from featlearn.quantities.stream import taken
 
 @overload
 def plan(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: None = None, ranks: int | None = None, device: str | Device = "H100",
-) -> Plan: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: str = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: None = None,
+    ranks: int | None = None,
+    device: str | Device = "H100",
+) -> Plan: ...
 @overload
 def plan(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: Sketch, ranks: None = None, device: str | Device = "H100",
-) -> SketchPlan: ...  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: str = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: Sketch,
+    ranks: None = None,
+    device: str | Device = "H100",
+) -> SketchPlan: ...
 def plan(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean",
-    readout: Readout | None = None, by: str = "network", parameters: str | Sequence[str] | None = None,
-    optimizer: Optimizer | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-    verify: bool = False, sketch: Sketch | None = None, ranks: int | None = None, device: str | Device = "H100",
-) -> Plan | SketchPlan:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    readout: Readout | None = None,
+    by: str = "network",
+    parameters: str | Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+    verify: bool = False,
+    sketch: Sketch | None = None,
+    ranks: int | None = None,
+    device: str | Device = "H100",
+) -> Plan | SketchPlan:
     """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
@@ -56,16 +89,32 @@ def plan(
     checked_by(by)
     audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
     return kernel_plan(
-        audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify, sketch=sketch, ranks=ranks,
+        audited,
+        x,
+        x2,
+        outputs=outputs,
+        by=by,
+        optimizer=optimizer,
+        verify=verify,
+        sketch=sketch,
+        ranks=ranks,
         device=device,
-    )  # fmt: skip
+    )
 
 
 def kernel_plan(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None = None, *, outputs: Outputs = "mean", by: str = "network",
-    optimizer: Optimizer | None = None, verify: bool = False, sketch: Sketch | None = None, ranks: int | None = None,
+    audited: AuditedModel,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "mean",
+    by: str = "network",
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+    sketch: Sketch | None = None,
+    ranks: int | None = None,
     device: str | Device = "H100",
-) -> Plan | SketchPlan:  # fmt: skip
+) -> Plan | SketchPlan:
     """What `tangent_kernel`, or `sketched_kernel`, will do and cost."""
     if ranks is not None and (sketch is not None or x2 is not None):
         raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modelled")
@@ -88,9 +137,15 @@ def kernel_plan(
 
 
 def _rank_costs(
-    audited: AuditedModel, x: Inputs, found: Plan, directions: Directions, rates: Mapping[str, Rate], by: str,
-    ranks: int, device: str | Device,
-) -> RankCosts:  # fmt: skip
+    audited: AuditedModel,
+    x: Inputs,
+    found: Plan,
+    directions: Directions,
+    rates: Mapping[str, Rate],
+    by: str,
+    ranks: int,
+    device: str | Device,
+) -> RankCosts:
     """The costs on several devices, from the plan that rank 0 would make; passes are counted on a few samples."""
     device, samples = checked_device(device), found.samples[0]
     own = -(-samples // checked_ranks(ranks))
@@ -103,10 +158,14 @@ def _rank_costs(
         kernel = shared_kernel(ranks, (samples, samples), True, directions, measurement, by, memory)
         plan = plan_kernel(pair, directions, elementwise(rates), by, memory - kernel.reserved, found.verified, samples)
         return rank_costs(
-            shared_parameters(plan, measurement.dtype.itemsize), kernel, device,
+            shared_parameters(plan, measurement.dtype.itemsize),
+            kernel,
+            device,
             # As many operations again for each direction: gradients of activations, never of weights.
             sample_operations=counted.get_total_flops() / min(2, own) * (1 + found.directions),
             weight_bytes=measurement.copied_bytes
             + sum(p.numel() * p.element_size() for p in measurement.model.parameters()),
-            dtype=measurement.dtype, network_dtype=outputs.dtype, groups=plan.groups,
-        )  # fmt: skip
+            dtype=measurement.dtype,
+            network_dtype=outputs.dtype,
+            groups=plan.groups,
+        )

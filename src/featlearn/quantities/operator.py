@@ -59,10 +59,17 @@ class NTKOperator:
     """
 
     def __init__(
-        self, model: nn.Module, data: Any, *, readout: Readout | None = None, optimizer: Optimizer | None = None,
-        parameters: str | Sequence[str] | None = None, dtype: torch.dtype | None = None,
-        memory: str | int | None = None, group: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        readout: Readout | None = None,
+        optimizer: Optimizer | None = None,
+        parameters: str | Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        memory: str | int | None = None,
+        group: object = None,
+    ) -> None:
         self._audited = AuditedModel(
             model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
         )
@@ -74,12 +81,16 @@ class NTKOperator:
             with random_state_kept():  # a loader draws random numbers
                 self._stream = SampleStream(data, device, dtype)
             block.expect(
-                same_arguments({
-                    "the number of samples": self._stream.samples, "parameters": parameters, "dtype": dtype,
-                    "the optimizer": type(optimizer).__name__,
-                }),
+                same_arguments(
+                    {
+                        "the number of samples": self._stream.samples,
+                        "parameters": parameters,
+                        "dtype": dtype,
+                        "the optimizer": type(optimizer).__name__,
+                    }
+                ),
                 same_tensors("data:", self._stream.fingerprints, SAME_DATA),
-            )  # fmt: skip
+            )
             home = device or torch.device("cpu")
             budget = byte_budget(memory, home)
         if self.ranks.size > 1:
@@ -215,9 +226,12 @@ class NTKOperator:
             return (self @ torch.as_tensor(v, dtype=torch.float64)).numpy()
 
         return LinearOperator(
-            self.shape, matvec=lambda v: product(v.reshape(-1)), rmatvec=lambda v: product(v.reshape(-1)),
-            matmat=product, dtype="float64",
-        )  # fmt: skip
+            self.shape,
+            matvec=lambda v: product(v.reshape(-1)),
+            rmatvec=lambda v: product(v.reshape(-1)),
+            matmat=product,
+            dtype="float64",
+        )
 
     @contextmanager
     def sweeps(self) -> Iterator[Sweeps]:
@@ -232,8 +246,12 @@ class NTKOperator:
         first = self._stream.first
         with self._audited.measuring_together(
             # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
-            [first], common=first, builtin=False, by_layer=True, expected=[same],
-        ) as measurement:  # fmt: skip
+            [first],
+            common=first,
+            builtin=False,
+            by_layer=True,
+            expected=[same],
+        ) as measurement:
             yield Sweeps(measurement, self._stream, rates, self._audited)
 
     def _random_sketch(self, sweeps: Sweeps, count: int, drawing: torch.Generator) -> RandomProducts:

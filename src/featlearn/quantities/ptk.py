@@ -18,10 +18,17 @@ from featlearn.quantities.neural_features import refuse_no_layers
 
 
 def ptk(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, layer: str, outputs: int | Literal["sum", "full"] = "sum",
-    positions: bool = False, readout: Readout | None = None, dtype: torch.dtype | None = None,
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    layer: str,
+    outputs: int | Literal["sum", "full"] = "sum",
+    positions: bool = False,
+    readout: Readout | None = None,
+    dtype: torch.dtype | None = None,
     memory: str | int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The pre-activation tangent kernel J_h J_h^T of one layer, J_h the rows df/dh of h = W x.
 
     See Beaglehole et al. 2024, Sec. 2.

@@ -31,9 +31,15 @@ Layouts = dict[str, list[Layout]]
 
 
 def representation_kernels(
-    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, of: Literal["input", "output"] = "input",
-    layers: str | Sequence[str] | None = None, dtype: torch.dtype | None = None, memory: str | int | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    of: Literal["input", "output"] = "input",
+    layers: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    memory: str | int | None = None,
+) -> dict[str, Tensor]:
     """Gram matrix of each layer's input or output, positions flattened: the empirical NNGP kernels.
 
     Args:
@@ -81,9 +87,10 @@ def outputs_with_features(batch: ModelWithInputs, chunk: int = 256) -> tuple[Ten
     The last layer is the module with a weight matrix that is called last. Call this with the model in isolation.
     """
     layers = {
-        name: part for name, part in batch.model.named_modules()
+        name: part
+        for name, part in batch.model.named_modules()
         if any(p.dim() > 1 for p in part.parameters(recurse=False))
-    }  # fmt: skip
+    }
     outputs, features = [], []
     for indices in torch.arange(batch.samples, device="cpu").split(chunk):
         with _recorded(layers, "input", last=True) as values:
@@ -201,9 +208,14 @@ def _layout(whole: Tensor, part: Tensor, count: int, drawn: Tensor) -> Layout | 
 
 
 def _features(
-    batch: ModelWithInputs, block: slice, layers: Mapping[str, nn.Module], of: str, layouts: Layouts, chunk: int,
+    batch: ModelWithInputs,
+    block: slice,
+    layers: Mapping[str, nn.Module],
+    of: str,
+    layouts: Layouts,
+    chunk: int,
     dtype: torch.dtype,
-) -> Captured:  # fmt: skip
+) -> Captured:
     pieces: dict[str, list[Tensor]] = {name: [] for name in layers}
     for begin in range(block.start, block.stop, chunk):
         indices = torch.arange(begin, min(begin + chunk, block.stop), device="cpu")

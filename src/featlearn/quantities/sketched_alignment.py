@@ -66,9 +66,15 @@ def _features(sweeps: Sweeps, sketch: Sketch) -> Tensor:
     measurement, samples = sweeps.measurement, sweeps.stream.samples
     directions = output_directions("sum", measurement.classes)
     plan = plan_sketch(
-        measurement, directions, sketch, elementwise(sweeps.rates), "network", sweeps.audited.memory,
-        samples=(samples, samples), forming=False,
-    )  # fmt: skip
+        measurement,
+        directions,
+        sketch,
+        elementwise(sweeps.rates),
+        "network",
+        sweeps.audited.memory,
+        samples=(samples, samples),
+        forming=False,
+    )
 
     def chunks() -> Iterator[tuple[ModelWithInputs, int, int, slice]]:
         for batch, places in sweeps.batches(plan.chunk):

@@ -40,9 +40,13 @@ def checked_sketch(sketch: object, outputs: Outputs, verify: bool) -> Sketch:
 
 
 def sketched_kernels(
-    measurement: Measurement, audited: AuditedModel, sketch: Sketch, outputs: Outputs, by: str,
+    measurement: Measurement,
+    audited: AuditedModel,
+    sketch: Sketch,
+    outputs: Outputs,
+    by: str,
     rates: Mapping[str, Rate],
-) -> dict[str, Estimate]:  # fmt: skip
+) -> dict[str, Estimate]:
     """The kernels of a measurement that is under way: key -> estimate whose value and stderr are (P, P2)."""
     directions = output_directions(outputs, measurement.classes)
     plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
@@ -72,9 +76,14 @@ class SketchedFeatures:
     """Sketches of the gradients of samples, chunk by chunk."""
 
     def __init__(
-        self, measurement: Measurement, plan: SketchPlan, directions: Directions, rates: Mapping[str, Rate], by: str,
+        self,
+        measurement: Measurement,
+        plan: SketchPlan,
+        directions: Directions,
+        rates: Mapping[str, Rate],
+        by: str,
         sketch: Sketch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._measurement, self._plan, self._rates, self._sketch = measurement, plan, rates, sketch
         self._keys = kernel_keys(measurement.parameters, by)
         self._directions = directions.rows(slice(0, directions.count))
@@ -104,9 +113,14 @@ class SketchedFeatures:
         if name not in self._tables:
             measurement = self._measurement
             self._tables[name] = SketchTables.drawn(
-                sketch_view(measurement, name), name, self._sketch, self._seed, len(self._directions),
-                measurement.dtype, measurement.device,
-            )  # fmt: skip
+                sketch_view(measurement, name),
+                name,
+                self._sketch,
+                self._seed,
+                len(self._directions),
+                measurement.dtype,
+                measurement.device,
+            )
         return self._tables[name]
 
 

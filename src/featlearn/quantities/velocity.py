@@ -23,9 +23,16 @@ Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entr
 
 
 def ntk_velocity(
-    model: nn.Module, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", outputs: str = "mean",
-    readout: Readout | None = None, parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    *,
+    loss: Loss = "sum-half",
+    outputs: str = "mean",
+    readout: Readout | None = None,
+    parameters: str | Sequence[str] | None = None,
+    memory: str | int | None = None,
+) -> Tensor:
     """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly.
 
     See Shan & Bordelon 2021a, Sec. 2.2.
@@ -57,9 +64,14 @@ def ntk_velocity(
 
 
 def feature_speed(
-    model: nn.Module, x: Inputs, y: Tensor, *, readout: Readout | None = None,
-    parameters: str | Sequence[str] | None = None, memory: str | int | None = None,
-) -> float:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    *,
+    readout: Readout | None = None,
+    parameters: str | Sequence[str] | None = None,
+    memory: str | int | None = None,
+) -> float:
     """How much faster the features grad f move than the error |f - y|, relative to their sizes.
 
     See Atanasov et al. 2022, Eq. 88.

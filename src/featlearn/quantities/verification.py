@@ -43,9 +43,14 @@ class KernelVerification:
     """
 
     def __init__(
-        self, measurement: Measurement, directions: Directions, rates: Mapping[str, Rate], plan: Plan,
-        samples: tuple[int, int] | None = None, ranks: RankGroup | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        measurement: Measurement,
+        directions: Directions,
+        rates: Mapping[str, Rate],
+        plan: Plan,
+        samples: tuple[int, int] | None = None,
+        ranks: RankGroup | None = None,
+    ) -> None:
         self._ranks = RankGroup() if ranks is None else ranks
         self._measurement, self._directions, self._rates = measurement, directions, rates
         self._block = plan.verified_together

@@ -130,8 +130,11 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
         groups = optimizer.get("groups")
         first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
         found |= {"optimiser": _short(optimizer.get("class", "–"))}
-        found |= {name.replace("_", " "): _short(first[name]) for name in ("lr", "momentum", "weight_decay")
-                  if name in first and name not in found}  # fmt: skip
+        found |= {
+            name.replace("_", " "): _short(first[name])
+            for name in ("lr", "momentum", "weight_decay")
+            if name in first and name not in found
+        }
     if isinstance(model, Mapping):
         found |= {"model": _short(model.get("class", "–")), "parameters": _short(model.get("trainable", "–"))}
     if isinstance(probe, Mapping):

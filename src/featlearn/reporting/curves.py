@@ -38,10 +38,15 @@ def overview(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     lines = _gap_lines(groups)
     if lines:
         levels = [Level(GAP.low, f"lazy below {GAP.low:g}"), Level(GAP.high, f"rich above {GAP.high:g}")]
-        shown = [Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0),
-                       most=LARGEST_GAP), *shown]  # fmt: skip
-    missing += [f"{group.label}: {group.findings[0].gap.reason or 'there is no linearisation gap'}" for group in groups
-                if not any(one.gap.known for one in group.findings)]  # fmt: skip
+        shown = [
+            Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0), most=LARGEST_GAP),
+            *shown,
+        ]
+    missing += [
+        f"{group.label}: {group.findings[0].gap.reason or 'there is no linearisation gap'}"
+        for group in groups
+        if not any(one.gap.known for one in group.findings)
+    ]
     charts, absent = _kernel_charts(groups, theory)
     return Section("curves", "Over training", "", [*shown, *charts], list(dict.fromkeys([*missing, *absent])), False)
 
@@ -85,22 +90,38 @@ def frozen(groups: Sequence[RunGroup]) -> Section:
     ]
     if present(lines):
         levels = [Level(DEPARTED.high, f"departed above {DEPARTED.high:g}")]
-        charts.append(Chart("departure", "Departure from the frozen first kernel", _apart(groups, present(lines)),
-                            "|g − f| / |f − f₀|, from its path", levels=levels, least=(0.0, 0.5)))  # fmt: skip
-    missing += [f"{group.label}: no departure, as {one.departure.reason}" for group in groups
-                for one in group.findings if one.departure.reason]  # fmt: skip
+        charts.append(
+            Chart(
+                "departure",
+                "Departure from the frozen first kernel",
+                _apart(groups, present(lines)),
+                "|g − f| / |f − f₀|, from its path",
+                levels=levels,
+                least=(0.0, 0.5),
+            )
+        )
+    missing += [
+        f"{group.label}: no departure, as {one.departure.reason}"
+        for group in groups
+        for one in group.findings
+        if one.departure.reason
+    ]
     if not groups[0].alone:
         predicted, absent, note = _predictions(groups)
         missing += absent
         if predicted:
-            charts.append(Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log",
-                                note=note))  # fmt: skip
+            charts.append(
+                Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log", note=note)
+            )
     return Section("frozen", "Against the frozen first kernel", _FROZEN, charts, list(dict.fromkeys(missing)))
 
 
 def _departures(one: Findings, place: str) -> Points | None:
-    pairs = [(float(s), v) for s, v in zip(one.departure.steps, getattr(one.departure, place), strict=True)
-             if math.isfinite(v)]  # fmt: skip
+    pairs = [
+        (float(s), v)
+        for s, v in zip(one.departure.steps, getattr(one.departure, place), strict=True)
+        if math.isfinite(v)
+    ]
     return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
 
 
@@ -162,8 +183,17 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
     blocks: list[Chart | Grid] = []
     if lines:
         windows, marks = _event_marks(groups) if groups[0].alone else ([], [])
-        blocks.append(Chart("timeline", "Order of events", _apart(groups, lines), "share", marks=marks, windows=windows,
-                            note=_silence(groups)))  # fmt: skip
+        blocks.append(
+            Chart(
+                "timeline",
+                "Order of events",
+                _apart(groups, lines),
+                "share",
+                marks=marks,
+                windows=windows,
+                note=_silence(groups),
+            )
+        )
     if lines and not groups[0].alone:
         blocks.append(_event_table(groups))
     trace = [*present(group.scalar("ntk/trace") for group in groups), *theory.lines("ntk/trace")]
@@ -174,11 +204,17 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
 
 def _event_table(groups: Sequence[RunGroup]) -> Grid:
     """Times of events by run: marks of several runs in one chart cannot be told apart."""
-    rows = [[group.label, *(in_full(group.diagnosis.times.get(name, math.nan)) for name in _EVENTS)]
-            for group in groups]  # fmt: skip
-    return Grid("events-by-run", "Steps of events", ["run", *_EVENTS.values()], rows,
-                "–: it did not happen, or lies between measurements that are far apart.",
-                [group.color for group in groups])  # fmt: skip
+    rows = [
+        [group.label, *(in_full(group.diagnosis.times.get(name, math.nan)) for name in _EVENTS)] for group in groups
+    ]
+    return Grid(
+        "events-by-run",
+        "Steps of events",
+        ["run", *_EVENTS.values()],
+        rows,
+        "–: it did not happen, or lies between measurements that are far apart.",
+        [group.color for group in groups],
+    )
 
 
 def _kernel_charts(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], list[str]]:
@@ -186,10 +222,12 @@ def _kernel_charts(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Ch
     missing = [
         f"{group.label}: {what} not recorded"
         for group in groups
-        for what, names in (("kernel-task alignment was", ("ntk/centered_alignment", "ntk/alignment")),
-                            ("the kernel norm was", ("ntk/norm",)))
+        for what, names in (
+            ("kernel-task alignment was", ("ntk/centered_alignment", "ntk/alignment")),
+            ("the kernel norm was", ("ntk/norm",)),
+        )
         if not group.names.intersection(names)
-    ]  # fmt: skip
+    ]
     charts = []
     kinds = list(_ALIGNMENTS.items())
     alignment = [group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds)]

@@ -22,10 +22,25 @@ from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
 
 __all__ = [
-    "accuracy", "alignment", "departure", "features", "gap", "kernel", "kernel_distance", "kernel_norm",
-    "layer_alignment", "loss", "save_figures", "specialization", "spectrum", "style", "task_power", "timeline",
-    "weight_distance", "weight_norms",
-]  # fmt: skip
+    "accuracy",
+    "alignment",
+    "departure",
+    "features",
+    "gap",
+    "kernel",
+    "kernel_distance",
+    "kernel_norm",
+    "layer_alignment",
+    "loss",
+    "save_figures",
+    "specialization",
+    "spectrum",
+    "style",
+    "task_power",
+    "timeline",
+    "weight_distance",
+    "weight_norms",
+]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#595959")
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
@@ -119,9 +134,13 @@ def kernel(runs: Any, *, ax: Any = None) -> Any:
 
 
 def save_figures(
-    runs: Any, folder: str | os.PathLike[str], *, bands: bool = True, theory: Mapping[str, Any] | None = None,
+    runs: Any,
+    folder: str | os.PathLike[str],
+    *,
+    bands: bool = True,
+    theory: Mapping[str, Any] | None = None,
     time_scale: float = 1.0,
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Save all figures of the runs as PDF and PNG, with the plotted numbers as CSV; returns the paths.
 
     Arguments are those of `fl.report`. Existing files of the same names are replaced.
@@ -162,10 +181,16 @@ def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
 
 
 _SECTIONS: tuple[Build, ...] = (
-    curves.overview, _without_theory(curves.frozen), curves.timeline, curves.overlaid,
-    _without_theory(matrices.spectra), _without_theory(matrices.specialization), _without_theory(layers.features),
-    _without_theory(layers.layers), _kernels,
-)  # fmt: skip
+    curves.overview,
+    _without_theory(curves.frozen),
+    curves.timeline,
+    curves.overlaid,
+    _without_theory(matrices.spectra),
+    _without_theory(matrices.specialization),
+    _without_theory(layers.features),
+    _without_theory(layers.layers),
+    _kernels,
+)
 
 
 def _drawn(
@@ -210,8 +235,15 @@ def _chart(one: Chart, ax: Any) -> Any:
         ax.axvline(mark.at, color="#7F7F7F", linestyle=":", linewidth=0.8)
     for level in one.levels:
         ax.axhline(level.at, color=COLORS[shade(NEUTRAL)], linestyle=(0, (1, 2)), linewidth=0.8)
-        ax.annotate(_plain(level.label), (1, level.at), xycoords=("axes fraction", "data"), fontsize=6, ha="right",
-                    va="bottom", color=COLORS[shade(NEUTRAL)])  # fmt: skip
+        ax.annotate(
+            _plain(level.label),
+            (1, level.at),
+            xycoords=("axes fraction", "data"),
+            fontsize=6,
+            ha="right",
+            va="bottom",
+            color=COLORS[shade(NEUTRAL)],
+        )
     if one.least is not None:
         ax.update_datalim([(one.lines[0].x[0], end) for end in one.least])
         ax.autoscale_view(scalex=False)

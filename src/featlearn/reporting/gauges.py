@@ -110,17 +110,40 @@ def gauges(found: Diagnosis) -> list[Gauge]:
     """The numbers that are known, the one that decides first."""
     tested = found.departure.test is not None
     made = [
-        _estimated("Linearisation gap", "share of the change of the outputs that the linearisation at the start misses",
-                   found.numbers["gap"], _UNIT, GAP, ("lazy", "between", "rich")),
-        _estimated("Departure from the frozen first kernel",
-                   f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
-                   found.numbers["departure"], Scale(0.0, 1.0, (0.0, 0.5, 1.0)), DEPARTED, ("followed", "departed")),
-        _estimated("The kernel turned by", "1 − cosine of the centred first and last kernel", found.turning,
-                   Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True), TURNED, ("kept its shape", "between", "turned")),
-        _estimated("The kernel grew by", "norm of the last kernel over that of the first", found.growth,
-                   Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True), GREW, ("kept its size", "grew")),
+        _estimated(
+            "Linearisation gap",
+            "share of the change of the outputs that the linearisation at the start misses",
+            found.numbers["gap"],
+            _UNIT,
+            GAP,
+            ("lazy", "between", "rich"),
+        ),
+        _estimated(
+            "Departure from the frozen first kernel",
+            f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
+            found.numbers["departure"],
+            Scale(0.0, 1.0, (0.0, 0.5, 1.0)),
+            DEPARTED,
+            ("followed", "departed"),
+        ),
+        _estimated(
+            "The kernel turned by",
+            "1 − cosine of the centred first and last kernel",
+            found.turning,
+            Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True),
+            TURNED,
+            ("kept its shape", "between", "turned"),
+        ),
+        _estimated(
+            "The kernel grew by",
+            "norm of the last kernel over that of the first",
+            found.growth,
+            Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True),
+            GREW,
+            ("kept its size", "grew"),
+        ),
         _usefulness(found),
-    ]  # fmt: skip
+    ]
     return [one for one in made if one is not None]
 
 
@@ -155,8 +178,9 @@ def _usefulness(found: Diagnosis) -> Gauge | None:
         markers.append(Marker("the network", useful.network, shape="diamond"))
     end = next((end for end in (0.1, 0.2, 0.5, 1.0) if 0.9 * end > max(one.value for one in markers)), 1.0)
     ticks = [end * i / 4 for i in range(5)]
-    return Gauge("Is the last kernel better?", f"share {unit}, by regression with each kernel",
-                 Scale(0.0, end, ticks), markers)  # fmt: skip
+    return Gauge(
+        "Is the last kernel better?", f"share {unit}, by regression with each kernel", Scale(0.0, end, ticks), markers
+    )
 
 
 # ---- as HTML
@@ -175,11 +199,16 @@ def gauge(one: Gauge) -> Html:
         "div",
         tag("p", text(one.title), class_="title"),
         value or tag("p", *keys, class_="keys"),
-        tag("svg", *_band(one), *(_drawn(one.scale, each) for each in reversed(one.markers)), height=56,
-            aria_hidden="true"),
+        tag(
+            "svg",
+            *_band(one),
+            *(_drawn(one.scale, each) for each in reversed(one.markers)),
+            height=56,
+            aria_hidden="true",
+        ),
         tag("p", text(one.about), tag("span", text(_limits(one)), class_="unseen"), class_="note"),
         class_="gauge",
-    )  # fmt: skip
+    )
 
 
 def _limits(one: Gauge) -> str:

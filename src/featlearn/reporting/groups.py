@@ -18,9 +18,19 @@ from featlearn.reporting.content_blocks import ChartLine, thinned
 
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
-    "name", "seed", "created", "finished", "overhead", "measurements", "measuring", "wall_share", "costs", "steps",
-    "device", "checkpoints",
-}  # fmt: skip
+    "name",
+    "seed",
+    "created",
+    "finished",
+    "overhead",
+    "measurements",
+    "measuring",
+    "wall_share",
+    "costs",
+    "steps",
+    "device",
+    "checkpoints",
+}
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
 
 Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
@@ -57,10 +67,15 @@ class RunGroup:
     @property
     def left_out(self) -> list[str]:
         """Runs that are left out of means, with the reason; none if all runs diverged."""
-        return [] if not self.sound else [
-            f"{one.run.name} in the means of {self.label}, as it diverged at step {one.run_data.diverged}"
-            for one in self.findings if one not in self.sound
-        ]  # fmt: skip
+        return (
+            []
+            if not self.sound
+            else [
+                f"{one.run.name} in the means of {self.label}, as it diverged at step {one.run_data.diverged}"
+                for one in self.findings
+                if one not in self.sound
+            ]
+        )
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -82,8 +97,9 @@ class RunGroup:
         name = self.named(label)
         shade = self.color if color is None else color
         if len(found) == 1:
-            return ChartLine(name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label,
-                             until=until)  # fmt: skip
+            return ChartLine(
+                name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label, until=until
+            )
         x, mean, low, high = band(found, self.points)
         return ChartLine(name, x, mean, shade, dash, low, high, self.color, label, until)
 

@@ -39,8 +39,9 @@ def features(groups: Sequence[RunGroup]) -> Section:
             charts.append(Chart(f"features-{kind}", title, lines, "cosine of NFM and AGOP", note=left))
     found = {match["layer"]: "" for group in groups for n in sorted(group.names) if (match := pattern.fullmatch(n))}
     if found:
-        columns = {words: lambda group, layer, k=kind: _last(group, f"features/{layer}/{k}")
-                   for kind, words in _KINDS.items()}  # fmt: skip
+        columns = {
+            words: lambda group, layer, k=kind: _last(group, f"features/{layer}/{k}") for kind, words in _KINDS.items()
+        }
         charts.append(_table("features-final", "Neural features at the end", groups, list(found), columns))
     else:
         missing.append('neural features were not recorded; ask fl.watch for quantities=["features", ...]')
@@ -53,13 +54,19 @@ def layers(groups: Sequence[RunGroup]) -> Section:
     missing = []
     known = list(dict.fromkeys(layer for group in groups for layer in group.diagnosis.layers))
     if known:
-        columns = {words: lambda group, layer, n=name: _learned(group, layer, n)
-                   for name, words in _LEARNED.items()}  # fmt: skip
+        columns = {words: lambda group, layer, n=name: _learned(group, layer, n) for name, words in _LEARNED.items()}
         charts.append(_table("layer-learning", "How much each layer learned", groups, known, columns))
     lines, left = _by_layer(groups, re.compile(r"layers/(?P<layer>.+--.+)/alignment"))
     if lines:
-        charts.append(Chart("layers", "Alignment of layers that follow each other", [*lines, *_random(groups)],
-                            "ζ = |U W| / |U| |W|", note=left))  # fmt: skip
+        charts.append(
+            Chart(
+                "layers",
+                "Alignment of layers that follow each other",
+                [*lines, *_random(groups)],
+                "ζ = |U W| / |U| |W|",
+                note=left,
+            )
+        )
     else:
         missing.append('alignment of layers was not recorded; ask fl.watch for quantities=["layers", ...]')
     norms, left = _by_layer(groups, re.compile(r"weights/(?P<layer>.+)/norm"), of_first=True)
@@ -115,8 +122,12 @@ def _by_layer(
 def _line(group: RunGroup, block: str, names: Sequence[str], place: int, of_first: bool) -> ChartLine | None:
     """The mean over the layers of a block, with a band from the smallest to the largest."""
     style = {"color": place} if group.alone else {"dash": place}
-    curves = [curve for name in names for one in group.sound or group.findings
-              if (curve := _read(one.run, name, of_first)) is not None]  # fmt: skip
+    curves = [
+        curve
+        for name in names
+        for one in group.sound or group.findings
+        if (curve := _read(one.run, name, of_first)) is not None
+    ]
     if len(names) == 1 or not curves:
         return group.line(lambda one: _read(one.run, names[0], of_first), block, **style)
     x, mean, low, high = band(curves, group.points)
@@ -160,8 +171,9 @@ def _change(groups: Sequence[RunGroup], name: str) -> float:
     shown = [(group.first.run_data, finite(group.first.run, name)) for group in groups]
     curves = [
         [value for step, value in zip(*curve, strict=True) if run_data.diverged is None or step <= run_data.steps]
-        for run_data, curve in shown if curve is not None
-    ]  # fmt: skip
+        for run_data, curve in shown
+        if curve is not None
+    ]
     return max((max(values) - min(values) for values in curves if values), default=-math.inf)
 
 
@@ -181,9 +193,12 @@ def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
 
 
 def _table(
-    key: str, title: str, groups: Sequence[RunGroup], layers: Sequence[str],
+    key: str,
+    title: str,
+    groups: Sequence[RunGroup],
+    layers: Sequence[str],
     columns: Mapping[str, Callable[[RunGroup, str], float]],
-) -> Grid:  # fmt: skip
+) -> Grid:
     """A row per layer; for many layers one per block, with means, and the layers of each block folded."""
     real = named_layers(groups)
     blocks = _blocks(_in_order(dict.fromkeys(layers, ""), real), real)
@@ -198,8 +213,9 @@ def _table(
             body.append([*run, counted, *(_cell(_mean(column)) for column in zip(*cells, strict=True))])
             colors.append(group.color)
             if grouped and len(members) > 1:
-                rows: list[list[Cell]] = [[*run, _real(layer, real), *map(_cell, row)]
-                                          for layer, row in zip(members, cells, strict=True)]  # fmt: skip
+                rows: list[list[Cell]] = [
+                    [*run, _real(layer, real), *map(_cell, row)] for layer, row in zip(members, cells, strict=True)
+                ]
                 parts.setdefault(counted, []).extend(rows)
     head = [*([] if groups[0].alone else ["run"]), "block" if grouped else "layer", *columns]
     note = "Means over the layers of each block; the layers themselves are folded below." if grouped else ""

@@ -36,11 +36,30 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
         powers += _ranked(group, {step: _shares(_vector(one, step, "task_power")) for step in shown})
     charts = []
     if values:
-        charts.append(Chart("spectrum", "Eigenvalues of the kernel", values, "eigenvalue", "place", "log", "log",
-                            note=_of_one(groups)))  # fmt: skip
+        charts.append(
+            Chart(
+                "spectrum",
+                "Eigenvalues of the kernel",
+                values,
+                "eigenvalue",
+                "place",
+                "log",
+                "log",
+                note=_of_one(groups),
+            )
+        )
     if powers:
-        charts.append(Chart("power", "Task in the first directions", powers, "share of |y|² up to there", "place",
-                            "log", note=_of_one(groups)))  # fmt: skip
+        charts.append(
+            Chart(
+                "power",
+                "Task in the first directions",
+                powers,
+                "share of |y|² up to there",
+                "place",
+                "log",
+                note=_of_one(groups),
+            )
+        )
     return Section("spectra", "Spectra and task power", _SPECTRA, charts, missing)
 
 
@@ -77,10 +96,23 @@ def _ranked(group: RunGroup, found: Mapping[int, numpy.ndarray | None]) -> list[
         kind = f"step {step}" if group.alone else "last step" if step == last else "first step"
         places, shown = thinned(range(1, len(known[step]) + 1), known[step].tolist(), group.points)
         kept = [int(place) - 1 for place in places]
-        frames = [(float(at), values[kept].tolist()) for at, values in known.items()
-                  if first < last == step and len(values) == len(known[last])]  # fmt: skip
-        lines.append(ChartLine(group.named(kind), [float(p) for p in places], shown, dash if group.alone else
-                               group.color, dash, group=group.color, kind=kind, frames=frames))  # fmt: skip
+        frames = [
+            (float(at), values[kept].tolist())
+            for at, values in known.items()
+            if first < last == step and len(values) == len(known[last])
+        ]
+        lines.append(
+            ChartLine(
+                group.named(kind),
+                [float(p) for p in places],
+                shown,
+                dash if group.alone else group.color,
+                dash,
+                group=group.color,
+                kind=kind,
+                frames=frames,
+            )
+        )
     return lines
 
 
@@ -109,8 +141,17 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
             reason = "the network has one output" if single else "it was not recorded"
             missing.append(f"{group.label}: no specialisation matrix, as {reason}")
     title = "Specialisation matrix, first and over time"
-    block = MatrixSequence("specialization", title, sequences, "kernel of output", "target of output", middle=1.0,
-                           first_beside=True, note=_of_one(groups), colors=_colors(groups, colors))  # fmt: skip
+    block = MatrixSequence(
+        "specialization",
+        title,
+        sequences,
+        "kernel of output",
+        "target of output",
+        middle=1.0,
+        first_beside=True,
+        note=_of_one(groups),
+        colors=_colors(groups, colors),
+    )
     return Section("specialization", "Specialisation", _SPECIALIZATION, [block] if sequences else [], missing)
 
 
@@ -127,8 +168,15 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
         else:
             missing.append(f"{group.label}: no kernel was recorded")
     title = "Tangent kernel on the probe"
-    block = MatrixSequence("kernels", title, sequences, "sample, by target", "sample, by target", note=_of_one(groups),
-                           colors=_colors(groups, colors))  # fmt: skip
+    block = MatrixSequence(
+        "kernels",
+        title,
+        sequences,
+        "sample, by target",
+        "sample, by target",
+        note=_of_one(groups),
+        colors=_colors(groups, colors),
+    )
     return Section("kernels", "The kernel over time", _KERNELS, [block] if sequences else [], missing)
 
 

@@ -29,9 +29,15 @@ Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
 
 def report(
-    runs: Runs, path: str | os.PathLike[str], *, title: str | None = None, kernels: bool = True, bands: bool = True,
-    theory: Mapping[str, Any] | None = None, time_scale: float = 1.0,
-) -> Path:  # fmt: skip
+    runs: Runs,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    kernels: bool = True,
+    bands: bool = True,
+    theory: Mapping[str, Any] | None = None,
+    time_scale: float = 1.0,
+) -> Path:
     """Write a report on runs as one self-contained HTML file: verdict, numbers with their errors, advice, and curves.
 
     Several runs begin with a table of what differs between them.
@@ -97,9 +103,16 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
         head(f"{heading}: featlearn report", scripts, styles),
         f'<body class="{"several" if len(found) > 1 else "single"}">',
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        tag("header", tag("p", "featlearn report", class_="kicker"), tag("h1", text(heading)),
-            tag("nav", tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
-                aria_label="Sections")),
+        tag(
+            "header",
+            tag("p", "featlearn report", class_="kicker"),
+            tag("h1", text(heading)),
+            tag(
+                "nav",
+                tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
+                aria_label="Sections",
+            ),
+        ),
         tag("main", *(content for _, _, content in parts)),
         tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
         tag("noscript", tag("p", "Charts need JavaScript; every number is in the tables.")),
@@ -107,7 +120,7 @@ def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None
         *(f"<script>{script}</script>" for script in scripts),
         "</body>",
         "</html>\n",
-    )  # fmt: skip
+    )
 
 
 def _parts(found: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[str, str, Html]]:
@@ -118,8 +131,13 @@ def _parts(found: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[st
         curves[0] = (*curves[0][:2], Html(step_slider("Last step") + curves[0][2]))
     # curves of several runs come before their cards, what would steer a single run before its curves
     middle = [*curves, _cards(found)] if len(found) > 1 else [_advice(found[0]), *curves]
-    return [("verdict", "Verdict", _verdict(found)), *middle, *details,
-            ("provenance", "Provenance", provenance(found)), ("citations", "To cite", citations())]  # fmt: skip
+    return [
+        ("verdict", "Verdict", _verdict(found)),
+        *middle,
+        *details,
+        ("provenance", "Provenance", provenance(found)),
+        ("citations", "To cite", citations()),
+    ]
 
 
 def _heading(found: Sequence[RunGroup]) -> str:
@@ -130,8 +148,14 @@ def _heading(found: Sequence[RunGroup]) -> str:
 def _verdict(found: Sequence[RunGroup]) -> Html:
     """The first section: for one run its verdict and numbers, for several the table of runs."""
     content = [comparison(found), _legend(found)] if len(found) > 1 else [_card(found[0])]
-    return tag("section", tag("h2", "Verdict", id="verdict-title"), *content, id="verdict",
-               aria_labelledby="verdict-title", tabindex=-1)  # fmt: skip
+    return tag(
+        "section",
+        tag("h2", "Verdict", id="verdict-title"),
+        *content,
+        id="verdict",
+        aria_labelledby="verdict-title",
+        tabindex=-1,
+    )
 
 
 def _advice(group: RunGroup) -> tuple[str, str, Html]:
@@ -142,11 +166,16 @@ def _advice(group: RunGroup) -> tuple[str, str, Html]:
 def _cards(found: Sequence[RunGroup]) -> tuple[str, str, Html]:
     """A folded card for each of several runs."""
     cards = [
-        tag("details",
+        tag(
+            "details",
             tag("summary", swatch(group.color), tag("h3", text(_counted(group))), chip(group.diagnosis.regime)),
-            _card(group), tag("h4", _STEER), _steering(group), class_=f"run r{group.color % 8}")
+            _card(group),
+            tag("h4", _STEER),
+            _steering(group),
+            class_=f"run r{group.color % 8}",
+        )
         for group in found
-    ]  # fmt: skip
+    ]
     return "runs", "Run by run", titled("runs", "Run by run", *cards, folded=False)
 
 
@@ -177,14 +206,23 @@ def _legend(found: Sequence[RunGroup]) -> Html:
     if len(found) < 2:
         return Html("")
     buttons = [
-        tag("button", swatch(group.color), text(_counted(group)), type="button", aria_pressed="true",
-            data_run=group.color)
+        tag(
+            "button",
+            swatch(group.color),
+            text(_counted(group)),
+            type="button",
+            aria_pressed="true",
+            data_run=group.color,
+        )
         for group in found
-    ]  # fmt: skip
+    ]
     several = any(len(group.runs) > 1 for group in found)
     bands = "Bands go from the smallest to the largest over runs that differ in their seed only." if several else ""
-    return tag("div", tag("p", text(f"Runs, to show and hide in all charts. {bands}"), class_="note", id="runs-note"),
-               tag("div", *buttons, class_="legend runs", role="group", aria_labelledby="runs-note"))  # fmt: skip
+    return tag(
+        "div",
+        tag("p", text(f"Runs, to show and hide in all charts. {bands}"), class_="note", id="runs-note"),
+        tag("div", *buttons, class_="legend runs", role="group", aria_labelledby="runs-note"),
+    )
 
 
 def _counted(group: RunGroup) -> str:

@@ -27,12 +27,20 @@ def overhead(groups: Sequence[RunGroup]) -> Section:
         for event in run.events
         if event["kind"] not in ("started",)
     ]
-    grids = [Grid("overhead", "Cost of measuring", ["run", "steps", "measurements", "seconds", "share of training"],
-                  costs)]  # fmt: skip
+    grids = [
+        Grid("overhead", "Cost of measuring", ["run", "steps", "measurements", "seconds", "share of training"], costs)
+    ]
     if events:
         left = len(events) - MOST_EVENTS
-        grids.append(Grid("events", "Events", ["run", "what", "step", "details"], events[:MOST_EVENTS],
-                          f"{left} more are in the runs." if left > 0 else ""))  # fmt: skip
+        grids.append(
+            Grid(
+                "events",
+                "Events",
+                ["run", "what", "step", "details"],
+                events[:MOST_EVENTS],
+                f"{left} more are in the runs." if left > 0 else "",
+            )
+        )
     missing = [f"{run.name}: the overhead was not recorded" for run in runs if _number(run, "overhead") is None]
     return Section("overhead", "Overhead and events", "", grids, missing)
 
@@ -59,8 +67,9 @@ def _number(run: Run, key: str) -> float | None:
 
 def _details(event: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in event.items() if key not in ("kind", "step", "at")}
-    return ", ".join(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
-                     for key, value in rest.items())[:400]  # fmt: skip
+    return ", ".join(
+        f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}" for key, value in rest.items()
+    )[:400]
 
 
 def provenance(groups: Sequence[RunGroup]) -> Html:
@@ -68,11 +77,17 @@ def provenance(groups: Sequence[RunGroup]) -> Html:
     runs = _runs(groups)
     rows = [[label, *(read(run) for run in runs)] for label, read in _FACTS.items()]
     configs = [
-        tag("details", tag("summary", text(f"Configuration of {run.name}")),
-            tag("pre", text(json.dumps(run.config, indent=1, default=str, ensure_ascii=False)[:LONGEST_CONFIG]),
-                tabindex=0))
+        tag(
+            "details",
+            tag("summary", text(f"Configuration of {run.name}")),
+            tag(
+                "pre",
+                text(json.dumps(run.config, indent=1, default=str, ensure_ascii=False)[:LONGEST_CONFIG]),
+                tabindex=0,
+            ),
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     return titled("provenance", "Provenance", table(["", *(run.name for run in runs)], rows, _CAPTION), *configs)
 
 
@@ -128,12 +143,20 @@ _FACTS: Mapping[str, Callable[[Run], str]] = {
 
 def citations() -> Html:
     """What to cite."""
-    lines = [line for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
-             for line in citation(name, style="text").splitlines()]  # fmt: skip
-    entries = [entry for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
-               for entry in citation(name).split("\n\n")]  # fmt: skip
+    lines = [
+        line
+        for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
+        for line in citation(name, style="text").splitlines()
+    ]
+    entries = [
+        entry
+        for name in (None, "ntk", "metrics.centered_alignment", "neural_features")
+        for entry in citation(name).split("\n\n")
+    ]
     listed = [tag("li", text(line)) for line in dict.fromkeys(lines)]
     return titled(
-        "citations", "To cite", tag("ul", *listed, class_="citations"),
+        "citations",
+        "To cite",
+        tag("ul", *listed, class_="citations"),
         tag("details", tag("summary", "BibTeX"), tag("pre", text("\n\n".join(dict.fromkeys(entries))), tabindex=0)),
-    )  # fmt: skip
+    )

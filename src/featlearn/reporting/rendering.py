@@ -30,10 +30,13 @@ def section(one: Section) -> Html:
     """A section, including what is missing and why."""
     absent = [tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in one.missing]
     return titled(
-        one.key, one.title, one.intro,
-        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "", *absent,
+        one.key,
+        one.title,
+        one.intro,
+        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "",
+        *absent,
         folded=one.folded,
-    )  # fmt: skip
+    )
 
 
 def titled(key: str, title: str, *content: str, folded: bool = True) -> Html:
@@ -75,10 +78,17 @@ def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, col
     ]
     return tag(
         "div",
-        tag("table", tag("caption", text(caption)),
-            tag("thead", tag("tr", *(tag("th", text(cell), scope="col") for cell in head))), tag("tbody", *rows)),
-        class_="scroll", tabindex=0, role="region", aria_label=caption,
-    )  # fmt: skip
+        tag(
+            "table",
+            tag("caption", text(caption)),
+            tag("thead", tag("tr", *(tag("th", text(cell), scope="col") for cell in head))),
+            tag("tbody", *rows),
+        ),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
 
 
 def _numbers_below(head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> Html:
@@ -115,16 +125,31 @@ def _legend(one: Chart) -> list[Html]:
     kinds = {line.kind: line for line in one.lines if line.group is not None and line.kind}
     rows: list[tuple[str, list[Html]]] = []
     if len(runs) > 1 and len(kinds) > 1:
-        rows.append(("Runs", [_button(swatch(line.color), line.label.removesuffix(f": {line.kind}"), data_group=group)
-                              for group, line in runs.items()]))  # fmt: skip
-        rows.append(("Line styles", [_button(swatch(NEUTRAL, line.dash), kind, data_kind=kind)
-                                     for kind, line in kinds.items()]))  # fmt: skip
+        rows.append(
+            (
+                "Runs",
+                [
+                    _button(swatch(line.color), line.label.removesuffix(f": {line.kind}"), data_group=group)
+                    for group, line in runs.items()
+                ],
+            )
+        )
+        rows.append(
+            ("Line styles", [_button(swatch(NEUTRAL, line.dash), kind, data_kind=kind) for kind, line in kinds.items()])
+        )
         own = [(i, line) for i, line in enumerate(one.lines) if line.group is None]
     else:
         own = list(enumerate(one.lines))
     if own:
-        rows.append(("Lines", [_button(swatch(line.color, line.dash), line.label, data_line=i, data_group=line.group)
-                               for i, line in own]))  # fmt: skip
+        rows.append(
+            (
+                "Lines",
+                [
+                    _button(swatch(line.color, line.dash), line.label, data_line=i, data_group=line.group)
+                    for i, line in own
+                ],
+            )
+        )
     return [
         tag("div", *buttons, class_="legend", role="group", aria_label=f"{what} of: {one.title}")
         for what, buttons in rows
@@ -172,8 +197,10 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         }
         entry |= {} if line.group is None else {"group": line.group, "kind": line.kind}
         if line.frames:
-            entry["frames"] = {"steps": [step for step, _ in line.frames],
-                               "values": floats(_aligned(line, [x for x, _ in rows]))}  # fmt: skip
+            entry["frames"] = {
+                "steps": [step for step, _ in line.frames],
+                "values": floats(_aligned(line, [x for x, _ in rows])),
+            }
         if line.low is not None:
             entry["low"] = [number(cells[i][1]) for _, cells in rows]
             entry["high"] = [number(cells[i][2]) for _, cells in rows]
@@ -218,8 +245,12 @@ def _scale(one: MatrixSequence) -> Html:
     low, high = "lowest of a picture", "highest"
     if one.middle is not None:
         ends = one.levels(one.sequences[0][1][0].values)
-        beyond = any(not ends[0] <= v <= ends[1] for _, pictures in one.sequences for picture in pictures
-                     for v in (picture.values.min(), picture.values.max()))  # fmt: skip
+        beyond = any(
+            not ends[0] <= v <= ends[1]
+            for _, pictures in one.sequences
+            for picture in pictures
+            for v in (picture.values.min(), picture.values.max())
+        )
         low, high = (f"{written(end)}{word if beyond else ''}" for end, word in zip(ends, _BEYOND, strict=True))
     bar = tag("span", class_="bar one" if one.middle is None else "bar two", aria_hidden="true")
     return tag("p", text(low), bar, text(high), class_="scale")
@@ -231,13 +262,24 @@ _BEYOND = (" or less", " or more")
 def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -> list[Html]:
     beside = [(pictures[0], False)] if one.first_beside and len(pictures) > 1 else []
     return [
-        tag("div", _axis_names(one, picture, "rows"),
-            tag("canvas", role="img", aria_label=_pictured(one, picture), data_sequence=sequence, data_moves=moves,
-                width=len(picture.values[0]), height=len(picture.values)),
+        tag(
+            "div",
+            _axis_names(one, picture, "rows"),
+            tag(
+                "canvas",
+                role="img",
+                aria_label=_pictured(one, picture),
+                data_sequence=sequence,
+                data_moves=moves,
+                width=len(picture.values[0]),
+                height=len(picture.values),
+            ),
             _axis_names(one, picture, "columns"),
-            tag("p", text(_range(picture)), class_="range"), class_="picture")
+            tag("p", text(_range(picture)), class_="range"),
+            class_="picture",
+        )
         for picture, moves in [*beside, (pictures[-1], True)]
-    ]  # fmt: skip
+    ]
 
 
 def _axis_names(one: MatrixSequence, picture: Picture, axis: Literal["rows", "columns"]) -> Html:
@@ -263,10 +305,14 @@ def _sequence_tables(one: MatrixSequence) -> list[Html]:
         names = list(dict.fromkeys(name for picture in pictures for name in picture.facts))
         head = ["picture", "lowest", "highest", *names]
         body = [
-            [p.label, in_full(float(p.values.min())), in_full(float(p.values.max())),
-             *(in_full(p.facts.get(name, math.nan)) for name in names)]
+            [
+                p.label,
+                in_full(float(p.values.min())),
+                in_full(float(p.values.max())),
+                *(in_full(p.facts.get(name, math.nan)) for name in names),
+            ]
             for p in pictures
-        ]  # fmt: skip
+        ]
         caption = f"{one.title}, {label}"
         small = one.first_beside and len(pictures[0].values) <= MATRIX_TABLE
         ends = pictures[:: max(len(pictures) - 1, 1)]
@@ -308,7 +354,16 @@ def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
 
 def _grid(one: Grid) -> Html:
     note = [tag("p", text(one.note), class_="note")] if one.note else []
-    parts = [tag("details", tag("summary", text(title)), table(one.head, rows, f"{one.title}: {title}"))
-             for title, rows in one.parts]  # fmt: skip
-    return tag("div", tag("h3", text(one.title)), table(one.head, one.body, one.title, one.colors), *note, *parts,
-               class_="grid", id=f"grid-{one.key}")  # fmt: skip
+    parts = [
+        tag("details", tag("summary", text(title)), table(one.head, rows, f"{one.title}: {title}"))
+        for title, rows in one.parts
+    ]
+    return tag(
+        "div",
+        tag("h3", text(one.title)),
+        table(one.head, one.body, one.title, one.colors),
+        *note,
+        *parts,
+        class_="grid",
+        id=f"grid-{one.key}",
+    )

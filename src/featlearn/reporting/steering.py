@@ -35,10 +35,15 @@ def _direction(advice: Advice, heading: str) -> Html:
         title,
         tag("p", text(_sentence(first) + guess)),
         tag("pre", tag("code", text(first.call))),
-        tag("details", tag("summary", text(f"What to expect, and {_count(len(others))}")), _why(first),
-            tag("p", tag("strong", "Or, instead of it:")) if others else "", tag("ul", *ways) if others else ""),
+        tag(
+            "details",
+            tag("summary", text(f"What to expect, and {_count(len(others))}")),
+            _why(first),
+            tag("p", tag("strong", "Or, instead of it:")) if others else "",
+            tag("ul", *ways) if others else "",
+        ),
         class_="way",
-    )  # fmt: skip
+    )
 
 
 def _count(others: int) -> str:

@@ -16,9 +16,12 @@ def step_slider(back: str) -> Html:
         tag("input", type="range", id="step", min=0, max=0, step=1, value=0),
         tag("output", id="step-shown", for_="step"),
         tag("button", back, type="button", id="step-back", hidden=True),
-        id="steps", class_="steps", role="group", aria_label="Step of training, for all charts and pictures",
+        id="steps",
+        class_="steps",
+        role="group",
+        aria_label="Step of training, for all charts and pictures",
         hidden=True,
-    )  # fmt: skip
+    )
 
 
 def move(blocks: Iterable[ContentBlock]) -> bool:

@@ -35,20 +35,28 @@ def numbers(found: Diagnosis) -> Html:
     """The gauges, and which numbers are not known."""
     drawn = [gauge(one) for one in gauges(found)]
     absent = unknown_numbers(found)
-    return Html("".join([
-        tag("div", *drawn, class_="gauges") if drawn else "",
-        tag("p", text(_BARS), class_="note") if drawn else "",
-        tag("p", text(f"Not known: {'; '.join(absent)}."), class_="note") if absent else "",
-    ]))  # fmt: skip
+    return Html(
+        "".join(
+            [
+                tag("div", *drawn, class_="gauges") if drawn else "",
+                tag("p", text(_BARS), class_="note") if drawn else "",
+                tag("p", text(f"Not known: {'; '.join(absent)}."), class_="note") if absent else "",
+            ]
+        )
+    )
 
 
 def opinions(found: Diagnosis) -> Html:
     """What other metrics of richness say, as a small table; empty if none was recorded."""
     rows = [
-        tag("tr", tag("th", text(one.name), tag("small", text(one.about)), scope="row"),
-            data_cell(in_full(one.value)), tag("td", chip(one.says)))
+        tag(
+            "tr",
+            tag("th", text(one.name), tag("small", text(one.about)), scope="row"),
+            data_cell(in_full(one.value)),
+            tag("td", chip(one.says)),
+        )
         for one in found.opinions.values()
-    ]  # fmt: skip
+    ]
     if not rows:
         return Html("")
     agree = sum(one.says == found.regime for one in found.opinions.values())
@@ -56,8 +64,14 @@ def opinions(found: Diagnosis) -> Html:
     caption = f"Second opinions: {agree} of {len(rows)} say {found.regime}"
     if found.regime not in ("lazy", "rich"):
         caption = "Second opinions, each by itself"
-    return tag("div", tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *rows)),
-               class_="scroll opinions", tabindex=0, role="region", aria_label=caption)  # fmt: skip
+    return tag(
+        "div",
+        tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *rows)),
+        class_="scroll opinions",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
 
 
 def statements(group: RunGroup) -> Html:
@@ -70,8 +84,9 @@ def statements(group: RunGroup) -> Html:
     folded = [_topic(topic, items, sources, anchor) for topic, items in topics.items()]
     if sources:
         listed = [tag("li", text(source), id=f"{anchor}-{i}") for i, source in enumerate(sources, 1)]
-        folded.append(tag("details", tag("summary", "Where the thresholds come from"),
-                          tag("ol", *listed, class_="sources")))  # fmt: skip
+        folded.append(
+            tag("details", tag("summary", "Where the thresholds come from"), tag("ol", *listed, class_="sources"))
+        )
     heading = tag("h3" if group.alone else "h4", "Every statement, by topic")
     return tag("div", heading, *folded, class_="topics") if folded else Html("")
 

@@ -123,31 +123,48 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
     else:
         then = f"{kept}, and goes on so: the kernel stays, and its regression predicts the network. It may take longer"
     what = "divide the output" if gamma >= 1 else f"multiply the output by {1 / gamma:.3g}"
-    changes = [Change(
-        what, f"model = fl.steer.scale_output(model, {gamma:g})", gamma**2, then,
-        "Xu & Ziyin 2024, Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times "
-        "gamma (Shan & Bordelon 2021b, Sec. 4.2)",
-    )]  # fmt: skip
+    changes = [
+        Change(
+            what,
+            f"model = fl.steer.scale_output(model, {gamma:g})",
+            gamma**2,
+            then,
+            "Xu & Ziyin 2024, Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times "
+            "gamma (Shan & Bordelon 2021b, Sec. 4.2)",
+        )
+    ]
     if weights > 1:
         sigma = gamma ** (-1 / weights)
-        changes.append(Change(
-            "scale the first weights", f"fl.steer.scale_init(model, {sigma:.3g})", gamma ** (2 - 2 / weights),
-            "the same, if the network is homogeneous (ReLU, no norms, no biases); its output starts "
-            f"{'smaller' if sigma < 1 else 'larger'}, too",
-            f"Beaglehole et al. 2024, Sec. 5.1: {weights} weight layers times sigma are an output times "
-            f"sigma^{weights}",
-        ))  # fmt: skip
+        changes.append(
+            Change(
+                "scale the first weights",
+                f"fl.steer.scale_init(model, {sigma:.3g})",
+                gamma ** (2 - 2 / weights),
+                "the same, if the network is homogeneous (ReLU, no norms, no biases); its output starts "
+                f"{'smaller' if sigma < 1 else 'larger'}, too",
+                f"Beaglehole et al. 2024, Sec. 5.1: {weights} weight layers times sigma are an output times "
+                f"sigma^{weights}",
+            )
+        )
     scheme = '"mean_field" or "kaiming+"' if toward == "rich" else '"ntk" or "kaiming-"'
     corollary = "Cor. 2: rates as width, output as its inverse" if toward == "rich" else "Cor. 3: rates below width"
-    changes.append(Change(
-        "choose the scaling with width", f"model, groups = fl.steer.parametrize(model, {scheme}, lr)", math.nan,
-        "features are learned at any width alike" if toward == "rich" else "the wider, the lazier",
-        f"Xu & Ziyin 2024, {corollary}, Table 1",
-    ))  # fmt: skip
+    changes.append(
+        Change(
+            "choose the scaling with width",
+            f"model, groups = fl.steer.parametrize(model, {scheme}, lr)",
+            math.nan,
+            "features are learned at any width alike" if toward == "rich" else "the wider, the lazier",
+            f"Xu & Ziyin 2024, {corollary}, Table 1",
+        )
+    )
     if toward == "rich":
-        changes.append(Change(
-            "limit the speed of each layer", 'optimizer = fl.SLO(fl.steer.speed_groups(model, {...}), lr)', math.nan,
-            "the fast layers leave their first weights, and learn features; see docs/how-to/steer-with-slo.md",
-            "Beaglehole et al. 2024, Sec. 5.2",
-        ))  # fmt: skip
+        changes.append(
+            Change(
+                "limit the speed of each layer",
+                "optimizer = fl.SLO(fl.steer.speed_groups(model, {...}), lr)",
+                math.nan,
+                "the fast layers leave their first weights, and learn features; see docs/how-to/steer-with-slo.md",
+                "Beaglehole et al. 2024, Sec. 5.2",
+            )
+        )
     return changes

@@ -19,9 +19,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def scale_init(
-    model: Model, sigma: float, layers: str | Sequence[str] | None = None, redraw: bool = False,
+    model: Model,
+    sigma: float,
+    layers: str | Sequence[str] | None = None,
+    redraw: bool = False,
     generator: torch.Generator | None = None,
-) -> Model:  # fmt: skip
+) -> Model:
     """Multiply the weights of a network by sigma, in place; or draw them with this scale.
 
     The factor is that of Beaglehole et al. 2024 and Xu & Ziyin 2024, the draw that of Atanasov et al. 2022.

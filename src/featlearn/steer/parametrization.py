@@ -80,9 +80,15 @@ class Layer(NamedTuple):
 
 
 def parametrize(
-    model: nn.Module, scheme: str | Exponents, lr: float, *, base_width: int = 100, kappa: float | None = None,
-    generator: torch.Generator | None = None, optimizer: Literal["sgd", "adam"] = "sgd",
-) -> tuple[ScaledOutput, list[dict[str, Any]]]:  # fmt: skip
+    model: nn.Module,
+    scheme: str | Exponents,
+    lr: float,
+    *,
+    base_width: int = 100,
+    kappa: float | None = None,
+    generator: torch.Generator | None = None,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+) -> tuple[ScaledOutput, list[dict[str, Any]]]:
     """Put a network of any width into a phase.
 
     Draws the weights, multiplies the output and sets the rates by Table 1 of Xu & Ziyin 2024, or by the maximal update
@@ -161,10 +167,13 @@ def parametrize(
     _draw(layers, _variances(chosen, layers, scheme, growth, base_width), generator)
     powers = [exponents.rate_w, *[exponents.rate_w - exponents.d] * (len(layers) - 2), exponents.rate_u]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in layer.module.parameters() if p.requires_grad], "lr": rate * growth**power,
-         "name": layer.name}
+        {
+            "params": [p for p in layer.module.parameters() if p.requires_grad],
+            "lr": rate * growth**power,
+            "name": layer.name,
+        }
         for layer, power in zip(layers, powers, strict=True)
-    ]  # fmt: skip
+    ]
     scale = chosen.scale(base_width) * growth**exponents.gamma
     return ScaledOutput(model, 1 / scale, chosen.center), groups
 

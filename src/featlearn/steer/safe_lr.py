@@ -33,9 +33,15 @@ LossFunction = Callable[..., Tensor]
 
 
 def safe_lr(
-    model: nn.Module, x: Inputs, loss: str | LossFunction, y: Tensor | None = None, *, readout: Readout | None = None,
-    output_scale: float | None = None, share: float = SHARE,
-) -> float:  # fmt: skip
+    model: nn.Module,
+    x: Inputs,
+    loss: str | LossFunction,
+    y: Tensor | None = None,
+    *,
+    readout: Readout | None = None,
+    output_scale: float | None = None,
+    share: float = SHARE,
+) -> float:
     """A learning rate for plain SGD on the whole batch `x`: `share` of the limit of stability, 2 / (c k).
 
     k is the largest eigenvalue of the tangent kernel between all samples and outputs of x, c the largest second
@@ -74,9 +80,7 @@ def safe_lr(
             "the tangent kernel of x is zero: no output depends on the weights, expected one that training can change; "
             "check the initial weights (two layers of zeros have no gradient)"
         )
-    curvature = (
-        named_curvature(loss, len(f), f[0].numel()) if isinstance(loss, str) else loss_curvature(loss, f, y)
-    )  # fmt: skip
+    curvature = named_curvature(loss, len(f), f[0].numel()) if isinstance(loss, str) else loss_curvature(loss, f, y)
     return 2 * share * _room(model, output_scale) / (largest * curvature)
 
 

@@ -99,11 +99,16 @@ def cells(sweep: "Sweep", x: str, y: str | None, value: "Value", where: Mapping[
         found.setdefault(place, []).append(number)
     numeric = all(one is None or (isinstance(one, int | float) and not isinstance(one, bool)) for one in values)
     made = Cells(
-        across, along, value if isinstance(value, str) else getattr(value, "__name__", "value"), numeric,
+        across,
+        along,
+        value if isinstance(value, str) else getattr(value, "__name__", "value"),
+        numeric,
         numpy.full(shape, math.nan if numeric else None, dtype=float if numeric else object),
-        numpy.full(shape, math.nan), numpy.zeros(shape, int), numpy.zeros(shape, int),
+        numpy.full(shape, math.nan),
+        numpy.zeros(shape, int),
+        numpy.zeros(shape, int),
         numpy.full(shape, None, dtype=object),
-    )  # fmt: skip
+    )
     for place, numbers in found.items():
         _fill(made, place, [values[n] for n in numbers], [rows[n]["status"] for n in numbers])
         made.points[place] = tuple(dict.fromkeys(ids[n] for n in numbers))

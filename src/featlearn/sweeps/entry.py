@@ -24,10 +24,18 @@ OnError = Literal["keep", "raise"]
 
 
 def sweep(
-    function: Callable[..., Any], grid: Grid, *, out: str | os.PathLike[str], seeds: int | Iterable[int] = 1,
-    executor: Executor | None = None, on_error: OnError = "keep", retry: bool = False, resume: bool = False,
-    overwrite: bool = False, quiet: bool = False,
-) -> Sweep:  # fmt: skip
+    function: Callable[..., Any],
+    grid: Grid,
+    *,
+    out: str | os.PathLike[str],
+    seeds: int | Iterable[int] = 1,
+    executor: Executor | None = None,
+    on_error: OnError = "keep",
+    retry: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> Sweep:
     """Call a function at every point of a grid, in parallel, and keep what it returns in a folder.
 
         def train(gamma, width, seed, out):
@@ -74,15 +82,32 @@ def sweep(
     if executor is None or isinstance(executor, ProcessPool | ProcessPoolExecutor):
         check_importable(function)
     return run_sweep(
-        swept, points, seeds, Path(out), executor=executor, on_error=on_error, retry=retry, resume=resume,
-        overwrite=overwrite, quiet=quiet,
-    )  # fmt: skip
+        swept,
+        points,
+        seeds,
+        Path(out),
+        executor=executor,
+        on_error=on_error,
+        retry=retry,
+        resume=resume,
+        overwrite=overwrite,
+        quiet=quiet,
+    )
 
 
 def run_sweep(
-    function: SweptFunction, points: Sequence[Point], seeds: Sequence[int], out: Path, *, executor: Executor | None,
-    on_error: OnError, retry: bool, resume: bool, overwrite: bool, quiet: bool,
-) -> Sweep:  # fmt: skip
+    function: SweptFunction,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    executor: Executor | None,
+    on_error: OnError,
+    retry: bool,
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+) -> Sweep:
     """`sweep`, of a function that is known to take these points."""
     if on_error not in ("keep", "raise"):
         raise InputValueError(f"on_error={on_error!r}, expected 'keep' or 'raise'")
@@ -147,9 +172,13 @@ def _checked(function: SweptFunction, there: dict[str, Any], out: Path, *, resum
 
 
 def _run(
-    function: SweptFunction, folder: SweepFolder, tasks: Sequence[Task], executor: Any, on_error: OnError,
+    function: SweptFunction,
+    folder: SweepFolder,
+    tasks: Sequence[Task],
+    executor: Any,
+    on_error: OnError,
     progress: SweepProgress,
-) -> None:  # fmt: skip
+) -> None:
     path = str(folder.path.resolve())
     jobs: dict[int, Any] = {}
     try:

@@ -133,10 +133,13 @@ def outcome_at(place: Path) -> Outcome:
     if status not in ("done", "failed") or not isinstance(values, dict):
         raise RunError(f"{path} is damaged: expected a status and values; remove it to run the seed again")
     return Outcome(
-        status, values, run if isinstance(run, str) else None,
-        float(seconds) if isinstance(seconds, int | float) else None, error if isinstance(error, str) else None,
+        status,
+        values,
+        run if isinstance(run, str) else None,
+        float(seconds) if isinstance(seconds, int | float) else None,
+        error if isinstance(error, str) else None,
         found.get("lost") is True,
-    )  # fmt: skip
+    )
 
 
 def write_outcome(place: Path, outcome: Outcome, traceback: str | None = None) -> None:
@@ -146,8 +149,15 @@ def write_outcome(place: Path, outcome: Outcome, traceback: str | None = None) -
         report.unlink(missing_ok=True)
     else:
         put(report, traceback.encode("utf-8", "replace"))
-    entry = {"status": outcome.status, "values": dict(outcome.values), "run": outcome.run, "seconds": outcome.seconds,
-             "error": outcome.error, "lost": outcome.lost, "finished": time.time()}  # fmt: skip
+    entry = {
+        "status": outcome.status,
+        "values": dict(outcome.values),
+        "run": outcome.run,
+        "seconds": outcome.seconds,
+        "error": outcome.error,
+        "lost": outcome.lost,
+        "finished": time.time(),
+    }
     put(place.with_name(f"{place.name}.json"), json_of(entry), synchronise=True)
 
 

@@ -47,9 +47,11 @@ def swept_function(function: Callable[..., Any], points: Iterable[Point], seeds:
         )
     signature = inspect.signature(function)
     found = SweptFunction(
-        call=function, name=_name(function), source=source_digest(function),
+        call=function,
+        name=_name(function),
+        source=source_digest(function),
         **{name: _takes(signature, name) for name in ("seed", "out", "resume")},
-    )  # fmt: skip
+    )
     if len(seeds) > 1 and not found.seed:
         raise InputValueError(f"{found.name} takes no argument seed, expected one, as there are {len(seeds)} seeds")
     for point in points:

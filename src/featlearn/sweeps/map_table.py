@@ -74,10 +74,13 @@ def map_table(cells: Cells, links: Mapping[str, str], own: Palette) -> Html:
     if cells.y is not None and cells.y.scale != "words":
         order.reverse()
     rows = [
-        tag("tr", tag("th", text("" if cells.y is None else cells.y.labels[row]), scope="row"),
-            *(_cell(cells, (row, column), links, own) for column in range(len(cells.x.values))))
+        tag(
+            "tr",
+            tag("th", text("" if cells.y is None else cells.y.labels[row]), scope="row"),
+            *(_cell(cells, (row, column), links, own) for column in range(len(cells.x.values))),
+        )
         for row in order
-    ]  # fmt: skip
+    ]
     over = cells.x.name if cells.y is None else f"{cells.x.name} (across) and {cells.y.name} (up)"
     caption = f"{cells.name} over {over}"
     labels = tag("tr", tag("th", scope="col"), *(tag("th", text(label), scope="col") for label in cells.x.labels))
@@ -113,8 +116,11 @@ def _cell(cells: Cells, place: tuple[int, int], links: Mapping[str, str], own: P
         failed = bool(cells.failed[place])
         shown, spread, style = ("failed", "", "failed") if failed else ("–", "", "missing")
     label = f"{where}: {cells.name} {shown} {spread}".strip()
-    return tag("td", tag("a", text(shown), tag("small", text(spread)) if spread else "", href=target, title=label),
-               class_=style)  # fmt: skip
+    return tag(
+        "td",
+        tag("a", text(shown), tag("small", text(spread)) if spread else "", href=target, title=label),
+        class_=style,
+    )
 
 
 def _spread(cells: Cells, place: tuple[int, int]) -> str:

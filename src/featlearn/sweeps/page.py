@@ -38,9 +38,16 @@ LONGEST = 4000
 
 
 def page(
-    sweep: "Sweep", path: Path, *, x: str | None, y: str | None, value: str | Sequence[str] | None, boundary: Any,
-    title: str | None, executor: Any,
-) -> Path:  # fmt: skip
+    sweep: "Sweep",
+    path: Path,
+    *,
+    x: str | None,
+    y: str | None,
+    value: str | Sequence[str] | None,
+    boundary: Any,
+    title: str | None,
+    executor: Any,
+) -> Path:
     """Write the page; returns its path."""
     axes = list(sweep.axes)
     x = x or next((name for name in axes if name != y), None)
@@ -64,15 +71,22 @@ def page(
         head(f"{heading}: featlearn sweep", [], styles),
         '<body class="sweep">',
         tag("a", "Skip to the maps", href="#maps", class_="skip"),
-        tag("header", tag("p", "featlearn sweep", class_="kicker"), tag("h1", text(heading)),
+        tag(
+            "header",
+            tag("p", "featlearn sweep", class_="kicker"),
+            tag("h1", text(heading)),
             tag("p", text(_summary(sweep)), class_="said"),
-            tag("nav", tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
-                aria_label="Sections")),
+            tag(
+                "nav",
+                tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
+                aria_label="Sections",
+            ),
+        ),
         tag("main", *(part for _, _, part in parts)),
         tag("footer", tag("p", "Written by featlearn.")),
         "</body>",
         "</html>\n",
-    )  # fmt: skip
+    )
     return written(content, path)
 
 
@@ -149,11 +163,13 @@ def _maps(sweep: "Sweep", x: str, y: str | None, name: str, links: Mapping[str, 
     every = [cells for _, cells in found]
     own = palette(every)
     tables = [
-        tag("div",
+        tag(
+            "div",
             tag("h3", text(", ".join(f"{key} = {short(one)}" for key, one in choice.items()))) if choice else "",
-            map_table(cells, links, own))
+            map_table(cells, links, own),
+        )
         for choice, cells in found
-    ]  # fmt: skip
+    ]
     left = len(there) - len(found)
     more = tag("p", text(f"{left} more maps are left out: sweep.map(where=...) draws them."), class_="note")
     drawn = "" if boundary is None else _drawing(sweep, x, y, name, found, boundary)
@@ -165,8 +181,7 @@ def _map_sections(maps: Sequence[Maps]) -> Html:
     if not maps:
         return tag("section", tag("h2", "Maps"), tag("p", "The points differ in no setting."), id="maps")
     first, *rest = maps
-    opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html,
-                    folded=False)  # fmt: skip
+    opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html, folded=False)
     return Html(opened + "".join(titled(f"map-{i}", f"Map of {one.name}", one.html) for i, one in enumerate(rest)))
 
 
@@ -204,9 +219,12 @@ def _failures(sweep: "Sweep", unwritten: Mapping[str, str]) -> Html:
         if row["status"] == "failed" and len(listed) < MOST_FAILURES:
             told = traceback_of(folder.place(point, seed)) or ""
             listed.append(
-                tag("details", tag("summary", text(f"{point}, seed {seed}: {row['error']}")),
-                    tag("pre", text(told[-LONGEST:]), tabindex=0))
-            )  # fmt: skip
+                tag(
+                    "details",
+                    tag("summary", text(f"{point}, seed {seed}: {row['error']}")),
+                    tag("pre", text(told[-LONGEST:]), tabindex=0),
+                )
+            )
     listed += [tag("p", text(f"{id}: no report: {reason}"), class_="missing") for id, reason in unwritten.items()]
     left = len(sweep.failed) - MOST_FAILURES
     more = tag("p", text(f"{left} more are in the table."), class_="note") if left > 0 else ""
@@ -231,16 +249,24 @@ def _table(sweep: "Sweep", names: Sequence[str], links: Mapping[str, str]) -> Ht
             f", {status.count('failed')} failed" if "failed" in status else ""
         )
         lines.append(
-            tag("tr", tag("th", name, scope="row"),
+            tag(
+                "tr",
+                tag("th", name, scope="row"),
                 *(tag("td", text(short(point.settings.get(axis)))) for axis in axes),
                 *(tag("td", _mean([values[n] for n in own])) for values in columns.values()),
-                tag("td", text(done)), id=f"p-{point.id}")
-        )  # fmt: skip
+                tag("td", text(done)),
+                id=f"p-{point.id}",
+            )
+        )
     caption = "All points, means over seeds ± one standard deviation"
     return tag(
-        "div", tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *lines), class_="points"),
-        class_="scroll", tabindex=0, role="region", aria_label=caption,
-    )  # fmt: skip
+        "div",
+        tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *lines), class_="points"),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
 
 
 def _mean(values: Sequence[Any]) -> Html:

@@ -12,8 +12,12 @@ from featlearn.reporting.figures import style
 from featlearn.sweeps.cells import TIE, Axis, Cells, short
 
 REGIMES = {
-    "lazy": "#0072B2", "mixed": "#F0E442", "lazy then rich": "#009E73", "rich": "#D55E00", "cannot tell": "#BBBBBB",
-}  # fmt: skip
+    "lazy": "#0072B2",
+    "mixed": "#F0E442",
+    "lazy then rich": "#009E73",
+    "rich": "#D55E00",
+    "cannot tell": "#BBBBBB",
+}
 OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito's colours, told apart by all eyes."""
 UNDECIDED = "#E0E0E0"
@@ -103,8 +107,9 @@ def _numbers(cells: Cells, values: numpy.ndarray, ax: Any, spread: bool) -> Draw
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     log = low > 0 and high / low >= WIDE
     norm = LogNorm(low, high) if log else Normalize(low, high if high > low else low + (abs(low) or 1.0))
-    mesh = ax.pcolormesh(edges(cells.x), edges(cells.y), numpy.ma.masked_invalid(values), cmap="viridis", norm=norm,
-                         **_lines(values))  # fmt: skip
+    mesh = ax.pcolormesh(
+        edges(cells.x), edges(cells.y), numpy.ma.masked_invalid(values), cmap="viridis", norm=norm, **_lines(values)
+    )
     mesh.set_label(cells.name)
     ax.get_figure().colorbar(mesh, ax=ax, label=_label(cells.name) if not spread else "standard deviation over seeds")
     return lambda place: mesh.cmap(norm(values[place])), []
@@ -115,12 +120,18 @@ def _words(cells: Cells, ax: Any) -> Drawn:
     from matplotlib.patches import Patch
 
     colours = colours_of(cells.words)
-    codes = numpy.array([[math.nan if value is None else cells.words.index(value) for value in row]
-                         for row in cells.values])  # fmt: skip
+    codes = numpy.array(
+        [[math.nan if value is None else cells.words.index(value) for value in row] for row in cells.values]
+    )
     mesh = ax.pcolormesh(
-        edges(cells.x), edges(cells.y), numpy.ma.masked_invalid(codes), vmin=-0.5, vmax=len(colours) - 0.5,
-        cmap=ListedColormap(list(colours.values()) or ["white"]), **_lines(codes),
-    )  # fmt: skip
+        edges(cells.x),
+        edges(cells.y),
+        numpy.ma.masked_invalid(codes),
+        vmin=-0.5,
+        vmax=len(colours) - 0.5,
+        cmap=ListedColormap(list(colours.values()) or ["white"]),
+        **_lines(codes),
+    )
     mesh.set_label(cells.name)
     patches = [Patch(color=colour, label=_label(word)) for word, colour in colours.items()]
     return lambda place: to_rgb(colours[cells.values[place]]), patches
@@ -143,8 +154,15 @@ def _write(cells: Cells, values: numpy.ndarray, colour: Any, ax: Any, numeric: b
             count = cells.count[row, column]
             told = f"{round(count * (1 - cells.spread[row, column]))}/{count}"
         if told:
-            ax.text(places(cells.x)[column], places(cells.y)[row], told, ha="center", va="center", fontsize=6,
-                    color=ink_on(colour((row, column))))  # fmt: skip
+            ax.text(
+                places(cells.x)[column],
+                places(cells.y)[row],
+                told,
+                ha="center",
+                va="center",
+                fontsize=6,
+                color=ink_on(colour((row, column))),
+            )
 
 
 def _cross(cells: Cells, ax: Any) -> list[Any]:
@@ -182,8 +200,14 @@ def _draw_boundary(cells: Cells, boundary: Any, ax: Any) -> list[Any]:
     lines = []
     for number, (label, curve) in enumerate(curves.items()):
         dashes = ("-", "--", ":", "-.")[number % 4]
-        lines += ax.plot(*_curve(curve, cells.x), dashes, color="black", linewidth=1.4, path_effects=outline,
-                         label=_label(str(label)) or "_boundary")  # fmt: skip
+        lines += ax.plot(
+            *_curve(curve, cells.x),
+            dashes,
+            color="black",
+            linewidth=1.4,
+            path_effects=outline,
+            label=_label(str(label)) or "_boundary",
+        )
     ax.set_xlim(limits[0])
     ax.set_ylim(limits[1])
     return [line for line in lines if not line.get_label().startswith("_")]

@@ -23,10 +23,14 @@ class SweepProgress:
             from rich.console import Console
 
             self._bar = progress.Progress(
-                progress.TextColumn("{task.description}", markup=False), progress.BarColumn(),
-                progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[words]}"),
-                progress.TimeElapsedColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[words]}"),
+                progress.TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._task = self._bar.add_task(name, total=total, completed=done, words=self._words(None))
 
     def finished(self, point: str, error: str | None) -> None:

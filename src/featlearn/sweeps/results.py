@@ -165,9 +165,16 @@ class Sweep:
         return cells(self, x, y, value, where or {})
 
     def map(
-        self, x: str, y: str | None, value: Value, *, where: Mapping[str, Any] | None = None, spread: bool = False,
-        boundary: Any = None, ax: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        x: str,
+        y: str | None,
+        value: Value,
+        *,
+        where: Mapping[str, Any] | None = None,
+        spread: bool = False,
+        boundary: Any = None,
+        ax: Any = None,
+    ) -> Any:
         """Draw a value over two axes, the mean over seeds; returns the axes.
 
         Of words the most frequent is drawn, with its share where seeds differ. Axes are logarithmic where values are
@@ -187,9 +194,16 @@ class Sweep:
         return draw(self.cells(x, y, value, where), spread=spread, boundary=boundary, ax=ax)
 
     def report(
-        self, path: str | os.PathLike[str], *, x: str | None = None, y: str | None = None,
-        value: str | Sequence[str] | None = None, boundary: Any = None, title: str | None = None, executor: Any = None,
-    ) -> Path:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        *,
+        x: str | None = None,
+        y: str | None = None,
+        value: str | Sequence[str] | None = None,
+        boundary: Any = None,
+        title: str | None = None,
+        executor: Any = None,
+    ) -> Path:
         """Write one HTML page: maps whose cells open the reports of their points, failures, and the table.
 
         Reports on runs are written into the folders of their points, where the page links them. Returns the path.
@@ -204,8 +218,9 @@ class Sweep:
         """
         from featlearn.sweeps.page import page
 
-        return page(self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title,
-                    executor=executor or Serial())  # fmt: skip
+        return page(
+            self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title, executor=executor or Serial()
+        )
 
     def __repr__(self) -> str:
         counts = Counter(one.status for one in self._outcomes)
@@ -221,9 +236,11 @@ class Sweep:
             **{name: point.settings.get(name) for name in self.settings},
             "seed": seed,
             **{name: values.get(name) for name in self.columns},
-            "status": found.status, "seconds": found.seconds, "error": found.error,
+            "status": found.status,
+            "seconds": found.seconds,
+            "error": found.error,
             "path": str(self.path / (point.id if found.run is None else found.run)),  # absolute ones stay
-        }  # fmt: skip
+        }
 
     @cached_property
     def _runs(self) -> list[Run | None]:

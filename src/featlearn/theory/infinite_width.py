@@ -29,8 +29,14 @@ NEAR = 1e-2
 CHUNK_NUMBERS = 1 << 23
 
 
-def ntk(x: Tensor, x2: Tensor | None = None, *, hidden_layers: int, activation: Activation = "relu",
-        weight_variance: float = 2.0) -> Tensor:  # fmt: skip
+def ntk(
+    x: Tensor,
+    x2: Tensor | None = None,
+    *,
+    hidden_layers: int,
+    activation: Activation = "relu",
+    weight_variance: float = 2.0,
+) -> Tensor:
     """Neural tangent kernel of an infinitely wide network, (P, P2), for inputs (P, d) and (P2, d).
 
     Of Jacot et al. 2018, in the parametrisation in which every layer is multiplied by sqrt(weight_variance / fan_in)
@@ -39,8 +45,14 @@ def ntk(x: Tensor, x2: Tensor | None = None, *, hidden_layers: int, activation: 
     return _kernels(x, x2, hidden_layers, activation, weight_variance)[1]
 
 
-def nngp(x: Tensor, x2: Tensor | None = None, *, hidden_layers: int, activation: Activation = "relu",
-         weight_variance: float = 2.0) -> Tensor:  # fmt: skip
+def nngp(
+    x: Tensor,
+    x2: Tensor | None = None,
+    *,
+    hidden_layers: int,
+    activation: Activation = "relu",
+    weight_variance: float = 2.0,
+) -> Tensor:
     """Covariance of the outputs of an infinitely wide network at initialisation, (P, P2) (Lee et al. 2019)."""
     return _kernels(x, x2, hidden_layers, activation, weight_variance)[0]
 

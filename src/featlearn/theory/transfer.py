@@ -64,9 +64,13 @@ class LearningCurve:
 
 
 def learning_curve(
-    samples: Numbers, dimension: Numbers, spike: Numbers,
-    overlap: Numbers, ridge: Numbers = 0.0, noise: Numbers = 0.0,
-) -> LearningCurve:  # fmt: skip
+    samples: Numbers,
+    dimension: Numbers,
+    spike: Numbers,
+    overlap: Numbers,
+    ridge: Numbers = 0.0,
+    noise: Numbers = 0.0,
+) -> LearningCurve:
     """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta.
 
     See Atanasov et al. 2022, App. F, Fig. F.1.
@@ -104,9 +108,14 @@ def learning_curve(
 
 
 def learning_curve_general(
-    samples: Numbers, eigenvalues: Tensor, coefficients: Tensor,
-    ridge: Numbers = 0.0, noise: Numbers = 0.0, *, counts: Tensor | None = None,
-) -> LearningCurve:  # fmt: skip
+    samples: Numbers,
+    eigenvalues: Tensor,
+    coefficients: Tensor,
+    ridge: Numbers = 0.0,
+    noise: Numbers = 0.0,
+    *,
+    counts: Tensor | None = None,
+) -> LearningCurve:
     """Error of kernel regression for any spectrum (Atanasov et al. 2022, Eq. 67, corrected).
 
     `samples`, `ridge` and `noise` broadcast against each other and give the shape of the result.
@@ -205,9 +214,15 @@ def _effective_ridge(P: Tensor, values: Tensor, counts: Tensor, ridge: Tensor) -
 
 
 def simulate(
-    samples: int, eigenvalues: Tensor, coefficients: Tensor, ridge: float = 0.0, noise: float = 0.0, *,
-    draws: int = 100, generator: torch.Generator | None = None,
-) -> Estimate:  # fmt: skip
+    samples: int,
+    eigenvalues: Tensor,
+    coefficients: Tensor,
+    ridge: float = 0.0,
+    noise: float = 0.0,
+    *,
+    draws: int = 100,
+    generator: torch.Generator | None = None,
+) -> Estimate:
     """The same error from kernel ridge regressions on `draws` random training sets, as an `fl.Estimate`.
 
     A check of Atanasov et al. 2022, App. F, that shares nothing with its formula. The eigenfunctions are M independent

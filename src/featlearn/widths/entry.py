@@ -27,10 +27,16 @@ DEFAULT_RATE = 0.01
 
 
 def width_check(
-    make_model: MakeModel, data: tuple[Inputs, Tensor], *, widths: Sequence[int] = (64, 128, 256, 512),
-    optimizer: MakeOptimizer | None = None, steps: int = 10, seeds: int = 3, loss: str | Loss | None = None,
+    make_model: MakeModel,
+    data: tuple[Inputs, Tensor],
+    *,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    optimizer: MakeOptimizer | None = None,
+    steps: int = 10,
+    seeds: int = 3,
+    loss: str | Loss | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> WidthCheck:  # fmt: skip
+) -> WidthCheck:
     """Train a network at several widths for a few steps, and say how it scales with the width.
 
         def make_model(width):
@@ -90,8 +96,10 @@ def judged(runs: Runs, widths: tuple[int, ...], steps: int, update: Update) -> W
     match = nearest(matrices, update)
     attention = attention_of(runs, widths)
     problems = problems_of(weights, match, attention, update)
-    sizes = {key: torch.tensor([[run.network[key] for run in some] for some in runs])
-             for key in ("output", "output_change", "kernel_motion")}  # fmt: skip
+    sizes = {
+        key: torch.tensor([[run.network[key] for run in some] for some in runs])
+        for key in ("output", "output_change", "kernel_motion")
+    }
     known = 2 * match.deviating <= len(matrices)
     return WidthCheck(
         scheme=match.scheme.name if known else "other",
@@ -133,12 +141,18 @@ def _notes(
     still = [name for name in last.owners if name not in weights]
     if still:
         notes.append(f"{', '.join(still)} had no gradient but rounding in the first steps and is not judged")
-    lost = [str(width) for width, some in zip(widths, runs, strict=True)
-            if not all(numpy.isfinite(run.network["output_change"]) for run in some)]  # fmt: skip
+    lost = [
+        str(width)
+        for width, some in zip(widths, runs, strict=True)
+        if not all(numpy.isfinite(run.network["output_change"]) for run in some)
+    ]
     if lost:
         notes.append(f"training diverged at width {', '.join(lost)}: changes there are left out")
-    noisy = [name for name, one in weights.items() if one.powers.kind in MATRICES
-             and max(one.powers.rate_error, one.powers.gain_error) > 1 / 6]  # fmt: skip
+    noisy = [
+        name
+        for name, one in weights.items()
+        if one.powers.kind in MATRICES and max(one.powers.rate_error, one.powers.gain_error) > 1 / 6
+    ]
     if noisy:
         notes.append(f"powers of {', '.join(noisy)} are uncertain by more than 1/2: take more seeds or widths")
     return notes

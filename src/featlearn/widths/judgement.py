@@ -69,8 +69,16 @@ def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, W
             effect = combined([(1.0, size("effect")), behind], widths)
             descent = combined([(1.0, size("descent")), error], widths)
         tied = name in last.tied
-        powers = WeightPowers(name, kind, float(gain), float(gain.stderr), float(rate), float(rate.stderr),
-                              float(power(size("weight"), widths)), tied)  # fmt: skip
+        powers = WeightPowers(
+            name,
+            kind,
+            float(gain),
+            float(gain.stderr),
+            float(rate),
+            float(rate.stderr),
+            float(power(size("weight"), widths)),
+            tied,
+        )
         grows = _grows(first.layers[layer]["size"], last.layers[layer]["size"])
         found[name] = Weight(powers, layer, inside, grows, gain, rate, effect, descent)
     return found
@@ -203,14 +211,29 @@ def _matrix_problem(name: str, weight: Weight, match: Match, update: Update) -> 
         return None
     if gain and rate and abs(rate - twice * gain) < 2 * TOLERANCE:
         where = "behind the readout" if own.tied or own.kind == "output" else "on what it gives"
-        return Problem(name, weight.layer, "multiplier", Estimate(gain, own.gain_error, weight.gain.samples),
-                       f"put a factor {_power_of_width(-gain)} {where}")  # fmt: skip
+        return Problem(
+            name,
+            weight.layer,
+            "multiplier",
+            Estimate(gain, own.gain_error, weight.gain.samples),
+            f"put a factor {_power_of_width(-gain)} {where}",
+        )
     if gain and not (rate and abs(rate) > abs(gain)):
-        return Problem(name, weight.layer, "initial scale", Estimate(gain, own.gain_error, weight.gain.samples),
-                       f"multiply its standard deviation at the start by {_power_of_width(-gain)}")  # fmt: skip
+        return Problem(
+            name,
+            weight.layer,
+            "initial scale",
+            Estimate(gain, own.gain_error, weight.gain.samples),
+            f"multiply its standard deviation at the start by {_power_of_width(-gain)}",
+        )
     also = f", and its standard deviation at the start by {_power_of_width(-gain)}" if gain else ""
-    return Problem(name, weight.layer, "learning rate", Estimate(rate, own.rate_error, weight.rate.samples),
-                   f"multiply its learning rate by {_power_of_width(-rate)}{also}")  # fmt: skip
+    return Problem(
+        name,
+        weight.layer,
+        "learning rate",
+        Estimate(rate, own.rate_error, weight.rate.samples),
+        f"multiply its learning rate by {_power_of_width(-rate)}{also}",
+    )
 
 
 def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
@@ -224,8 +247,13 @@ def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
     rate = off(own.rate, expected, own.rate_error)
     if rate < VECTOR_TOLERANCE:
         return None
-    return Problem(name, weight.layer, "learning rate", Estimate(rate, own.rate_error, weight.rate.samples),
-                   f"multiply its learning rate by {_power_of_width(-rate)}")  # fmt: skip
+    return Problem(
+        name,
+        weight.layer,
+        "learning rate",
+        Estimate(rate, own.rate_error, weight.rate.samples),
+        f"multiply its learning rate by {_power_of_width(-rate)}",
+    )
 
 
 def _attention_problem(place: str, powers: Mapping[str, Estimate], match: Match) -> Problem | None:
@@ -236,8 +264,13 @@ def _attention_problem(place: str, powers: Mapping[str, Estimate], match: Match)
     wrong = off(float(scale), nearest, float(scale.stderr))
     if not wrong:
         return None
-    return Problem(place, place, "attention scale", Estimate(wrong, float(scale.stderr), scale.samples),
-                   f"multiply the products of queries and keys by {_power_of_width(-wrong)}")  # fmt: skip
+    return Problem(
+        place,
+        place,
+        "attention scale",
+        Estimate(wrong, float(scale.stderr), scale.samples),
+        f"multiply the products of queries and keys by {_power_of_width(-wrong)}",
+    )
 
 
 def _power_of_width(value: float) -> str:

@@ -37,9 +37,13 @@ def draw(check: WidthCheck) -> Any:
     columns = math.ceil((len(shown) + 1) / rows)
     with matplotlib.style.context(style()):
         figure, axes = plt.subplots(
-            rows, columns, figsize=(max(1.75 * columns, 3.25), 0.75 + 1.75 * rows), squeeze=False, sharex=True,
+            rows,
+            columns,
+            figsize=(max(1.75 * columns, 3.25), 0.75 + 1.75 * rows),
+            squeeze=False,
+            sharex=True,
             layout="constrained",
-        )  # fmt: skip
+        )
         panels = list(axes.flat)
         for ax, layer in zip(panels, shown, strict=False):
             _draw(ax, check, layer.sizes, layer.exponents, DRAWN)
@@ -59,9 +63,12 @@ def draw(check: WidthCheck) -> Any:
 
 
 def _draw(
-    ax: Any, check: WidthCheck, sizes: Mapping[str, Tensor], powers: Mapping[str, Estimate],
+    ax: Any,
+    check: WidthCheck,
+    sizes: Mapping[str, Tensor],
+    powers: Mapping[str, Estimate],
     drawn: Mapping[str, tuple[str, str, str]],
-) -> None:  # fmt: skip
+) -> None:
     """Seeds as points, and the fitted line with its power in the legend."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
@@ -89,5 +96,6 @@ def _title(ax: Any, check: WidthCheck, layer: LayerScaling) -> None:
     name = layer.name if len(layer.name) <= 19 else f"…{layer.name[-18:]}"
     wrong = [one for one in check.problems if one.layer == layer.name]
     said = f"\n{wrong[0].quantity} {float(wrong[0].power):+.1f}" if wrong else ""
-    ax.set_title(f"{name} ({layer.kind}){said}".replace("$", r"\$"), loc="left", fontsize=6.5,
-                 color=WRONG if wrong else "black")  # fmt: skip
+    ax.set_title(
+        f"{name} ({layer.kind}){said}".replace("$", r"\$"), loc="left", fontsize=6.5, color=WRONG if wrong else "black"
+    )

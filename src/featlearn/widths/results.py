@@ -19,8 +19,14 @@ PHASES = {
     Phase.FROZEN: "at infinite width nothing is learned: steps move the outputs less and less",
     Phase.UNSTABLE: "at these rates there is no infinite-width limit: steps move the network further and further",
 }
-COLUMNS = {"activation": "activation", "change": "change", "effect": "effect", "weight": "weight", "update": "update",
-           "kernel_motion": "kernel"}  # fmt: skip
+COLUMNS = {
+    "activation": "activation",
+    "change": "change",
+    "effect": "effect",
+    "weight": "weight",
+    "update": "update",
+    "kernel_motion": "kernel",
+}
 """Exponents of a layer that are printed -> heads."""
 
 
@@ -102,8 +108,10 @@ class WidthCheck:
         told = ", ".join(f"{name.replace('_', ' ')} {signed(one)}" for name, one in self.network.items())
         lines.append(f"  network: {told}")
         for name, one in self.attention.items():
-            lines.append(f"  attention {name}: scale {signed(one['scale'])}, logits {signed(one['logits'])}, "
-                         f"their change {signed(one['change'])}")  # fmt: skip
+            lines.append(
+                f"  attention {name}: scale {signed(one['scale'])}, logits {signed(one['logits'])}, "
+                f"their change {signed(one['change'])}"
+            )
         lines += [f"note: {note}" for note in self.notes]
         shown = ", ".join(map(str, self.widths))
         lines.append(
@@ -125,22 +133,41 @@ class WidthCheck:
     def entries(self) -> dict[str, Any]:
         """What `to_json` writes."""
         layers = {
-            name: {"kind": one.kind, "parameter": one.parameter, "exponents": _plain(one.exponents),
-                   "expected": {key: _number(value) for key, value in one.expected.items()},
-                   "others": _plain(one.others), "tied": one.tied}
+            name: {
+                "kind": one.kind,
+                "parameter": one.parameter,
+                "exponents": _plain(one.exponents),
+                "expected": {key: _number(value) for key, value in one.expected.items()},
+                "others": _plain(one.others),
+                "tied": one.tied,
+            }
             for name, one in self.layers.items()
-        }  # fmt: skip
+        }
         problems = [
-            {"parameter": one.parameter, "layer": one.layer, "quantity": one.quantity,
-             "power": float(one.power), "stderr": _number(float(one.power.stderr)), "advice": one.advice}
+            {
+                "parameter": one.parameter,
+                "layer": one.layer,
+                "quantity": one.quantity,
+                "power": float(one.power),
+                "stderr": _number(float(one.power.stderr)),
+                "advice": one.advice,
+            }
             for one in self.problems
-        ]  # fmt: skip
+        ]
         return {
-            "scheme": self.scheme, "nearest": self.nearest, "phase": self.phase.value, "problems": problems,
-            "notes": list(self.notes), "network": _plain(self.network), "layers": layers,
+            "scheme": self.scheme,
+            "nearest": self.nearest,
+            "phase": self.phase.value,
+            "problems": problems,
+            "notes": list(self.notes),
+            "network": _plain(self.network),
+            "layers": layers,
             "attention": {name: _plain(one) for name, one in self.attention.items()},
-            "widths": list(self.widths), "seeds": self.seeds, "steps": self.steps, "update": self.update,
-        }  # fmt: skip
+            "widths": list(self.widths),
+            "seeds": self.seeds,
+            "steps": self.steps,
+            "update": self.update,
+        }
 
 
 def signed(power: Estimate) -> str:
@@ -164,8 +191,10 @@ def _grouped(problems: tuple[Problem, ...]) -> list[str]:
         else:
             word = "too large" if power > 0 else "too small"
             names = ", ".join(one.parameter for one in some)
-            lines.append(f"{len(some)} parameters: {quantity} is {word}, by the power {power:+g} of the width; {advice}"
-                         f" ({names})")  # fmt: skip
+            lines.append(
+                f"{len(some)} parameters: {quantity} is {word}, by the power {power:+g} of the width; {advice}"
+                f" ({names})"
+            )
     return lines
 
 

@@ -132,9 +132,15 @@ def _owner(parameter: str, called: set[str]) -> str:
 
 
 def _step(
-    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, sizes: Sizes, waiting: list[str],
+    model: nn.Module,
+    optimizer: Optimizer,
+    x: Inputs,
+    y: Tensor,
+    loss: Loss,
+    sizes: Sizes,
+    waiting: list[str],
     proportional: bool,
-) -> None:  # fmt: skip
+) -> None:
     """One step; what the first update of each waiting parameter does to its layer is noted."""
     names = _trainable(model)
     before = {name: names[name].detach().clone() for name in waiting}

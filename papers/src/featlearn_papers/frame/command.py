@@ -107,12 +107,20 @@ def reproduce(
     alone = out is not None and len(chosen) == 1 and not all_
     requests = [
         Request(
-            id=one.id, scale=scale, out=base if alone else base / one.id / str(scale), seeds=chosen_seeds, jobs=jobs,
-            cache=cache or base / "experiments", device=device, data_root=data_root, fallback_digits=fallback_digits,
-            fresh=fresh, quiet=quiet,
+            id=one.id,
+            scale=scale,
+            out=base if alone else base / one.id / str(scale),
+            seeds=chosen_seeds,
+            jobs=jobs,
+            cache=cache or base / "experiments",
+            device=device,
+            data_root=data_root,
+            fallback_digits=fallback_digits,
+            fresh=fresh,
+            quiet=quiet,
         )
         for one in chosen
-    ]  # fmt: skip
+    ]
     if dry_run:
         return _several([_estimated(estimate(request)) for request in requests])
     with chosen_executor(dask, slurm, base / "jobs") as executor:

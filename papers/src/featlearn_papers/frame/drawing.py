@@ -11,8 +11,15 @@ import numpy
 from featlearn_papers.frame.legends import arrange_legends, check_text
 
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#000000",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#E69F00",
+    "#999999",
+    "#000000",
+)
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK)
 """Okabe and Ito's, told apart by all eyes."""
 
@@ -49,9 +56,16 @@ Spread = Literal["range", "standard error", "standard deviation"]
 
 
 def curve(
-    ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style: str = "-", spread: Spread = "range",
+    ax: Any,
+    x: Any,
+    values: Any,
+    label: str,
+    *,
+    colour: str = BLUE,
+    style: str = "-",
+    spread: Spread = "range",
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Mean over seeds of `values` (S, T) against `x` (T,), with a band that shows their spread.
 
     Values (T,) are drawn as they are: a theory, the numbers of the paper.

@@ -8,9 +8,16 @@ from featlearn.errors import InputValueError
 SMALLEST = 7
 """points of any text in a figure"""
 PLACES = (
-    "upper right", "upper left", "lower left", "lower right", "center right", "center left", "upper center",
-    "lower center", "center",
-)  # fmt: skip
+    "upper right",
+    "upper left",
+    "lower left",
+    "lower right",
+    "center right",
+    "center left",
+    "upper center",
+    "lower center",
+    "center",
+)
 ROOM = (1.15, 1.3, 1.45, 1.6, 1.8)
 """by how much an axis may be made longer for a legend that finds no place"""
 
@@ -98,9 +105,14 @@ def _put_below(ax: Any) -> None:
     drop = (ax.xaxis.get_tightbbox().y0 - ax.bbox.y0) / ax.figure.dpi
     place = ax.transAxes + ScaledTranslation(0, drop, ax.figure.dpi_scale_trans)
     ax.legend(
-        *zip(*entries, strict=True), loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=place,
-        ncols=1 + (len(entries) > 3), columnspacing=1, handlelength=1.5,
-    )  # fmt: skip
+        *zip(*entries, strict=True),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=place,
+        ncols=1 + (len(entries) > 3),
+        columnspacing=1,
+        handlelength=1.5,
+    )
 
 
 def _entries(ax: Any) -> tuple[Any, Any]:

@@ -167,9 +167,14 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
     known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
     reason = " ".join(filter(None, (known, details["why"], *map(_choice, details["choices"]))))
     cells: Iterable[str] = (
-        claim["claim"], _number(claim["paper"]), _number(claim["measured"]), _spread(details),
-        _number(details["difference"]), _band(claim["band"]), claim["band_from"],
-    )  # fmt: skip
+        claim["claim"],
+        _number(claim["paper"]),
+        _number(claim["measured"]),
+        _spread(details),
+        _number(details["difference"]),
+        _band(claim["band"]),
+        claim["band_from"],
+    )
     if (yes := share(claim, details["values"])) is not None:
         cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds", claim["band_from"])
     first, *others = (f"<td>{escape(cell)}</td>" for cell in cells)

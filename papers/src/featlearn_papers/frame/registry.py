@@ -92,7 +92,7 @@ DECLARATIONS = (
     Declaration("004/phase-width", "Ours: output scale x width, MNIST and CIFAR-10", "paper_004.phase_width"),
     Declaration("004/sgd", "Ours: SGD against full-batch descent from poor starts", "paper_004.sgd"),
     Declaration("004/table1", "Phases of five common scalings", "paper_004.table1"),
-)  # fmt: skip
+)
 
 
 def declaration(id: str) -> Declaration:

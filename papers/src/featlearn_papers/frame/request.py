@@ -133,11 +133,18 @@ def _estimate(request: Request, part: Part) -> CostEstimate:
     timed_on = part.size.device if measured is None else kind
     missing = len(part.seeds) - len(there)
     return CostEstimate(
-        id=request.id, scale=request.scale, device=part.context.device, seeds=len(part.seeds), finished=len(there),
-        jobs=part.jobs, seconds=seconds * math.ceil(missing / part.jobs) if timed_on == kind or not missing else None,
-        mebibytes=(TORCH + part.size.mebibytes) * min(part.jobs, max(1, missing)), measured=measured is not None,
-        seed_seconds=seconds, timed_on=timed_on,
-    )  # fmt: skip
+        id=request.id,
+        scale=request.scale,
+        device=part.context.device,
+        seeds=len(part.seeds),
+        finished=len(there),
+        jobs=part.jobs,
+        seconds=seconds * math.ceil(missing / part.jobs) if timed_on == kind or not missing else None,
+        mebibytes=(TORCH + part.size.mebibytes) * min(part.jobs, max(1, missing)),
+        measured=measured is not None,
+        seed_seconds=seconds,
+        timed_on=timed_on,
+    )
 
 
 def _measured_seconds(request: Request, part: Part, kind: str) -> float | None:
@@ -168,9 +175,11 @@ def _elsewhere(request: Request) -> Request:
     """The same with paths that do not depend on the folder, or the environment, that a job runs in."""
     root = request.data_root or os.environ.get("FEATLEARN_DATA")
     return replace(
-        request, out=request.out.resolve(), cache=_cache(request).resolve(),
+        request,
+        out=request.out.resolve(),
+        cache=_cache(request).resolve(),
         data_root=None if root is None else Path(root).expanduser().resolve(),
-    )  # fmt: skip
+    )
 
 
 def reproduce(request: Request, executor: Executor | None = None) -> Result:
@@ -187,13 +196,20 @@ def reproduce(request: Request, executor: Executor | None = None) -> Result:
     with TemporaryDirectory(prefix=".draft-", dir=request.out) as place:
         draft = Path(place)
         result = write(
-            draft, declaration(request.id), request.scale, claims, seeds=_longest(parts),
+            draft,
+            declaration(request.id),
+            request.scale,
+            claims,
+            seeds=_longest(parts),
             enough=not _lacking(request, parts),
-            about=reproduction.about, setup=reproduction.given({p.name: asdict(p.size.setup) for p in parts}),
-            device=parts[0].context.device, seconds=[s for one in parts for s in _seconds(runs[one.name])],
-            versions=_versions(runs), notes=_notes(request, parts),
+            about=reproduction.about,
+            setup=reproduction.given({p.name: asdict(p.size.setup) for p in parts}),
+            device=parts[0].context.device,
+            seconds=[s for one in parts for s in _seconds(runs[one.name])],
+            versions=_versions(runs),
+            notes=_notes(request, parts),
             experiments=[_experiment(part, runs[part.name]) for part in parts],
-        )  # fmt: skip
+        )
         _draw(reproduction, parts, runs, draft)
         (draft / "page.html").write_text(figure_page(result), encoding="utf-8")
         for file in draft.iterdir():
@@ -291,13 +307,22 @@ def _part(request: Request, name: str, experiment: AnyExperiment) -> Part:
     seeds = [0] if not experiment.random else list(request.seeds or range(size.seeds))
     device = request.device or _device(size.device)
     context = Context(
-        seed=0, folder=request.out, device=device, data_root=request.data_root, fallback_digits=request.fallback_digits,
+        seed=0,
+        folder=request.out,
+        device=device,
+        data_root=request.data_root,
+        fallback_digits=request.fallback_digits,
         quiet=request.quiet,
-    )  # fmt: skip
+    )
     return Part(
-        name=name, experiment=experiment, size=size, context=context, seeds=seeds, cache=_cache(request),
+        name=name,
+        experiment=experiment,
+        size=size,
+        context=context,
+        seeds=seeds,
+        cache=_cache(request),
         jobs=request.jobs or (1 if device != "cpu" else min(len(seeds), available_cores())),
-    )  # fmt: skip
+    )
 
 
 def _device(wanted: str) -> str:

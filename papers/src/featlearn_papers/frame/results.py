@@ -92,9 +92,15 @@ def keep(folder: Path) -> Path:
 
 
 def write(
-    folder: Path, declared: Declaration, scale: Scale, claims: Sequence[Claim], *, seeds: Sequence[int],
-    enough: bool = True, **made: Any,
-) -> Result:  # fmt: skip
+    folder: Path,
+    declared: Declaration,
+    scale: Scale,
+    claims: Sequence[Claim],
+    *,
+    seeds: Sequence[int],
+    enough: bool = True,
+    **made: Any,
+) -> Result:
     """claims.json and meta.json; `made` goes to meta as it is. Claims below their scale are named there only.
 
     Without `enough` seeds no claim about chance is decided.

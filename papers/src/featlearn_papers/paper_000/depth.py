@@ -37,9 +37,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, list[Any]] = {}
     for count in setup.hidden_layers:
         model = MLP(
-            given.x.shape[1], given.y.shape[1], width=setup.training.width, hidden_layers=count, parametrization="ntk",
-            weight_variance=(1.0, 2.0, 1.0), generator=context.generator(2),
-        ).to(context.device)  # fmt: skip
+            given.x.shape[1],
+            given.y.shape[1],
+            width=setup.training.width,
+            hidden_layers=count,
+            parametrization="ntk",
+            weight_variance=(1.0, 2.0, 1.0),
+            generator=context.generator(2),
+        ).to(context.device)
         numbers = followed(model, given, setup.training, context)
         for name, values in numbers.items():
             found.setdefault(name, []).append(values)
@@ -121,18 +126,24 @@ DEPTH = Experiment(
     id="000/depth",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(training=mnist.Setup(
-                data="digits", samples=60, test_samples=40, width=50, lr=8.0, steps=100, growth=1.6
-            )),
-            seeds=1, seconds=3, mebibytes=50,
+            setup=Setup(
+                training=mnist.Setup(
+                    data="digits", samples=60, test_samples=40, width=50, lr=8.0, steps=100, growth=1.6
+                )
+            ),
+            seeds=1,
+            seconds=3,
+            mebibytes=50,
         ),
         Scale.LAPTOP: Size(
             setup=Setup(training=mnist.Setup(samples=200, test_samples=150, steps=1000, growth=1.5)),
-            seeds=3, seconds=150, mebibytes=400,
+            seeds=3,
+            seconds=150,
+            mebibytes=400,
         ),
         Scale.PAPER: Size(
             setup=Setup(training=mnist.Setup(growth=1.5)), seeds=5, seconds=150, mebibytes=8000, device="cuda"
         ),
     },
     measure=measure,
-)  # fmt: skip
+)

@@ -24,8 +24,20 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 def plot(setup: Setup, runs: Runs) -> Any:
     """The six panels of the paper, and six beyond the print."""
-    titles = ("A", "B", "C", "D", "E", "F", "local exponent", "the late kernel", "held-out kernel", "cross-entropy",
-              "its alignment", "interference")  # fmt: skip
+    titles = (
+        "A",
+        "B",
+        "C",
+        "D",
+        "E",
+        "F",
+        "local exponent",
+        "the late kernel",
+        "held-out kernel",
+        "cross-entropy",
+        "its alignment",
+        "interference",
+    )
     figure, axes = panels(4, 3, height=2.0, titles=titles)
     steps = runs["mse/steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     _draw_paper(setup, runs, steps, axes)
@@ -43,11 +55,20 @@ deviating = partial(curve, spread="standard deviation")
 
 def _draw_paper(setup: Setup, runs: Runs, steps: Any, axes: list[Any]) -> None:
     for name, label, colour, style in (
-        ("loss", "NN", ORANGE, "-"), ("kgd", "KGD", BLUE, "-"), ("akgd", "aKGD", GREEN, "-"),
-        ("mean_kgd", "dotted: mean kernel", BLUE, ":"), ("mean_akgd", "_aKGD, mean kernel", GREEN, ":"),
-    ):  # fmt: skip
-        deviating(axes[0], steps, runs[f"mse/{name}"] if style == "-" else runs[f"mse/{name}"].mean(0), label,
-              colour=colour, style=style)  # fmt: skip
+        ("loss", "NN", ORANGE, "-"),
+        ("kgd", "KGD", BLUE, "-"),
+        ("akgd", "aKGD", GREEN, "-"),
+        ("mean_kgd", "dotted: mean kernel", BLUE, ":"),
+        ("mean_akgd", "_aKGD, mean kernel", GREEN, ":"),
+    ):
+        deviating(
+            axes[0],
+            steps,
+            runs[f"mse/{name}"] if style == "-" else runs[f"mse/{name}"].mean(0),
+            label,
+            colour=colour,
+            style=style,
+        )
     axes[0].set(yscale="log", ylabel="loss")
     deviating(axes[1], steps, runs["mse/alignment"], "NN", colour=ORANGE)
     deviating(axes[1], steps, numpy.full_like(steps, runs["mse/alignment"][:, 0].mean()), "KGD, aKGD", colour=BLUE)
@@ -68,8 +89,14 @@ def _draw_paper(setup: Setup, runs: Runs, steps: Any, axes: list[Any]) -> None:
         own = target == CHANNEL
         values = channel[:, :, target]
         label = f"target {target}" if own else "other targets" if target == 0 else f"_target {target}"
-        deviating(axes[5], steps, values if own else values.mean(0), label, colour=ORANGE if own else GREY,
-              linewidth=1.5 if own else 0.7)  # fmt: skip
+        deviating(
+            axes[5],
+            steps,
+            values if own else values.mean(0),
+            label,
+            colour=ORANGE if own else GREY,
+            linewidth=1.5 if own else 0.7,
+        )
     axes[5].set_ylabel(f"alignment of $K^{{{CHANNEL},{CHANNEL}}}$")
 
 

@@ -161,13 +161,21 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         least=Scale.LAPTOP,
     )
     yield Claim(
-        id="low-below", claim="Below the threshold the top eigenvector has little of the task (C), at half of it",
-        paper="low", values=overlap(0.5), band=(None, 0.1), band_from="choice",
-    )  # fmt: skip
+        id="low-below",
+        claim="Below the threshold the top eigenvector has little of the task (C), at half of it",
+        paper="low",
+        values=overlap(0.5),
+        band=(None, 0.1),
+        band_from="choice",
+    )
     yield Claim(
-        id="high-above", claim="Above it the overlap is almost perfect (C), at twice the threshold",
-        paper="almost 1", values=overlap(2.0), band=(0.9, 1.0), band_from="choice",
-    )  # fmt: skip
+        id="high-above",
+        claim="Above it the overlap is almost perfect (C), at twice the threshold",
+        paper="almost 1",
+        values=overlap(2.0),
+        band=(0.9, 1.0),
+        band_from="choice",
+    )
     yield Claim(
         id="threshold",
         claim="A sharp transition at gamma* (C): where the overlap is one half, over the exact threshold",
@@ -201,14 +209,23 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             least=Scale.LAPTOP,
         )
     yield Claim(
-        id="final-alignment", claim="The final alignment increases with gamma (D)", paper="yes",
-        values=numpy.diff(runs["final_alignment"], axis=1).min(1) > 0, band=(1, None), band_from="print", check=True,
+        id="final-alignment",
+        claim="The final alignment increases with gamma (D)",
+        paper="yes",
+        values=numpy.diff(runs["final_alignment"], axis=1).min(1) > 0,
+        band=(1, None),
+        band_from="print",
+        check=True,
         why="So it is for every kernel: (A_0 k + g) / sqrt(k^2 + 2 A_0 k g + g^2) increases with g = gamma |y|^2.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="faster", claim="Larger gamma gives a faster rise (E): time to half of it falls with every gamma",
-        paper="yes", values=numpy.diff(rise_times(setup, runs), axis=1).max(1) < 0, band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="faster",
+        claim="Larger gamma gives a faster rise (E): time to half of it falls with every gamma",
+        paper="yes",
+        values=numpy.diff(rise_times(setup, runs), axis=1).max(1) < 0,
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
         id="monotone",
         claim="A(t) approaches its largest value monotonically (E): what it exceeds its end by",
@@ -219,10 +236,15 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         known="It can overshoot, by up to 0.017 in random problems; the print takes the limit for the maximum.",
     )
     yield Claim(
-        id="accelerates", claim="Feature evolution accelerates learning (F): largest ratio to the loss of K0",
-        paper="< 1", values=(runs["loss"][:, 1:] / runs["loss"][:, :1]).max((1, 2)), band=(None, 1.0),
-        band_from="print", check=True, why="So it was in 22000 of 22000 random problems.",
-    )  # fmt: skip
+        id="accelerates",
+        claim="Feature evolution accelerates learning (F): largest ratio to the loss of K0",
+        paper="< 1",
+        values=(runs["loss"][:, 1:] / runs["loss"][:, :1]).max((1, 2)),
+        band=(None, 1.0),
+        band_from="print",
+        check=True,
+        why="So it was in 22000 of 22000 random problems.",
+    )
     yield Claim(
         id="exponential",
         claim="At large gamma first an exponential phase (F): largest rate over 2 lambda_1 of the final kernel",

@@ -32,41 +32,70 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         return [Choice(made=made, other=words, values=values(place)) for place, words in others.items()]
 
     yield Claim(
-        id="converges", claim="Gradient descent reaches the global minimum (Sec. 5): largest loss at the end over its "
-        "start, of three initial scales", paper=0.0,
-        values=(runs["loss"][:, PLAIN, -1] / runs["loss"][:, PLAIN, 0]).max(1), band=(None, 1e-6), band_from="choice",
-    )  # fmt: skip
+        id="converges",
+        claim="Gradient descent reaches the global minimum (Sec. 5): largest loss at the end over its "
+        "start, of three initial scales",
+        paper=0.0,
+        values=(runs["loss"][:, PLAIN, -1] / runs["loss"][:, PLAIN, 0]).max(1),
+        band=(None, 1e-6),
+        band_from="choice",
+    )
     yield Claim(
-        id="teacher", claim="Network weights align with the teacher (A): cosine of W^T V and s at the end",
-        paper="rises to 1", values=runs["teacher"][:, SMALL, -1], band=(0.99, None), band_from="choice",
+        id="teacher",
+        claim="Network weights align with the teacher (A): cosine of W^T V and s at the end",
+        paper="rises to 1",
+        values=runs["teacher"][:, SMALL, -1],
+        band=(0.99, None),
+        band_from="choice",
         choices=otherwise(lambda place: runs["teacher"][:, place, -1]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="aligns", claim="The kernel becomes more aligned with y y^T (B): rise", paper="> 0",
-        values=risen(runs, "alignment"), band=(0.0, None), band_from="print",
+        id="aligns",
+        claim="The kernel becomes more aligned with y y^T (B): rise",
+        paper="> 0",
+        values=risen(runs, "alignment"),
+        band=(0.0, None),
+        band_from="print",
         choices=otherwise(lambda place: risen(runs, "alignment", place)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="limit", claim="... up to that of |s| / N X (s s^T / |s|^2 + 1) X^T, the limit of small weights (B): "
-        "difference", paper="not drawn", values=ends[:, 0] - runs["best"], band=(-0.01, 0.01), band_from="theory",
+        id="limit",
+        claim="... up to that of |s| / N X (s s^T / |s|^2 + 1) X^T, the limit of small weights (B): difference",
+        paper="not drawn",
+        values=ends[:, 0] - runs["best"],
+        band=(-0.01, 0.01),
+        band_from="theory",
         why="Corrections are of the order of the weights' variance, 0.0025.",
         choices=otherwise(lambda place: runs["alignment"][:, place, -1] - runs["best"]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="top-eigenvector", claim="The top eigenvector becomes more aligned with y (C): rise of its cosine",
-        paper="> 0", values=risen(runs, "top"), band=(0.0, None), band_from="print",
+        id="top-eigenvector",
+        claim="The top eigenvector becomes more aligned with y (C): rise of its cosine",
+        paper="> 0",
+        values=risen(runs, "top"),
+        band=(0.0, None),
+        band_from="print",
         choices=otherwise(lambda place: risen(runs, "top", place)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="smaller-stronger", claim="Smaller initial weights learn features more strongly (Sec. 5): smallest "
-        "difference of the final alignment from one scale to the next larger one", paper="> 0",
-        values=-numpy.diff(ends, axis=1).max(1), band=(0.0, None), band_from="print",
-    )  # fmt: skip
+        id="smaller-stronger",
+        claim="Smaller initial weights learn features more strongly (Sec. 5): smallest "
+        "difference of the final alignment from one scale to the next larger one",
+        paper="> 0",
+        values=-numpy.diff(ends, axis=1).max(1),
+        band=(0.0, None),
+        band_from="print",
+    )
     yield Claim(
-        id="bulk", claim="Even at infinite time the alignment stays below 1 (Sec. 5): final alignment", paper="< 1",
-        values=ends[:, 0], band=(None, 0.99), band_from="theory", check=True,
+        id="bulk",
+        claim="Even at infinite time the alignment stays below 1 (Sec. 5): final alignment",
+        paper="< 1",
+        values=ends[:, 0],
+        band=(None, 0.99),
+        band_from="theory",
+        check=True,
         why="The kernel always has the part |V|^2 X X^T / N^2, of rank N.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

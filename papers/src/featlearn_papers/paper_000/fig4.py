@@ -32,22 +32,36 @@ def _nonlinear(runs: Mapping[str, Runs]) -> Iterable[Claim]:
         ]
 
     yield Claim(
-        id="specialised", claim="Diagonal elements are higher than the others (A): mean of the diagonal less that of "
-        "the rest", paper="> 0", values=contrast(raw[:, -1]), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="specialised",
+        claim="Diagonal elements are higher than the others (A): mean of the diagonal less that of the rest",
+        paper="> 0",
+        values=contrast(raw[:, -1]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=otherwise(lambda classes: contrast(classes[:, -1])),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="every-output", claim="... each of them: share of targets with which their own kernel is aligned best (A)",
-        paper=1.0, values=own_peaks(raw[:, -1]), band=(1.0, None), band_from="print", least=Scale.LAPTOP,
+        id="every-output",
+        claim="... each of them: share of targets with which their own kernel is aligned best (A)",
+        paper=1.0,
+        values=own_peaks(raw[:, -1]),
+        band=(1.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="The caption can also be read as a statement about means; by chance it would be 0.1.",
         choices=otherwise(lambda classes: own_peaks(classes[:, -1])),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="during-training", claim="It becomes so during training (A): the same difference, end less start",
-        paper="> 0", values=contrast(raw[:, -1]) - contrast(raw[:, 0]), band=(0.0, None), band_from="print",
+        id="during-training",
+        claim="It becomes so during training (A): the same difference, end less start",
+        paper="> 0",
+        values=contrast(raw[:, -1]) - contrast(raw[:, 0]),
+        band=(0.0, None),
+        band_from="print",
         least=Scale.LAPTOP,
         choices=otherwise(lambda classes: contrast(classes[:, -1]) - contrast(classes[:, 0])),
-    )  # fmt: skip
+    )
 
 
 def _linear(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Claim]:
@@ -55,35 +69,64 @@ def _linear(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Cla
     for name, words in (("linear", "of width 500, as in the caption"), ("narrow", "of width 100")):
         values = contrast(runs[name]["classes"][:, :, -1])
         yield Claim(
-            id=f"{name}-alike", claim=f"A linear network {words}, is not specialised (B): diagonal less rest",
-            paper=0.0, values=values[:, 0], band=(-SAME, SAME), band_from="theory", least=Scale.LAPTOP,
+            id=f"{name}-alike",
+            claim=f"A linear network {words}, is not specialised (B): diagonal less rest",
+            paper=0.0,
+            values=values[:, 0],
+            band=(-SAME, SAME),
+            band_from="theory",
+            least=Scale.LAPTOP,
             why="Kernels of its outputs differ only in how they weigh the same Gram matrices (App. A.3).",
-            choices=[Choice(made=f"weights of deviation {gains[0]:g}", other=f"of {setups[name].gains[1]:g}",
-                            values=values[:, 1])],
-        )  # fmt: skip
+            choices=[
+                Choice(
+                    made=f"weights of deviation {gains[0]:g}",
+                    other=f"of {setups[name].gains[1]:g}",
+                    values=values[:, 1],
+                )
+            ],
+        )
     ranks = [min(setups[name].inputs, setups[name].samples) for name in ("linear", "narrow")]
     rise = runs["linear"]["alignment"][:, :, -1] - runs["linear"]["alignment"][:, :, 0]
     yield Claim(
-        id="linear-aligns", claim="Its kernel turns to the task all the same (Sec. 5): rise of its alignment",
-        paper="> 0", values=rise[:, 0], band=(0.0, None), band_from="print",
+        id="linear-aligns",
+        claim="Its kernel turns to the task all the same (Sec. 5): rise of its alignment",
+        paper="> 0",
+        values=rise[:, 0],
+        band=(0.0, None),
+        band_from="print",
         why="A network whose kernel does not move would not be specialised either.",
         choices=[Choice(made=f"weights of deviation {gains[0]:g}", other=f"of {gains[1]:g}", values=rise[:, 1])],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="symmetry", claim="Targets are symmetric (Eq. 44): largest spread over outputs of a layer's weight in their "
-        "kernels, over its mean", paper=0.0, values=runs["linear"]["symmetry"][:, 0].max(1), band=(None, 0.1),
-        band_from="choice", least=Scale.LAPTOP,
+        id="symmetry",
+        claim="Targets are symmetric (Eq. 44): largest spread over outputs of a layer's weight in their "
+        "kernels, over its mean",
+        paper=0.0,
+        values=runs["linear"]["symmetry"][:, 0].max(1),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="The weights follow the length of the teachers, as far as samples show it; over Gaussian teachers its "
         f"square spreads as sqrt(2 / rank), {(2 / ranks[0]) ** 0.5:.2f} for rank {ranks[0]}. This makes rows of the "
         "matrix differ, and does not single out its diagonal.",
-        choices=[Choice(made=f"inputs of rank {ranks[0]}", other=f"of rank {ranks[1]}",
-                        values=runs["narrow"]["symmetry"][:, 0].max(1))],
-    )  # fmt: skip
+        choices=[
+            Choice(
+                made=f"inputs of rank {ranks[0]}",
+                other=f"of rank {ranks[1]}",
+                values=runs["narrow"]["symmetry"][:, 0].max(1),
+            )
+        ],
+    )
     yield Claim(
-        id="linear-learns", claim="Outputs match their targets (B): loss at the end over its start", paper=0.0,
-        values=(runs["linear"]["loss"][:, :, -1] / runs["linear"]["loss"][:, :, 0]).max(1), band=(None, 0.1),
-        band_from="choice", check=True, why="For both initial scales.",
-    )  # fmt: skip
+        id="linear-learns",
+        claim="Outputs match their targets (B): loss at the end over its start",
+        paper=0.0,
+        values=(runs["linear"]["loss"][:, :, -1] / runs["linear"]["loss"][:, :, 0]).max(1),
+        band=(None, 0.1),
+        band_from="choice",
+        check=True,
+        why="For both initial scales.",
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
@@ -103,8 +146,14 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
         curve(axes[4], steps, contrast(classes), label, colour=colour)
     for name, classes, colour in zip(("linear", "narrow"), linear, (ORANGE, BLUE), strict=True):
         for i, (gain, style) in enumerate(zip(setups[name].gains, ("-", "--"), strict=True)):
-            curve(axes[5], runs[name]["steps"][0] / runs[name]["steps"][0, -1], contrast(classes[:, i]),
-                  f"{setups[name].width}, σ = {gain:g}", colour=colour, style=style)  # fmt: skip
+            curve(
+                axes[5],
+                runs[name]["steps"][0] / runs[name]["steps"][0, -1],
+                contrast(classes[:, i]),
+                f"{setups[name].width}, σ = {gain:g}",
+                colour=colour,
+                style=style,
+            )
     axes[4].set(xscale="log", xlabel="step", ylabel="diagonal less rest")
     axes[5].set(xlabel="share of the steps", ylabel="diagonal less rest")
     axes[4].legend()

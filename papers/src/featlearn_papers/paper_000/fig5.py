@@ -65,39 +65,69 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
         ]
 
     yield Claim(
-        id="readout-aligns", claim=f"K_V aligns with all targets (A): smallest rise over targets, output {CHANNEL}",
-        paper="> 0", values=rises(readout)[:, CHANNEL].min(1), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="readout-aligns",
+        claim=f"K_V aligns with all targets (A): smallest rise over targets, output {CHANNEL}",
+        paper="> 0",
+        values=rises(readout)[:, CHANNEL].min(1),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=otherwise(lambda classes: rises(classes)[:, CHANNEL].min(1), READOUT),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="readout-alike", claim="... to a similar extent (A): rise with its own target less the mean of the others, "
-        "in standard deviations of the others", paper="similar", values=score(readout), band=(-2.0, 2.0),
-        band_from="choice", least=Scale.LAPTOP, choices=otherwise(score, READOUT),
-    )  # fmt: skip
+        id="readout-alike",
+        claim="... to a similar extent (A): rise with its own target less the mean of the others, "
+        "in standard deviations of the others",
+        paper="similar",
+        values=score(readout),
+        band=(-2.0, 2.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        choices=otherwise(score, READOUT),
+    )
     every = Choice(made=f"output {CHANNEL}", other="mean over all outputs", values=all_outputs(hidden))
     yield Claim(
-        id="hidden-own", claim="K_W aligns preferably with its own target (B): rise with it less the mean of the "
-        "others", paper="> 0", values=own_less_others(hidden), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="hidden-own",
+        claim="K_W aligns preferably with its own target (B): rise with it less the mean of the others",
+        paper="> 0",
+        values=own_less_others(hidden),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[*otherwise(own_less_others, HIDDEN), every],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="hidden-most", claim="... more than with any other (B): rise with it less the largest of the others",
-        paper="> 0", values=own_less_best(hidden), band=(0.0, None), band_from="choice", least=Scale.LAPTOP,
+        id="hidden-most",
+        claim="... more than with any other (B): rise with it less the largest of the others",
+        paper="> 0",
+        values=own_less_best(hidden),
+        band=(0.0, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=otherwise(own_less_best, HIDDEN),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="hidden-specialised", claim="Specialisation arises from K_W (Sec. 6): diagonal of its specialisation matrix "
-        "less the rest, after training", paper="> 0", values=specialization.contrast(hidden[:, -1]), band=(0.0, None),
-        band_from="print", least=Scale.LAPTOP,
+        id="hidden-specialised",
+        claim="Specialisation arises from K_W (Sec. 6): diagonal of its specialisation matrix "
+        "less the rest, after training",
+        paper="> 0",
+        values=specialization.contrast(hidden[:, -1]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=otherwise(lambda classes: specialization.contrast(classes[:, -1]), HIDDEN),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="readout-equal", claim="K_V is the same for all outputs (Eq. 18): largest difference of its alignments "
-        "between outputs", paper=0.0, values=numpy.ptp(readout, axis=2).max((1, 2)), band=(None, 1e-4),
-        band_from="theory", check=True,
+        id="readout-equal",
+        claim="K_V is the same for all outputs (Eq. 18): largest difference of its alignments between outputs",
+        paper=0.0,
+        values=numpy.ptp(readout, axis=2).max((1, 2)),
+        band=(None, 1e-4),
+        band_from="theory",
+        check=True,
         why="The Gram matrix of the last features; the factor |V_c|^2 of the print is wrong, and would not change "
         "alignments.",
-    )  # fmt: skip
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:

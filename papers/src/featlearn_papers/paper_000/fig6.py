@@ -47,10 +47,12 @@ def starts(runs: Runs, measure: str = OWN) -> Any:
     """
     steps, found = runs["steps"][0].astype(float), curves(runs, measure)
     level = (found[:, 0, -1] - found[:, 0, 0]) / 2
-    return numpy.array([
-        [_last_crossing(steps, one - one[0] - low) if low > 0 else numpy.nan for one in seed]
-        for seed, low in zip(found, level, strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [_last_crossing(steps, one - one[0] - low) if low > 0 else numpy.nan for one in seed]
+            for seed, low in zip(found, level, strict=True)
+        ]
+    )
 
 
 def _last_crossing(steps: Any, above: Any) -> float:
@@ -67,11 +69,16 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield from _alignment(runs)
     yield from _specialization(setup, runs)
     yield Claim(
-        id="stable", claim="Descent is stable at every depth: largest rate times eigenvalue of the whole kernel, "
-        "before and after training", paper=None, values=runs["stability"].max((1, 2)), band=(None, 2.0),
-        band_from="theory", check=True,
+        id="stable",
+        claim="Descent is stable at every depth: largest rate times eigenvalue of the whole kernel, "
+        "before and after training",
+        paper=None,
+        values=runs["stability"].max((1, 2)),
+        band=(None, 2.0),
+        band_from="theory",
+        check=True,
         why="The learning rate is the same at every depth, and deeper networks have larger kernels.",
-    )  # fmt: skip
+    )
 
 
 def _measured_otherwise(values: Any) -> list[Choice]:
@@ -82,32 +89,48 @@ def _measured_otherwise(values: Any) -> list[Choice]:
 def _alignment(runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="deeper-higher",
-        claim="Deeper networks reach a higher alignment (A): smallest step from one depth to the next", paper="> 0",
-        values=smallest_step(curves(runs)[:, :, -1]), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        claim="Deeper networks reach a higher alignment (A): smallest step from one depth to the next",
+        paper="> 0",
+        values=smallest_step(curves(runs)[:, :, -1]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="The paper defines alignment for one output only.",
         choices=_measured_otherwise(lambda measure: smallest_step(curves(runs, measure)[:, :, -1])),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deepest-higher", claim="The deepest network is aligned better than the shallowest after training (A): "
-        "difference", paper="> 0", values=curves(runs)[:, -1, -1] - curves(runs)[:, 0, -1], band=(0.0, None),
+        id="deepest-higher",
+        claim="The deepest network is aligned better than the shallowest after training (A): difference",
+        paper="> 0",
+        values=curves(runs)[:, -1, -1] - curves(runs)[:, 0, -1],
+        band=(0.0, None),
         band_from="print",
         choices=_measured_otherwise(lambda measure: curves(runs, measure)[:, [0, -1], -1] @ [-1, 1]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deeper-earlier", claim="They begin to rise earlier (A): largest ratio of the steps at which they have "
-        "risen by half of what the shallowest does, each depth over the one before", paper="< 1",
-        values=(starts(runs)[:, 1:] / starts(runs)[:, :-1]).max(1), band=(None, 1.0), band_from="print",
-        least=Scale.LAPTOP, why="Measured at the same rise for all depths: a share of the own rise would be another "
-        "rise for each.",
+        id="deeper-earlier",
+        claim="They begin to rise earlier (A): largest ratio of the steps at which they have "
+        "risen by half of what the shallowest does, each depth over the one before",
+        paper="< 1",
+        values=(starts(runs)[:, 1:] / starts(runs)[:, :-1]).max(1),
+        band=(None, 1.0),
+        band_from="print",
+        least=Scale.LAPTOP,
+        why="Measured at the same rise for all depths: a share of the own rise would be another rise for each.",
         choices=_measured_otherwise(lambda one: (starts(runs, one)[:, 1:] / starts(runs, one)[:, :-1]).max(1)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="rate-grows", claim="Deeper networks have a larger feature rate gamma, Eq. 20 corrected (D): smallest step "
-        "from one depth to the next", paper="> 0", values=smallest_step(rates(runs)), band=(0.0, None),
-        band_from="print", least=Scale.LAPTOP,
+        id="rate-grows",
+        claim="Deeper networks have a larger feature rate gamma, Eq. 20 corrected (D): smallest step "
+        "from one depth to the next",
+        paper="> 0",
+        values=smallest_step(rates(runs)),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="Kernel and task kernel have norm 1; a rate for each output, and their mean.",
         choices=_measured_otherwise(lambda measure: smallest_step(rates(runs, measure))),
-    )  # fmt: skip
+    )
 
 
 def _specialization(setup: Setup, runs: Runs) -> Iterable[Claim]:
@@ -116,21 +139,33 @@ def _specialization(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
         id="deeper-specialised",
         claim="The 5-layer network is more specialised than the 3-layer one (B, C): difference of diagonal less rest",
-        paper="> 0", values=contrasts[:, five] - contrasts[:, three], band=(0.0, None), band_from="print",
+        paper="> 0",
+        values=contrasts[:, five] - contrasts[:, three],
+        band=(0.0, None),
+        band_from="print",
         least=Scale.LAPTOP,
         choices=[Choice(made="raw alignments", other="centred ones", values=centered[:, five] - centered[:, three])],
-    )  # fmt: skip
+    )
     yield Claim(
         id="specialisation-grows",
         claim="Specialisation grows with every layer (B and C compared with Fig. 4A): smallest step",
-        paper="> 0", values=smallest_step(contrasts), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        paper="> 0",
+        values=smallest_step(contrasts),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[Choice(made="raw alignments", other="centred ones", values=smallest_step(centered))],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="specialised", claim="Both are specialised (B, C): smaller of their diagonals less rest", paper="> 0",
-        values=contrasts[:, [three, five]].min(1), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="specialised",
+        claim="Both are specialised (B, C): smaller of their diagonals less rest",
+        paper="> 0",
+        values=contrasts[:, [three, five]].min(1),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[Choice(made="raw alignments", other="centred ones", values=centered[:, [three, five]].min(1))],
-    )  # fmt: skip
+    )
 
 
 def places(setup: Setup) -> tuple[int, int]:
@@ -146,11 +181,22 @@ def plot(setup: Setup, runs: Runs) -> Any:
         name: dict[str, Any] = {"label": f"{count + 1}-layer", "colour": COLOURS[i]}
         curve(axes[0], steps, curves(runs)[:, i], **name)
         curve(axes[4], steps, curves(runs, "centered traced")[:, i], **name)
-        curve(axes[4], steps, curves(runs, "traced")[:, i].mean(0), f"_{count + 1}-layer, raw", colour=COLOURS[i],
-              style=":")  # fmt: skip
+        curve(
+            axes[4],
+            steps,
+            curves(runs, "traced")[:, i].mean(0),
+            f"_{count + 1}-layer, raw",
+            colour=COLOURS[i],
+            style=":",
+        )
         curve(axes[5], steps, runs["sharpness"][:, i], **name)
-        axes[5].plot(steps[[0, -1]], runs["stability"][:, i].mean(0), "x", color=COLOURS[i],
-                     label=f"_{count + 1}-layer, all outputs")  # fmt: skip
+        axes[5].plot(
+            steps[[0, -1]],
+            runs["stability"][:, i].mean(0),
+            "x",
+            color=COLOURS[i],
+            label=f"_{count + 1}-layer, all outputs",
+        )
     matrices = [runs["classes"][:, place, -1, 0] for place in places(setup)]
     for ax, matrix in zip(axes[1:3], matrices, strict=True):
         specialization.draw(ax, matrix, span=specialization.span(*matrices))
@@ -159,8 +205,10 @@ def plot(setup: Setup, runs: Runs) -> Any:
         curve(axes[3], layers, rates(runs, measure), measure.replace("centered", "centred"), colour=colour, style="o-")
     axes[5].axhline(2.0, color=BLACK, linestyle=":", linewidth=1, label="limit")
     for ax, label in (
-        (axes[0], "mean of $A(K^{cc}, y^c)$"), (axes[4], r"$A(\bar K, Y Y^T)$"), (axes[5], r"$\eta\,\lambda_1$"),
-    ):  # fmt: skip
+        (axes[0], "mean of $A(K^{cc}, y^c)$"),
+        (axes[4], r"$A(\bar K, Y Y^T)$"),
+        (axes[5], r"$\eta\,\lambda_1$"),
+    ):
         ax.set(xscale="log", xlabel="step", ylabel=label)
     axes[0].legend()
     _explain(axes[4], {"centred": "-", "raw": ":"})

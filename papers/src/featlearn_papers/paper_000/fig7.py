@@ -36,47 +36,76 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         ]
 
     yield Claim(
-        id="eigenvalues", claim="Eigenvalues of Eq. 12 and Eq. 14 are consistent (A): largest relative difference",
-        paper="good consistency", values=eigenvalue_error(runs, SMALL), band=(None, 0.05), band_from="choice",
+        id="eigenvalues",
+        claim="Eigenvalues of Eq. 12 and Eq. 14 are consistent (A): largest relative difference",
+        paper="good consistency",
+        values=eigenvalue_error(runs, SMALL),
+        band=(None, 0.05),
+        band_from="choice",
         choices=otherwise(lambda place: eigenvalue_error(runs, place)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="task-power", claim="Task spectra are consistent (B): share of the task's power that is in other modes",
-        paper="good consistency", values=displaced_power(runs, SMALL), band=(None, 0.05), band_from="choice",
+        id="task-power",
+        claim="Task spectra are consistent (B): share of the task's power that is in other modes",
+        paper="good consistency",
+        values=displaced_power(runs, SMALL),
+        band=(None, 0.05),
+        band_from="choice",
         choices=otherwise(lambda place: displaced_power(runs, place)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="kernel", claim="Eq. 14 approximates the kernel: relative error", paper="approximately",
-        values=runs["error"][:, SMALL], band=(None, 0.01), band_from="trial",
+        id="kernel",
+        claim="Eq. 14 approximates the kernel: relative error",
+        paper="approximately",
+        values=runs["error"][:, SMALL],
+        band=(None, 0.01),
+        band_from="trial",
         why="0.003 was found before; the term that is dropped is of the order of the weights' variance.",
         choices=otherwise(lambda place: runs["error"][:, place]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="decay", claim="With an L2 penalty the term across V vanishes (Sec. 5), from large weights too: what is "
-        "left of W across V, as a share of W", paper=0.0, values=runs["across"][:, DECAYING], band=(None, 0.05),
-        band_from="theory", why="From a norm of N it shrinks to N exp(-lr decay steps), beside the sqrt(N) that the "
+        id="decay",
+        claim="With an L2 penalty the term across V vanishes (Sec. 5), from large weights too: what is "
+        "left of W across V, as a share of W",
+        paper=0.0,
+        values=runs["across"][:, DECAYING],
+        band=(None, 0.05),
+        band_from="theory",
+        why="From a norm of N it shrinks to N exp(-lr decay steps), beside the sqrt(N) that the "
         "teacher needs: 0.002 is expected, and 0.001 at smoke scale.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="implicit", claim="It vanishes without a penalty as well, by descent (Sec. 5): share of W, from "
-        "large weights", paper=0.0, values=runs["across"][:, LARGE], band=(None, 0.05), band_from="print",
+        id="implicit",
+        claim="It vanishes without a penalty as well, by descent (Sec. 5): share of W, from large weights",
+        paper=0.0,
+        values=runs["across"][:, LARGE],
+        band=(None, 0.05),
+        band_from="print",
         known="Gradient flow conserves W W^T - V V^T, and across V this is W W^T itself, which keeps the size it had "
         "at the start.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="first-kernel", claim="The first kernel is alpha_K X X^T / N^2 (below Eq. 14): relative error",
-        paper="for large N", values=runs["first-kernel"][:, SMALL], band=(None, 0.1), band_from="choice",
+        id="first-kernel",
+        claim="The first kernel is alpha_K X X^T / N^2 (below Eq. 14): relative error",
+        paper="for large N",
+        values=runs["first-kernel"][:, SMALL],
+        band=(None, 0.1),
+        band_from="choice",
         known="This needs P much smaller than N. N^-1 W^T V = s needs P >= N, where eigenvalues of W^T W / N spread "
         "from 0 to 4 (times the variance) at every N.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="second-form", claim="Eq. 14 with alpha_K^-2 |V|^2 K0 in place of |V|^2 X X^T / N^2: relative error",
-        paper="approximately", values=runs["error/printed"][:, SMALL], band=(None, 0.1), band_from="choice",
+        id="second-form",
+        claim="Eq. 14 with alpha_K^-2 |V|^2 K0 in place of |V|^2 X X^T / N^2: relative error",
+        paper="approximately",
+        values=runs["error/printed"][:, SMALL],
+        band=(None, 0.1),
+        band_from="choice",
         known="It must be alpha_K^-1, since K0 is about alpha_K X X^T / N^2.",
-        choices=[Choice(
-            made="alpha_K^-2, as printed", other="alpha_K^-1", values=runs["error/first-kernel"][:, SMALL]
-        )],
-    )  # fmt: skip
+        choices=[
+            Choice(made="alpha_K^-2, as printed", other="alpha_K^-1", values=runs["error/first-kernel"][:, SMALL])
+        ],
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

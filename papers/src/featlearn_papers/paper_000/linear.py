@@ -67,9 +67,15 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     for i, start in enumerate(setup.starts):
         # in this parametrisation of variance 1 each layer has a factor 1 / sqrt(N)
         model = MLP(
-            setup.width, None, width=setup.width, hidden_layers=1, activation="linear", parametrization="ntk",
-            weight_variance=1.0, generator=context.generator(1),
-        ).double()  # fmt: skip
+            setup.width,
+            None,
+            width=setup.width,
+            hidden_layers=1,
+            activation="linear",
+            parametrization="ntk",
+            weight_variance=1.0,
+            generator=context.generator(1),
+        ).double()
         fl.steer.scale_init(model, start.deviation)
         first = fl.ntk(model, X)
         numbers = followed(model, X, s, setup, start) | compared(model, X, s, first, start)
@@ -144,13 +150,18 @@ LINEAR = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(
-                width=15, samples=30, steps=1000, growth=1.5,
+                width=15,
+                samples=30,
+                steps=1000,
+                growth=1.5,
                 starts=(*Setup.starts[:DECAYING], Start(deviation=1.0, decay=4e-3)),
             ),
-            seeds=1, seconds=2, mebibytes=20,
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=10, mebibytes=50),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=10, mebibytes=50),
     },
     measure=measure,
-)  # fmt: skip
+)

@@ -53,10 +53,20 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     X, Y = (one.to(context.device) for one in task(setup, context.generator()))
     found: dict[str, list[Any]] = {"loss": [], "alignment": [], "classes": [], "symmetry": []}
     for i, gain in enumerate(setup.gains):
-        model = MLP(
-            setup.inputs, setup.outputs, width=setup.width, hidden_layers=setup.hidden_layers, activation="linear",
-            parametrization="ntk", weight_variance=1.0, generator=context.generator(1),
-        ).double().to(context.device)  # fmt: skip
+        model = (
+            MLP(
+                setup.inputs,
+                setup.outputs,
+                width=setup.width,
+                hidden_layers=setup.hidden_layers,
+                activation="linear",
+                parametrization="ntk",
+                weight_variance=1.0,
+                generator=context.generator(1),
+            )
+            .double()
+            .to(context.device)
+        )
         fl.steer.scale_init(model, gain)
         for name, values in trained(model, X, Y, setup).items():
             found[name].append(values)
@@ -105,18 +115,25 @@ WIDE_LINEAR_OUTPUTS = Experiment(
     id="000/wide-linear-outputs",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(inputs=30, width=60, samples=20, lr=100.0, steps=120, moments=6), seeds=1, seconds=2,
+            setup=Setup(inputs=30, width=60, samples=20, lr=100.0, steps=120, moments=6),
+            seeds=1,
+            seconds=2,
             mebibytes=20,
         ),
         Scale.LAPTOP: Size(
             setup=Setup(inputs=500, width=500, samples=100, gains=(1.0, 0.5), lr=500.0, steps=200, moments=8),
-            seeds=5, seconds=60, mebibytes=400,
+            seeds=5,
+            seconds=60,
+            mebibytes=400,
         ),
         Scale.PAPER: Size(
             setup=Setup(inputs=500, width=500, samples=1000, gains=(1.0, 0.5), lr=1000.0, steps=600, moments=10),
-            seeds=5, seconds=60, mebibytes=4000, device="cuda",
+            seeds=5,
+            seconds=60,
+            mebibytes=4000,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 """the width that the caption of Fig. 4B gives, taken for the inputs too"""

@@ -104,9 +104,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for name, (loss, lr) in losses.items():
         model = MLP(
-            x.shape[1], y.shape[1], width=setup.width, hidden_layers=setup.hidden_layers, parametrization="ntk",
-            weight_variance=(1.0, 2.0, 1.0), generator=context.generator(2),
-        ).to(context.device)  # fmt: skip
+            x.shape[1],
+            y.shape[1],
+            width=setup.width,
+            hidden_layers=setup.hidden_layers,
+            parametrization="ntk",
+            weight_variance=(1.0, 2.0, 1.0),
+            generator=context.generator(2),
+        ).to(context.device)
         first = fl.ntk(model, x, outputs="full")
         with tempfile.TemporaryDirectory(dir=context.folder) as folder:
             run, classes = trained(model, given, loss, lr, setup, context, Path(folder) / name)
@@ -124,9 +129,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def trained(
-    model: torch.nn.Module, given: ClassificationTask, loss: Callable[..., Tensor], lr: float, setup: Setup,
-    context: Context, out: Path,
-) -> tuple[Any, dict[str, Tensor]]:  # fmt: skip
+    model: torch.nn.Module,
+    given: ClassificationTask,
+    loss: Callable[..., Tensor],
+    lr: float,
+    setup: Setup,
+    context: Context,
+    out: Path,
+) -> tuple[Any, dict[str, Tensor]]:
     """The run of gradient descent with kernels at the moments, and class alignments (T, PARTS, C, C)."""
 
     matrices: dict[str, list[Tensor]] = {"classes": [], "centered_classes": []}
@@ -142,9 +152,14 @@ def trained(
 
     moments, optimizer = set(setup.moments), torch.optim.SGD(model.parameters(), lr=lr)
     with fl.watch(
-        model, (given.x, given.y), out, every=moments.__contains__, budget=None, test=given.test,
+        model,
+        (given.x, given.y),
+        out,
+        every=moments.__contains__,
+        budget=None,
+        test=given.test,
         quantities=["kernel", "test", classes],
-    ) as watch:  # fmt: skip
+    ) as watch:
         for step in range(1, setup.steps + 1):
             optimizer.zero_grad()
             value = loss(model(given.x), given.y)
@@ -228,13 +243,13 @@ MNIST = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=60, test_samples=40, width=50, steps=100, growth=1.6, few=10),
-            seeds=1, seconds=3, mebibytes=50,
+            seeds=1,
+            seconds=3,
+            mebibytes=50,
         ),
-        Scale.LAPTOP: Size(
-            setup=Setup(samples=200, test_samples=150, steps=2000), seeds=5, seconds=80, mebibytes=400
-        ),
+        Scale.LAPTOP: Size(setup=Setup(samples=200, test_samples=150, steps=2000), seeds=5, seconds=80, mebibytes=400),
         Scale.PAPER: Size(setup=Setup(growth=1.5), seeds=5, seconds=150, mebibytes=8000, device="cuda"),
     },
     measure=measure,
     paper_seeds=5,
-)  # fmt: skip
+)

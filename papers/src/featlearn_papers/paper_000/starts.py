@@ -68,9 +68,14 @@ def trained(setup: Setup, start: Start, context: Context) -> dict[str, Numbers]:
     given = mnist.task(setup, context)
     y, x = given.y, given.x - given.x.mean(0) * start.centered
     network = MLP(
-        x.shape[1], y.shape[1], width=setup.width, hidden_layers=setup.hidden_layers, parametrization="ntk",
-        weight_variance=(1.0, 2.0, 1.0), generator=context.generator(2),
-    ).to(context.device)  # fmt: skip
+        x.shape[1],
+        y.shape[1],
+        width=setup.width,
+        hidden_layers=setup.hidden_layers,
+        parametrization="ntk",
+        weight_variance=(1.0, 2.0, 1.0),
+        generator=context.generator(2),
+    ).to(context.device)
     fl.steer.scale_init(network, start.readout, layers=["readout"])
     model = fl.steer.scale_output(network, 1.0) if start.zero else network
     session, moments = fl.Session(model, x), set(setup.moments)
@@ -91,9 +96,13 @@ def trained(setup: Setup, start: Start, context: Context) -> dict[str, Numbers]:
     steps, f = torch.tensor(setup.moments), torch.stack(outputs)
     _, (kgd, akgd) = mnist.predicted(full, y, steps, f, given.rate, norms[-1] / norms[0])
     return {
-        "loss": (f - y).square().mean((1, 2)), "kgd": kgd, "akgd": akgd, "norm": norms,
-        "centered_alignment": alignments, "stability": given.rate * float(torch.linalg.eigvalsh(kernel.double())[-1]),
-    }  # fmt: skip
+        "loss": (f - y).square().mean((1, 2)),
+        "kgd": kgd,
+        "akgd": akgd,
+        "norm": norms,
+        "centered_alignment": alignments,
+        "stability": given.rate * float(torch.linalg.eigvalsh(kernel.double())[-1]),
+    }
 
 
 EXPERIMENT = Experiment(
@@ -101,15 +110,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=40, test_samples=10, width=30, steps=60, growth=1.6, few=10),
-            seeds=1, seconds=3, mebibytes=50,
+            seeds=1,
+            seconds=3,
+            mebibytes=50,
         ),
-        Scale.LAPTOP: Size(
-            setup=Setup(samples=200, test_samples=150, steps=3000), seeds=3, seconds=200, mebibytes=500
-        ),
+        Scale.LAPTOP: Size(setup=Setup(samples=200, test_samples=150, steps=3000), seeds=3, seconds=200, mebibytes=500),
         Scale.PAPER: Size(setup=Setup(), seeds=3, seconds=150, mebibytes=8000, device="cuda"),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 
 def behind(runs: Runs, start: str, against: str = "akgd") -> Any:
@@ -123,22 +132,37 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         ratio = behind(runs, name)
         yield Claim(
             id=f"faster-{name.lower().replace(' ', '-').replace('.', '')}",
-            claim=f"The network ends below its rescaled first kernel, start: {name}", paper="< 1", values=ratio[:, -1],
-            band=(None, 1.0), band_from="print", least=Scale.LAPTOP,
+            claim=f"The network ends below its rescaled first kernel, start: {name}",
+            paper="< 1",
+            values=ratio[:, -1],
+            band=(None, 1.0),
+            band_from="print",
+            least=Scale.LAPTOP,
             choices=[Choice(made="at the end", other="at the moment that is best for it", values=ratio.min(1))],
-        )  # fmt: skip
+        )
     turned = {name: runs[f"{name}/centered_alignment"] for name in ("small readout", "as in Fig. 1")}
     small, usual = (each[:, -1] - each[:, 0] for each in turned.values())
     yield Claim(
-        id="turns-more", claim="From a small readout the kernel turns further to the task: rise of its centred "
-        "alignment over that from the start of Fig. 1", paper="not shown", values=small / usual, band=(1.0, None),
-        band_from="theory", least=Scale.LAPTOP, why="A smaller output is a richer network (Atanasov et al. 2022).",
-    )  # fmt: skip
+        id="turns-more",
+        claim="From a small readout the kernel turns further to the task: rise of its centred "
+        "alignment over that from the start of Fig. 1",
+        paper="not shown",
+        values=small / usual,
+        band=(1.0, None),
+        band_from="theory",
+        least=Scale.LAPTOP,
+        why="A smaller output is a richer network (Atanasov et al. 2022).",
+    )
     yield Claim(
-        id="stable", claim="Rate times largest eigenvalue at the end, the largest of all starts", paper="< 2",
-        values=numpy.max([runs[f"{name}/stability"] for name in STARTS], 0), band=(None, 2.0), band_from="theory",
-        check=True, why="Else gradient descent would not follow its kernel.",
-    )  # fmt: skip
+        id="stable",
+        claim="Rate times largest eigenvalue at the end, the largest of all starts",
+        paper="< 2",
+        values=numpy.max([runs[f"{name}/stability"] for name in STARTS], 0),
+        band=(None, 2.0),
+        band_from="theory",
+        check=True,
+        why="Else gradient descent would not follow its kernel.",
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

@@ -40,9 +40,7 @@ class Setup:
 def task(setup: Setup, context: Context) -> tuple[Tensor, Tensor]:
     """Images (P, channels, height, width) and one-hot targets (P, 2), drawn by the seed from all training files."""
     options: dict[str, Any] = {"normalization": "channel"} if setup.data == "cifar10" else {}
-    data = context.dataset(
-        setup.data, classes=(0, 1), samples=setup.samples, generator=context.generator(), **options
-    )  # fmt: skip
+    data = context.dataset(setup.data, classes=(0, 1), samples=setup.samples, generator=context.generator(), **options)
     images = torch.nn.functional.avg_pool2d(data.x, setup.pooling)
     return images.to(context.device), data.one_hot().to(context.device)
 
@@ -55,9 +53,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """
     x, y = task(setup, context)
     model = CNN(
-        x.shape[1], y.shape[1], width=setup.width, kernel_size=setup.kernel_size, parametrization="ntk",
-        weight_variance=(1.0, 2.0, 1.0), generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+        x.shape[1],
+        y.shape[1],
+        width=setup.width,
+        kernel_size=setup.kernel_size,
+        parametrization="ntk",
+        weight_variance=(1.0, 2.0, 1.0),
+        generator=context.generator(1),
+    ).to(context.device)
     optimizer, order = torch.optim.SGD(model.parameters(), lr=setup.lr), context.generator(2)
     seen, targets = x[: setup.probe], y[: setup.probe]
     session = fl.Session(model, seen)
@@ -101,16 +104,25 @@ def _experiment(id: str, divisor: int, seeds: int) -> Experiment[Setup]:
         sizes={
             Scale.SMOKE: Size(
                 setup=Setup(
-                    data="digits", samples=80, probe=40, width=8, kernel_size=3, divisor=divisor, batch=20, epochs=4,
+                    data="digits",
+                    samples=80,
+                    probe=40,
+                    width=8,
+                    kernel_size=3,
+                    divisor=divisor,
+                    batch=20,
+                    epochs=4,
                     epochs_measured=(0, 2, 4),
                 ),
-                seeds=1, seconds=1, mebibytes=50,
+                seeds=1,
+                seconds=1,
+                mebibytes=50,
             ),
             Scale.LAPTOP: Size(setup=smaller, seeds=seeds, seconds=45, mebibytes=800),
             Scale.PAPER: Size(setup=Setup(divisor=divisor), seeds=5, seconds=60, mebibytes=8000, device="cuda"),
         },
         measure=measure,
-    )  # fmt: skip
+    )
 
 
 CONVOLUTION = _experiment("001/convolution", 10, 5)

@@ -34,65 +34,103 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
         yield from _network(name, words, partial(judged, name))
     yield from _cross_entropy(runs["classes"])
     yield Claim(
-        id="starts-stable", claim="The learning rate of odd/even is below the limit of stability at the start: rate "
-        "times largest eigenvalue of the first kernel", paper=None, band=(None, 2.0), band_from="theory", check=True,
-        why="2 is the limit.", **judged("parity", first_stability) | {"least": Scale.SMOKE},
-    )  # fmt: skip
+        id="starts-stable",
+        claim="The learning rate of odd/even is below the limit of stability at the start: rate "
+        "times largest eigenvalue of the first kernel",
+        paper=None,
+        band=(None, 2.0),
+        band_from="theory",
+        check=True,
+        why="2 is the limit.",
+        **judged("parity", first_stability) | {"least": Scale.SMOKE},
+    )
 
 
 def _network(name: str, words: str, given: Callable[[Callable[[Runs], Any]], dict[str, Any]]) -> Iterable[Claim]:
     """Claims on one coding of the labels."""
 
     yield Claim(
-        id=f"{name}-faster", claim=f"The network's loss ends below that of its first kernel (A, {words}): their ratio",
-        paper="< 1", band=(None, 1.0), band_from="print", **given(lambda r: final_ratio(r, "mse/loss", "mse/kgd")),
-    )  # fmt: skip
+        id=f"{name}-faster",
+        claim=f"The network's loss ends below that of its first kernel (A, {words}): their ratio",
+        paper="< 1",
+        band=(None, 1.0),
+        band_from="print",
+        **given(lambda r: final_ratio(r, "mse/loss", "mse/kgd")),
+    )
     yield Claim(
         id=f"{name}-faster-rescaled",
         claim=f"... and below that of its first kernel with the norm of the last (A, {words}): their ratio",
-        paper="< 1", band=(None, 1.0), band_from="print", **given(lambda r: final_ratio(r, "mse/loss", "mse/akgd")),
+        paper="< 1",
+        band=(None, 1.0),
+        band_from="print",
+        **given(lambda r: final_ratio(r, "mse/loss", "mse/akgd")),
         why="How long the paper trains is not said.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id=f"{name}-norm", claim=f"The norm of the kernel increases (B, {words}): end over start", paper="> 1",
-        band=(1.0, None), band_from="print", **given(lambda r: end_over_start(r, "mse/norm")),
-    )  # fmt: skip
+        id=f"{name}-norm",
+        claim=f"The norm of the kernel increases (B, {words}): end over start",
+        paper="> 1",
+        band=(1.0, None),
+        band_from="print",
+        **given(lambda r: end_over_start(r, "mse/norm")),
+    )
     yield Claim(
-        id=f"{name}-norm-falls", claim=f"... non-monotonically (B, {words}): largest fall on the way, as a share",
-        paper="> 0", band=(0.01, None), band_from="choice", **given(lambda r: largest_fall(r, "mse/norm")),
+        id=f"{name}-norm-falls",
+        claim=f"... non-monotonically (B, {words}): largest fall on the way, as a share",
+        paper="> 0",
+        band=(0.01, None),
+        band_from="choice",
+        **given(lambda r: largest_fall(r, "mse/norm")),
         why="One per cent is well above rounding.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id=f"{name}-aligns", claim=f"The alignment increases substantially (C, {words}; Sec. 3): end over start",
-        paper="substantially", band=(1.2, None), band_from="choice",
-        **given(lambda r: end_over_start(r, "mse/alignment")), why="A fifth, for 'substantially'.",
-    )  # fmt: skip
+        id=f"{name}-aligns",
+        claim=f"The alignment increases substantially (C, {words}; Sec. 3): end over start",
+        paper="substantially",
+        band=(1.2, None),
+        band_from="choice",
+        **given(lambda r: end_over_start(r, "mse/alignment")),
+        why="A fifth, for 'substantially'.",
+    )
     yield Claim(
         id=f"{name}-asymptote",
         claim=f"... to an asymptote (C, {words}): share of its change in the second half of the steps",
-        paper="plateau", band=(None, 0.1), band_from="choice", **given(lambda r: late_rise(r, "mse/alignment")),
-    )  # fmt: skip
+        paper="plateau",
+        band=(None, 0.1),
+        band_from="choice",
+        **given(lambda r: late_rise(r, "mse/alignment")),
+    )
     yield Claim(
         id=f"{name}-test-kernel",
         claim=f"Beyond the print: the kernel of held-out samples turns too ({words}): alignment, end over start",
-        paper="not shown", band=(1.0, None), band_from="choice",
+        paper="not shown",
+        band=(1.0, None),
+        band_from="choice",
         **given(lambda r: end_over_start(r, "mse/test/alignment")),
-    )  # fmt: skip
+    )
 
 
 def _cross_entropy(runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="cross-entropy-faster", claim="Beyond the print: on cross-entropy the network is faster than its first "
-        "kernel (ten classes): ratio at the end", paper="not shown",
-        values=final_ratio(runs, "ce/cross_entropy", "ce/kgd"), band=(None, 1.0), band_from="choice",
+        id="cross-entropy-faster",
+        claim="Beyond the print: on cross-entropy the network is faster than its first "
+        "kernel (ten classes): ratio at the end",
+        paper="not shown",
+        values=final_ratio(runs, "ce/cross_entropy", "ce/kgd"),
+        band=(None, 1.0),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     yield Claim(
-        id="cross-entropy-aligns", claim="Beyond the print: cross-entropy turns the kernel to the task too (ten "
-        "classes): alignment, end over start", paper="not shown",
-        values=end_over_start(runs, "ce/alignment"), band=(1.0, None), band_from="choice",
+        id="cross-entropy-aligns",
+        claim="Beyond the print: cross-entropy turns the kernel to the task too (ten "
+        "classes): alignment, end over start",
+        paper="not shown",
+        values=end_over_start(runs, "ce/alignment"),
+        band=(1.0, None),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
 
 
 def first_stability(runs: Runs) -> Any:

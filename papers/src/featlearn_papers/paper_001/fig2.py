@@ -68,7 +68,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     for i, gamma in enumerate(setup.gammas):
         network = WideResNet(
             setup.k, setup.b, inputs=x.shape[1], parametrization="ntk", generator=context.generator(1)
-        ).to(context.device)  # fmt: skip
+        ).to(context.device)
         first = fl.ntk(network, x, dtype=torch.float64)
         # of df/dt = -rate K (f - y), for the first kernel of f: the same for all gamma
         rate = setup.speed / float(torch.linalg.eigvalsh(first)[-1])
@@ -90,7 +90,7 @@ def trained(
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:
         with fl.watch(
             model, (x, y), Path(folder) / "run", every=moments.__contains__, budget=None, quantities=["kernel"]
-        ) as watch:  # fmt: skip
+        ) as watch:
             for _ in range(setup.steps):
                 optimizer.zero_grad()
                 # model(x), without running the first weights again in every step
@@ -177,10 +177,15 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The caption, Sec. 4.2, and the kernels themselves."""
     falls = first_fall(runs)
     yield Claim(
-        id="same-start", claim="The loss begins to fall alike for all gamma (A): first step, largest over smallest",
-        paper=1.0, values=falls[:, -1] / falls[:, 0], band=(0.8, 1.25), band_from="theory", check=True,
+        id="same-start",
+        claim="The loss begins to fall alike for all gamma (A): first step, largest over smallest",
+        paper=1.0,
+        values=falls[:, -1] / falls[:, 0],
+        band=(0.8, 1.25),
+        band_from="theory",
+        check=True,
         why="1 for infinitely small steps: the rate was made so.",
-    )  # fmt: skip
+    )
     yield from _gammas(runs)
     yield from _alignments(runs)
     yield from _evolution(runs)
@@ -189,84 +194,131 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 def _gammas(runs: Runs) -> Iterable[Claim]:
     faster = [rises(-reached(runs, level, "steps")) for level in LEVELS]
     yield Claim(
-        id="faster", claim="Larger gamma makes training faster (A): steps to losses of 0.7, 0.6 and 0.4 fall with it",
-        paper="yes", values=numpy.all(faster, axis=0), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        id="faster",
+        claim="Larger gamma makes training faster (A): steps to losses of 0.7, 0.6 and 0.4 fall with it",
+        paper="yes",
+        values=numpy.all(faster, axis=0),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[
             Choice(made="steps to three losses", other="the losses at the end", values=rises(-runs["loss"][:, :, -1])),
             Choice(made="steps to three losses", other="to 0.7 and 0.6", values=numpy.all(faster[:2], axis=0)),
         ],
         why="A loss that is not reached counts as a failure: at paper scale gamma = 1 and 3 end at 0.44 to 0.58, above "
-            "0.4.",
-    )  # fmt: skip
+        "0.4.",
+    )
     yield Claim(
-        id="aligns-faster", claim="Larger gamma aligns more quickly (B): the fastest rise per step grows with gamma",
-        paper="yes", values=rises(fastest_rise(runs, "alignment")), band=(1, None), band_from="print",
+        id="aligns-faster",
+        claim="Larger gamma aligns more quickly (B): the fastest rise per step grows with gamma",
+        paper="yes",
+        values=rises(fastest_rise(runs, "alignment")),
+        band=(1, None),
+        band_from="print",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     yield Claim(
-        id="lazy", claim="At gamma = 1 no significant feature evolution occurs (Sec. 4.2): distance of the last kernel "
-        "from the first", paper="small", values=runs["moved"][:, 0, -1], band=(None, 0.05), band_from="choice",
+        id="lazy",
+        claim="At gamma = 1 no significant feature evolution occurs (Sec. 4.2): distance of the last kernel "
+        "from the first",
+        paper="small",
+        values=runs["moved"][:, 0, -1],
+        band=(None, 0.05),
+        band_from="choice",
         least=Scale.PAPER,
         why="1 - cosine. Of wide networks only: narrower ones, as at laptop scale, are richer at the same gamma.",
-    )  # fmt: skip
+    )
 
 
 def _alignments(runs: Runs) -> Iterable[Claim]:
     alignment = runs["alignment"]
     for level in LEVELS:
         yield Claim(
-            id=f"aligns-more-{level:g}", claim=f"Larger gamma aligns more (B): alignment when the loss is at {level:g}",
-            paper="yes", values=rises(reached(runs, level, "alignment")), band=(1, None), band_from="print",
-            least=Scale.LAPTOP, why="At the same loss, as networks of different gamma learn at different speed. At the "
+            id=f"aligns-more-{level:g}",
+            claim=f"Larger gamma aligns more (B): alignment when the loss is at {level:g}",
+            paper="yes",
+            values=rises(reached(runs, level, "alignment")),
+            band=(1, None),
+            band_from="print",
+            least=Scale.LAPTOP,
+            why="At the same loss, as networks of different gamma learn at different speed. At the "
             "largest gamma the alignment peaks when the loss is at 0.6 to 0.7, and may fall again. At paper scale "
             "gamma = 1 and 3 do not reach a loss of 0.4.",
             choices=[
                 Choice(made="at the same loss", other="after the same steps", values=rises(alignment[:, :, -1])),
             ],
-        )  # fmt: skip
+        )
     gains = {level: (reached(runs, level, "alignment") / alignment[:, :, 0])[:, -1] for level in LEVELS}
     made = "at a loss of 0.6"
     yield Claim(
-        id="rich", claim="At large gamma the alignment gets high (Sec. 4.2): at a loss of 0.6 over start, largest "
-        "gamma", paper="high", values=gains[0.6], band=(1.5, None), band_from="choice", least=Scale.LAPTOP,
+        id="rich",
+        claim="At large gamma the alignment gets high (Sec. 4.2): at a loss of 0.6 over start, largest gamma",
+        paper="high",
+        values=gains[0.6],
+        band=(1.5, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=[
             Choice(made=made, other="a loss of 0.7", values=gains[0.7]),
             Choice(made=made, other="a loss of 0.4", values=gains[0.4]),
             Choice(made=made, other="the end of training", values=alignment[:, -1, -1] / alignment[:, -1, 0]),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="peaks-higher", claim="Beyond the print: the highest alignment on the way grows with gamma",
-        paper="not shown", values=rises(alignment.max(2)), band=(1, None), band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="peaks-higher",
+        claim="Beyond the print: the highest alignment on the way grows with gamma",
+        paper="not shown",
+        values=rises(alignment.max(2)),
+        band=(1, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
 
 
 def _evolution(runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="ofe-loss", claim="OFE has a similar loss (C): correlation of the logarithms over time, largest gamma",
-        paper="qualitatively", values=likeness(runs), band=(0.9, None), band_from="choice", least=Scale.LAPTOP,
-        check=True, why="Both start at 1 with the same slope and fall: any two such curves correlate.",
-    )  # fmt: skip
+        id="ofe-loss",
+        claim="OFE has a similar loss (C): correlation of the logarithms over time, largest gamma",
+        paper="qualitatively",
+        values=likeness(runs),
+        band=(0.9, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        check=True,
+        why="Both start at 1 with the same slope and fall: any two such curves correlate.",
+    )
     yield Claim(
-        id="ofe-order", claim="OFE has the same order (C, D): loss falls and alignment rises with gamma", paper="yes",
-        values=rises(-runs["ofe/loss"][:, :, -1]) & rises(runs["ofe/alignment"][:, :, -1]), band=(1, None),
-        band_from="print", least=Scale.LAPTOP,
+        id="ofe-order",
+        claim="OFE has the same order (C, D): loss falls and alignment rises with gamma",
+        paper="yes",
+        values=rises(-runs["ofe/loss"][:, :, -1]) & rises(runs["ofe/alignment"][:, :, -1]),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="OFE is told the last alignment of the network: where that has fallen, so has its own.",
-    )  # fmt: skip
+    )
     ratio = half_time(runs, "alignment") / half_time(runs, "ofe/alignment")
     yield Claim(
-        id="ofe-time", claim="OFE aligns as fast (D): factor between the steps of half the rise, network and OFE, "
-        "largest gamma", paper="qualitatively", values=numpy.maximum(ratio, 1 / ratio), band=(1, 3),
-        band_from="choice", least=Scale.LAPTOP,
+        id="ofe-time",
+        claim="OFE aligns as fast (D): factor between the steps of half the rise, network and OFE, largest gamma",
+        paper="qualitatively",
+        values=numpy.maximum(ratio, 1 / ratio),
+        band=(1, 3),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="A factor of three, for 'qualitatively similar'; no value where a network ends less aligned than it began.",
-    )  # fmt: skip
+    )
     yield Claim(
         id="ofe-kernel",
         claim="Beyond the print: OFE's last kernel is nearer to the network's than the first kernel is, largest gamma: "
-        "ratio of distances", paper="not shown", values=runs["apart"][:, -1, -1] / runs["moved"][:, -1, -1],
-        band=(None, 1.0), band_from="choice", least=Scale.LAPTOP,
+        "ratio of distances",
+        paper="not shown",
+        values=runs["apart"][:, -1, -1] / runs["moved"][:, -1, -1],
+        band=(None, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="Sec. 4.1 says that OFE 'does not necessarily capture the trajectory of the NTK'.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -309,16 +361,20 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=12, k=0.25, b=1, gammas=(0.3, 1.0), steps=20, growth=1.8),
-            seeds=1, seconds=3, mebibytes=50,
+            seeds=1,
+            seconds=3,
+            mebibytes=50,
         ),
         Scale.LAPTOP: Size(
             setup=Setup(samples=60, pooling=4, k=1.0, b=1, gammas=(0.6, 1.7, 5.8), steps=1500, growth=1.25),
-            seeds=3, seconds=170, mebibytes=300,
+            seeds=3,
+            seconds=170,
+            mebibytes=300,
         ),
         Scale.PAPER: Size(setup=Setup(speed=0.03, steps=6000), seeds=3, seconds=250, mebibytes=1800, device="cuda"),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_2 = Reproduction(
     id="001/fig2",

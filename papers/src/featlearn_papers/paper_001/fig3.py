@@ -31,60 +31,103 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
     raw, centered = mnist_classes(runs), mnist_classes(runs, "centered_classes")
     other = Choice(made="raw alignments", other="centred ones", values=contrast(centered[:, -1]))
     yield Claim(
-        id="mnist", claim="MNIST: the diagonal of the KSM is higher than the rest (A): difference of the means",
-        paper="> 0", values=contrast(raw[:, -1]), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
-        choices=[other], why="One-hot targets have a mean of 1/10, so that raw alignments are mostly those with a "
+        id="mnist",
+        claim="MNIST: the diagonal of the KSM is higher than the rest (A): difference of the means",
+        paper="> 0",
+        values=contrast(raw[:, -1]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[other],
+        why="One-hot targets have a mean of 1/10, so that raw alignments are mostly those with a "
         "constant; centred ones leave it out.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="mnist-trained", claim="MNIST: training makes it so (A): the same at the end less at the start",
-        paper="> 0", values=contrast(raw[:, -1]) - contrast(raw[:, 0]), band=(0.0, None), band_from="print",
-        least=Scale.LAPTOP, choices=[
-            Choice(made="raw alignments", other="centred ones",
-                   values=contrast(centered[:, -1]) - contrast(centered[:, 0])),
+        id="mnist-trained",
+        claim="MNIST: training makes it so (A): the same at the end less at the start",
+        paper="> 0",
+        values=contrast(raw[:, -1]) - contrast(raw[:, 0]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(
+                made="raw alignments", other="centred ones", values=contrast(centered[:, -1]) - contrast(centered[:, 0])
+            ),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="mnist-columns", claim="MNIST: diagonal elements are higher than off-diagonal ones (Sec. 4.3): share of "
-        "targets whose own kernel is aligned best with them", paper=1.0, values=own_peaks(raw[:, -1]),
-        band=(0.9, None), band_from="choice", least=Scale.LAPTOP, choices=[
+        id="mnist-columns",
+        claim="MNIST: diagonal elements are higher than off-diagonal ones (Sec. 4.3): share of "
+        "targets whose own kernel is aligned best with them",
+        paper=1.0,
+        values=own_peaks(raw[:, -1]),
+        band=(0.9, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        choices=[
             Choice(made="raw alignments", other="centred ones", values=own_peaks(centered[:, -1])),
         ],
-    )  # fmt: skip
+    )
 
 
 def _cifar(runs: Runs, fast: Runs) -> Iterable[Claim]:
     rate = "a loss divided by ten, as printed"
     other = "by the two outputs that there are: five times the rate"
     yield Claim(
-        id="cifar", claim="CIFAR-10: the diagonal of the KSM is higher than the rest (B): difference of the means",
-        paper="> 0", values=contrast(runs["classes"][:, -1]), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="cifar",
+        claim="CIFAR-10: the diagonal of the KSM is higher than the rest (B): difference of the means",
+        paper="> 0",
+        values=contrast(runs["classes"][:, -1]),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[Choice(made=rate, other=other, values=contrast(fast["classes"][:, -1]))],
         why="Raw alignments: centred ones cannot tell two targets that add up to one.",
-    )  # fmt: skip
+    )
     grown = [contrast(each["classes"][:, -1]) - contrast(each["classes"][:, 0]) for each in (runs, fast)]
     yield Claim(
-        id="cifar-trained", claim="CIFAR-10: training makes it so (B): the same at the end less at the start",
-        paper="> 0", values=grown[0], band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="cifar-trained",
+        claim="CIFAR-10: training makes it so (B): the same at the end less at the start",
+        paper="> 0",
+        values=grown[0],
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[Choice(made=rate, other=other, values=grown[1])],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="cifar-columns", claim="CIFAR-10: diagonal elements are higher than off-diagonal ones (Sec. 4.3): share of "
-        "targets whose own kernel is aligned best with them", paper=1.0, values=own_peaks(runs["classes"][:, -1]),
-        band=(1.0, None), band_from="print", least=Scale.LAPTOP,
+        id="cifar-columns",
+        claim="CIFAR-10: diagonal elements are higher than off-diagonal ones (Sec. 4.3): share of "
+        "targets whose own kernel is aligned best with them",
+        paper=1.0,
+        values=own_peaks(runs["classes"][:, -1]),
+        band=(1.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[Choice(made=rate, other=other, values=own_peaks(fast["classes"][:, -1]))],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="cifar-learns", claim="CIFAR-10: the network tells the classes apart: accuracy on the probe", paper=None,
-        values=runs["accuracy"][:, -1], band=(0.6, None), band_from="choice", least=Scale.LAPTOP,
+        id="cifar-learns",
+        claim="CIFAR-10: the network tells the classes apart: accuracy on the probe",
+        paper=None,
+        values=runs["accuracy"][:, -1],
+        band=(0.6, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=[Choice(made=rate, other=other, values=fast["accuracy"][:, -1])],
         why="The paper does not say how long it trains.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="cifar-centred", claim="Centred, the KSM of two complementary targets has a contrast of 0: largest",
-        paper=None, values=abs(contrast(runs["centered_classes"])).max(1), band=(None, 1e-6), band_from="theory",
-        check=True, why="y_1 = 1 - y_0: centred, both are the same up to a sign.",
-    )  # fmt: skip
+        id="cifar-centred",
+        claim="Centred, the KSM of two complementary targets has a contrast of 0: largest",
+        paper=None,
+        values=abs(contrast(runs["centered_classes"])).max(1),
+        band=(None, 1e-6),
+        band_from="theory",
+        check=True,
+        why="y_1 = 1 - y_0: centred, both are the same up to a sign.",
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
@@ -105,7 +148,7 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
         (mnist["mse/steps"][0], mnist_classes(mnist, "centered_classes"), "A, centred", SKY, "-"),
         (runs["cifar"]["steps"][0], runs["cifar"]["classes"], "B", ORANGE, "-"),
         (runs["fast"]["steps"][0], fast[finite], shown, ORANGE, ":"),
-    ):  # fmt: skip
+    ):
         curve(axes[2], steps + 0.5, contrast(classes), label, colour=colour, style=style, spread="standard error")
     axes[2].axhline(0.0, color=BLACK, linewidth=0.5, label="_none")
     axes[2].set(xscale="log", xlabel="step", ylabel="KSM contrast")

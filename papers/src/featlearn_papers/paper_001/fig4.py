@@ -52,9 +52,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, list[Any]] = {}
     for i, gain in enumerate(setup.gains):
         model = MLP(
-            setup.inputs, None, width=setup.width, hidden_layers=HIDDEN_LAYERS, activation="linear",
-            weight_variance=gain**2, generator=context.generator(1),
-        ).double()  # fmt: skip
+            setup.inputs,
+            None,
+            width=setup.width,
+            hidden_layers=HIDDEN_LAYERS,
+            activation="linear",
+            weight_variance=gain**2,
+            generator=context.generator(1),
+        ).double()
         first = fl.ntk(model, X)
         numbers, last = followed(model, X, y, beta, setup)
         numbers["final_distance"] = fl.metrics.kernel_distance(last, final)
@@ -116,67 +121,108 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
 def other_gains(setup: Setup, values: Any) -> list[Choice]:
     """What the other scales of the weights give; `values` (S, gains)."""
     made = f"weights of N(0, {setup.gains[0]:g}^2 / fan-in)"
-    return [
-        Choice(made=made, other=f"{gain:g}", values=values[:, i]) for i, gain in enumerate(setup.gains) if i > 0
-    ]  # fmt: skip
+    return [Choice(made=made, other=f"{gain:g}", values=values[:, i]) for i, gain in enumerate(setup.gains) if i > 0]
 
 
 def _alignment(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="teacher", claim="The weights turn to the teacher (A): cosine of their product with it, at the end",
-        paper=1.0, values=runs["teacher"][:, 0, -1], band=(0.99, None), band_from="theory", check=True,
+        id="teacher",
+        claim="The weights turn to the teacher (A): cosine of their product with it, at the end",
+        paper=1.0,
+        values=runs["teacher"][:, 0, -1],
+        band=(0.99, None),
+        band_from="theory",
+        check=True,
         why="With more samples than inputs every network without error is the teacher.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="first-layer", claim="The first layer's leading direction is that of the teacher (Sec. 5.1): cosine, end",
-        paper=1.0, values=runs["first_layer"][:, 0, -1], band=(0.95, None), band_from="theory",
+        id="first-layer",
+        claim="The first layer's leading direction is that of the teacher (Sec. 5.1): cosine, end",
+        paper=1.0,
+        values=runs["first_layer"][:, 0, -1],
+        band=(0.95, None),
+        band_from="theory",
         choices=other_gains(setup, runs["first_layer"][:, :, -1]),
         why="For small initial weights, as the theory assumes; the text does not say whether the experiment has them.",
-    )  # fmt: skip
+    )
     rise = runs["alignment"][:, :, -1] / runs["alignment"][:, :, 0]
     yield Claim(
-        id="aligns", claim="The kernel becomes more aligned with the task (B): end over start", paper="rises",
-        values=rise[:, 0], band=(1.0, None), band_from="print", choices=other_gains(setup, rise),
-    )  # fmt: skip
+        id="aligns",
+        claim="The kernel becomes more aligned with the task (B): end over start",
+        paper="rises",
+        values=rise[:, 0],
+        band=(1.0, None),
+        band_from="print",
+        choices=other_gains(setup, rise),
+    )
     share = runs["alignment"][:, :, -1] / runs["best"][:, None]
     yield Claim(
-        id="maximum", claim="It ends at the alignment of Eq. 12, corrected (B): measured over theory",
-        paper=1.0, values=share[:, 0], band=(0.9, 1.1), band_from="theory", choices=other_gains(setup, share),
+        id="maximum",
+        claim="It ends at the alignment of Eq. 12, corrected (B): measured over theory",
+        paper=1.0,
+        values=share[:, 0],
+        band=(0.9, 1.1),
+        band_from="theory",
+        choices=other_gains(setup, share),
         why="The formula is for weights that are infinitely small at the start.",
-    )  # fmt: skip
+    )
     turned = runs["top"][:, :, -1] - runs["top"][:, :, 0]
     yield Claim(
-        id="top", claim="The top eigenvector of the kernel turns to the target (C): cosine, end less start",
-        paper="rises", values=turned[:, 0], band=(0.0, None), band_from="print", choices=other_gains(setup, turned),
-    )  # fmt: skip
+        id="top",
+        claim="The top eigenvector of the kernel turns to the target (C): cosine, end less start",
+        paper="rises",
+        values=turned[:, 0],
+        band=(0.0, None),
+        band_from="print",
+        choices=other_gains(setup, turned),
+    )
     off = runs["top"][:, :, -1] - runs["best_top"][:, None]
     yield Claim(
-        id="top-end", claim="... as far as Eq. 12, corrected, says (C): cosine at the end, measured less theory",
-        paper=0.0, values=off[:, 0], band=(-0.05, 0.05), band_from="theory", choices=other_gains(setup, off),
+        id="top-end",
+        claim="... as far as Eq. 12, corrected, says (C): cosine at the end, measured less theory",
+        paper=0.0,
+        values=off[:, 0],
+        band=(-0.05, 0.05),
+        band_from="theory",
+        choices=other_gains(setup, off),
         why="Where y y^T is not much larger than the first eigenvalues of X X^T, the top eigenvector is a mixture.",
-    )  # fmt: skip
+    )
 
 
 def _kernel(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="final-kernel", claim="The last kernel is (L / s^2) y y^T + X X^T (Eq. 12, corrected): 1 - cosine",
-        paper=0.0, values=runs["final_distance"][:, 0], band=(None, 0.02), band_from="theory",
-        choices=other_gains(setup, runs["final_distance"]), why="L = 2 hidden layers, a teacher of length s = 1.",
-    )  # fmt: skip
+        id="final-kernel",
+        claim="The last kernel is (L / s^2) y y^T + X X^T (Eq. 12, corrected): 1 - cosine",
+        paper=0.0,
+        values=runs["final_distance"][:, 0],
+        band=(None, 0.02),
+        band_from="theory",
+        choices=other_gains(setup, runs["final_distance"]),
+        why="L = 2 hidden layers, a teacher of length s = 1.",
+    )
     yield Claim(
-        id="final-kernel-printed", claim="The last kernel is L y y^T + K_0 (Eq. 12, as printed): 1 - cosine",
-        paper=0.0, values=runs["printed_distance"][:, 0], band=(None, 0.02), band_from="print",
+        id="final-kernel-printed",
+        claim="The last kernel is L y y^T + K_0 (Eq. 12, as printed): 1 - cosine",
+        paper=0.0,
+        values=runs["printed_distance"][:, 0],
+        band=(None, 0.02),
+        band_from="print",
         choices=other_gains(setup, runs["printed_distance"]),
         known="The second term is X X^T, of the size that the teacher sets: K_0 is X X^T only up to a factor of about "
         "3 gain^4, which small weights make vanish.",
-    )  # fmt: skip
+    )
     overshoot = 1 - runs["alignment"][:, :, -1] / runs["alignment"].max(2)
     yield Claim(
-        id="asymptote", claim="The alignment increases to an asymptote, as in Fig. 1 (B; Sec. 5.1): fall from its "
-        "highest value on the way", paper="none", values=overshoot[:, 0], band=(None, 0.02), band_from="choice",
+        id="asymptote",
+        claim="The alignment increases to an asymptote, as in Fig. 1 (B; Sec. 5.1): fall from its "
+        "highest value on the way",
+        paper="none",
+        values=overshoot[:, 0],
+        band=(None, 0.02),
+        band_from="choice",
         choices=other_gains(setup, overshoot),
         why="2 %, for none. On inputs that are not white the kernel first turns to X X^T y, and then to y.",
-    )  # fmt: skip
+    )
 
 
 def _outputs(setup: Any, runs: Runs) -> Iterable[Claim]:
@@ -189,14 +235,20 @@ def _outputs(setup: Any, runs: Runs) -> Iterable[Claim]:
         return {"values": values[:, 0], "choices": choices, "band": (-0.02, 0.02)}
 
     yield Claim(
-        id="no-specialisation", claim="Kernels of ten outputs do not specialise (D): mean diagonal of the KSM less "
-        "mean of the rest", paper=0.0, band_from="trial", **given(found[:, :, -1]),
+        id="no-specialisation",
+        claim="Kernels of ten outputs do not specialise (D): mean diagonal of the KSM less mean of the rest",
+        paper=0.0,
+        band_from="trial",
+        **given(found[:, :, -1]),
         why="Up to 0.02, as finite networks break the symmetry of outputs that the proof assumes.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="no-specialisation-ever", claim="... nor on the way (Sec. 5.2): the same where it is farthest from 0",
-        paper=0.0, band_from="choice", **given(farthest),
-    )  # fmt: skip
+        id="no-specialisation-ever",
+        claim="... nor on the way (Sec. 5.2): the same where it is farthest from 0",
+        paper=0.0,
+        band_from="choice",
+        **given(farthest),
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
@@ -206,9 +258,11 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     steps = found["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     order = sorted(range(len(setup.gains)), key=lambda i: setup.gains[i])
     for ax, name, label in (
-        (axes[0], "teacher", "cosine with the teacher"), (axes[1], "alignment", "kernel-task alignment"),
-        (axes[2], "first_layer", r"$|\cos(r_1, \beta)|$"), (axes[3], "top", r"$|\cos(v_1, y)|$"),
-    ):  # fmt: skip
+        (axes[0], "teacher", "cosine with the teacher"),
+        (axes[1], "alignment", "kernel-task alignment"),
+        (axes[2], "first_layer", r"$|\cos(r_1, \beta)|$"),
+        (axes[3], "top", r"$|\cos(v_1, y)|$"),
+    ):
         for i in order:
             # one legend is enough
             shown = f"{'' if ax is axes[2] else '_'}gain {setup.gains[i]:g}"

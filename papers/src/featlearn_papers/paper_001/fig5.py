@@ -45,24 +45,40 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         return {"values": value(runs, OWN), "choices": choices, "least": Scale.LAPTOP}
 
     yield Claim(
-        id="same-start", claim="Networks of all depths start with comparable alignments (A): largest over smallest",
-        paper="comparable", band=(None, 1.25), band_from="choice", why="A quarter, for 'comparable'.",
+        id="same-start",
+        claim="Networks of all depths start with comparable alignments (A): largest over smallest",
+        paper="comparable",
+        band=(None, 1.25),
+        band_from="choice",
+        why="A quarter, for 'comparable'.",
         **given(start_ratio),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deeper-higher", claim="Deeper networks end with a higher alignment (A): smallest step from one depth to "
-        "the next", paper="> 0", band=(0.0, None), band_from="print", **given(end_step),
+        id="deeper-higher",
+        claim="Deeper networks end with a higher alignment (A): smallest step from one depth to the next",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
+        **given(end_step),
         why="The paper defines alignment for one output only; at ten outputs there are several ways.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deepest-higher", claim="The deepest ends with a higher alignment than the shallowest (A): difference",
-        paper="> 0", band=(0.0, None), band_from="print", **given(end_difference),
-    )  # fmt: skip
+        id="deepest-higher",
+        claim="The deepest ends with a higher alignment than the shallowest (A): difference",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
+        **given(end_difference),
+    )
     yield Claim(
-        id="rate-grows", claim="The estimated feature rate grows with depth (B): smallest step from one depth to the "
-        "next", paper="> 0", band=(0.0, None), band_from="print", **given(rate_step),
+        id="rate-grows",
+        claim="The estimated feature rate grows with depth (B): smallest step from one depth to the next",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
+        **given(rate_step),
         why="The gamma at which K0 + gamma y y^T is aligned as the last kernel is.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

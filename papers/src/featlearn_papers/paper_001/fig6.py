@@ -116,25 +116,43 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     flips, slope, _, sign = runs["readings"].transpose(2, 0, 1)
     began = max(1, 10 // setup.stride)
     yield Claim(
-        id="learns", claim="The training loss falls to zero (A): end over start", paper=0.0,
-        values=runs["loss"][:, -1] / runs["loss"][:, 0], band=(None, 0.01), band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="learns",
+        claim="The training loss falls to zero (A): end over start",
+        paper=0.0,
+        values=runs["loss"][:, -1] / runs["loss"][:, 0],
+        band=(None, 0.01),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="aligns", claim="The alignment of the kernel increases before it saturates (B): end over start",
-        paper="rises", values=runs["alignment"][:, -1] / runs["alignment"][:, 0], band=(2.0, None), band_from="choice",
-        why="It starts at about 1/sqrt(P), so fewer samples leave less to gain.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="aligns",
+        claim="The alignment of the kernel increases before it saturates (B): end over start",
+        paper="rises",
+        values=runs["alignment"][:, -1] / runs["alignment"][:, 0],
+        band=(2.0, None),
+        band_from="choice",
+        why="It starts at about 1/sqrt(P), so fewer samples leave less to gain.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="readout-turns", claim="K_V grows much faster along y than in other directions (C, E): ratio of the growths",
-        paper="much faster", values=grown(runs, "readout_task") / grown(runs, "readout_mean"), band=(10.0, None),
+        id="readout-turns",
+        claim="K_V grows much faster along y than in other directions (C, E): ratio of the growths",
+        paper="much faster",
+        values=grown(runs, "readout_task") / grown(runs, "readout_mean"),
+        band=(10.0, None),
         band_from="theory",
-        why="The theory has P/2 for the ratio.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        why="The theory has P/2 for the ratio.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="hidden-isotropic", claim="K_W grows at the same rate in all directions (D, F): ratio of the growths",
-        paper=1.0, values=grown(runs, "hidden_task") / grown(runs, "hidden_mean"), band=(0.8, 1.2), band_from="trial",
+        id="hidden-isotropic",
+        claim="K_W grows at the same rate in all directions (D, F): ratio of the growths",
+        paper=1.0,
+        values=grown(runs, "hidden_task") / grown(runs, "hidden_mean"),
+        band=(0.8, 1.2),
+        band_from="trial",
         why="Inputs are not exactly orthogonal: their overlaps are 1/sqrt(N) and enter P times.",
-    )  # fmt: skip
+    )
     yield Claim(
         id="readout-aligns",
         claim="Alignment is driven by K_V (B): its rise over that of K_W",
@@ -154,29 +172,50 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             why="The theory keeps gates fixed; those that flip take 10 to 20 % at the size of the paper.",
         )
     yield Claim(
-        id="hidden-printed", claim="K_W grows by eta (y - f).f / 2 on average (Eq. 16, last line): measured over print",
-        paper=1.0, values=grown(runs, "hidden_mean") / (grown(runs, "growth/hidden_mean") / 2), band=(0.75, 1.1),
+        id="hidden-printed",
+        claim="K_W grows by eta (y - f).f / 2 on average (Eq. 16, last line): measured over print",
+        paper=1.0,
+        values=grown(runs, "hidden_mean") / (grown(runs, "growth/hidden_mean") / 2),
+        band=(0.75, 1.1),
         band_from="print",
         known="The factor 1/2 is a misprint: Eq. 86 of the same paper has 1, up to 1/P.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="gates", claim="Gates are static (App. D): share that flipped by the end", paper=0.0, values=flips[:, -1],
-        band=(None, 0.1), band_from="trial", why="4 to 5 % at the size of the paper; more in smaller networks.",
-    )  # fmt: skip
+        id="gates",
+        claim="Gates are static (App. D): share that flipped by the end",
+        paper=0.0,
+        values=flips[:, -1],
+        band=(None, 0.1),
+        band_from="trial",
+        why="4 to 5 % at the size of the paper; more in smaller networks.",
+    )
     yield Claim(
-        id="ansatz", claim="Gates and weighted features of different samples are uncorrelated (Eq. 59): slope, early",
-        paper=0.5, values=slope[:, began], band=(0.45, 0.55), band_from="trial", why=f"At step {began * setup.stride}.",
-    )  # fmt: skip
+        id="ansatz",
+        claim="Gates and weighted features of different samples are uncorrelated (Eq. 59): slope, early",
+        paper=0.5,
+        values=slope[:, began],
+        band=(0.45, 0.55),
+        band_from="trial",
+        why=f"At step {began * setup.stride}.",
+    )
     yield Claim(
-        id="ansatz-late", claim="The same at the end", paper=0.5, values=slope[:, -1], band=(0.38, 0.55),
+        id="ansatz-late",
+        claim="The same at the end",
+        paper=0.5,
+        values=slope[:, -1],
+        band=(0.38, 0.55),
         band_from="trial",
         why="0.41 to 0.45 is known at the size of the paper: learned weights are correlated with their gates.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="sign", claim="y.f is positive, so that the kernel grows (Sec. 6.1): smallest value after ten steps, over P",
-        paper="> 0", values=sign[:, began:].min(1), band=(0.0, None),
-        band_from="print", why="At the start its sign is chance.",
-    )  # fmt: skip
+        id="sign",
+        claim="y.f is positive, so that the kernel grows (Sec. 6.1): smallest value after ten steps, over P",
+        paper="> 0",
+        values=sign[:, began:].min(1),
+        band=(0.0, None),
+        band_from="print",
+        why="At the start its sign is chance.",
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

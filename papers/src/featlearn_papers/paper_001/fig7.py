@@ -80,61 +80,105 @@ def _mixture(setup: Setup, runs: Runs, noisy: Runs) -> Iterable[Claim]:
     early = _early(setup)
     readout, hidden = grown(runs, "readout"), grown(runs, "hidden")
     yield Claim(
-        id="readout-alike", claim="K_V grows alike in the directions of all targets (A): spread over them over mean",
-        paper="approximately the same", values=spread_over_mean(readout[:, -1]), band=(None, 0.1), band_from="choice",
-        why="One tenth, for 'approximately'.", least=Scale.LAPTOP,
+        id="readout-alike",
+        claim="K_V grows alike in the directions of all targets (A): spread over them over mean",
+        paper="approximately the same",
+        values=spread_over_mean(readout[:, -1]),
+        band=(None, 0.1),
+        band_from="choice",
+        why="One tenth, for 'approximately'.",
+        least=Scale.LAPTOP,
         choices=[_noisy(spread_over_mean(grown(noisy, "readout")[:, -1]))],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="hidden-twice", claim="K_W of each output grows twice as fast to its own target as to others (B; Eq. 21): "
-        "ratio of the growths", paper=2.0, values=preference(hidden[:, -1]), band=(1.6, 2.4), band_from="choice",
-        why="A fifth to each side, for 'around twice'.", least=Scale.LAPTOP,
+        id="hidden-twice",
+        claim="K_W of each output grows twice as fast to its own target as to others (B; Eq. 21): ratio of the growths",
+        paper=2.0,
+        values=preference(hidden[:, -1]),
+        band=(1.6, 2.4),
+        band_from="choice",
+        why="A fifth to each side, for 'around twice'.",
+        least=Scale.LAPTOP,
         choices=[
             _noisy(preference(grown(noisy, "hidden")[:, -1])),
-            Choice(made="growth until the end", other=f"until step {early * setup.stride}",
-                   values=preference(hidden[:, early])),
+            Choice(
+                made="growth until the end",
+                other=f"until step {early * setup.stride}",
+                values=preference(hidden[:, early]),
+            ),
         ],
-    )  # fmt: skip
+    )
     # every output against every other target, not only on average
     least, most = own(hidden[:, -1]), numpy.where(numpy.eye(hidden.shape[-1]), -numpy.inf, hidden[:, -1]).max(-1)
     yield Claim(
-        id="hidden-each", claim="Every output's K_W grows most to its own target (B): smallest ratio of that to the "
-        "largest of the others", paper="> 1", values=(least / most).min(-1), band=(1.0, None), band_from="print",
-    )  # fmt: skip
+        id="hidden-each",
+        claim="Every output's K_W grows most to its own target (B): smallest ratio of that to the "
+        "largest of the others",
+        paper="> 1",
+        values=(least / most).min(-1),
+        band=(1.0, None),
+        band_from="print",
+    )
 
 
 def _sizes(setup: Setup, runs: Runs, noisy: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="readout-size", claim="Beyond the print: growth of K_V, measured over theory", paper="not shown",
-        values=readout_share(runs), band=(0.75, 1.25), band_from="choice", choices=[_noisy(readout_share(noisy))],
-        why="The theory keeps gates fixed; a quarter to each side.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="readout-size",
+        claim="Beyond the print: growth of K_V, measured over theory",
+        paper="not shown",
+        values=readout_share(runs),
+        band=(0.75, 1.25),
+        band_from="choice",
+        choices=[_noisy(readout_share(noisy))],
+        why="The theory keeps gates fixed; a quarter to each side.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="hidden-size", claim="Beyond the print: growth of K_W to own targets, measured over Eq. 20, corrected",
-        paper="not shown", values=hidden_share(runs), band=(0.75, 1.25), band_from="choice", least=Scale.LAPTOP,
+        id="hidden-size",
+        claim="Beyond the print: growth of K_W to own targets, measured over Eq. 20, corrected",
+        paper="not shown",
+        values=hidden_share(runs),
+        band=(0.75, 1.25),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=[_noisy(hidden_share(noisy))],
         why="The theory keeps gates fixed, and takes them as independent of the features of other classes.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="hidden-size-printed", claim="dB/dt = eta (P/C)^2 f_c (Eq. 20, as printed): growth to own targets, measured "
-        "over print", paper=1.0, values=2 * setup.per_class * hidden_share(runs), band=(0.75, 1.25), band_from="print",
+        id="hidden-size-printed",
+        claim="dB/dt = eta (P/C)^2 f_c (Eq. 20, as printed): growth to own targets, measured over print",
+        paper=1.0,
+        values=2 * setup.per_class * hidden_share(runs),
+        band=(0.75, 1.25),
+        band_from="print",
         known="The rate is 2 (P/C)^3 f_c: B has two gates, each a sum over the class, and the velocity of V is a sum "
         "over the class too.",
-    )  # fmt: skip
+    )
 
 
 def _assumptions(setup: Setup, runs: Runs, noisy: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="gates", claim="Gates are static (Sec. 6): share that flipped by the end", paper=0.0,
-        values=runs["flips"][:, -1], band=(None, 0.1), band_from="trial", choices=[_noisy(noisy["flips"][:, -1])],
+        id="gates",
+        claim="Gates are static (Sec. 6): share that flipped by the end",
+        paper=0.0,
+        values=runs["flips"][:, -1],
+        band=(None, 0.1),
+        band_from="trial",
+        choices=[_noisy(noisy["flips"][:, -1])],
         why="7 to 8 % were found at this size before.",
-    )  # fmt: skip
+    )
     began = max(1, 10 // setup.stride)
     yield Claim(
-        id="sign", claim="Sum over samples of y_c f_c is positive (Sec. 6.2): smallest over outputs and steps from 10 "
-        "on, over P/C", paper="> 0", values=runs["sign"][:, began:].min((1, 2)), band=(0.0, None), band_from="print",
-        choices=[_noisy(noisy["sign"][:, began:].min((1, 2)))], why="At the start its sign is chance.",
-    )  # fmt: skip
+        id="sign",
+        claim="Sum over samples of y_c f_c is positive (Sec. 6.2): smallest over outputs and steps from 10 "
+        "on, over P/C",
+        paper="> 0",
+        values=runs["sign"][:, began:].min((1, 2)),
+        band=(0.0, None),
+        band_from="print",
+        choices=[_noisy(noisy["sign"][:, began:].min((1, 2)))],
+        why="At the start its sign is chance.",
+    )
 
 
 def _mnist(runs: Runs) -> Iterable[Claim]:
@@ -142,40 +186,68 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
     centered_readout, centered_hidden = (risen(runs, part, "centered_classes") for part in ("readout", "hidden"))
     made, other = "raw alignments", "centred ones"
     yield Claim(
-        id="mnist-readout", claim="MNIST: the alignment of K_V grows at a similar rate for all targets (C): spread "
-        "over targets of the rise, over mean", paper="similar", values=spread_over_mean(readout[:, CHANNEL]),
-        band=(0.0, 0.5), band_from="choice", least=Scale.LAPTOP,
+        id="mnist-readout",
+        claim="MNIST: the alignment of K_V grows at a similar rate for all targets (C): spread "
+        "over targets of the rise, over mean",
+        paper="similar",
+        values=spread_over_mean(readout[:, CHANNEL]),
+        band=(0.0, 0.5),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="At most one half, for 'similar'; below zero where the mean falls.",
         choices=[Choice(made=made, other=other, values=spread_over_mean(centered_readout[:, CHANNEL]))],
-    )  # fmt: skip
+    )
     ahead, centered_ahead = (
         each[:, CHANNEL, CHANNEL] - numpy.delete(each[:, CHANNEL], CHANNEL, 1).mean(1)
         for each in (hidden, centered_hidden)
     )
     yield Claim(
-        id="mnist-hidden", claim=f"MNIST: K_W of output {CHANNEL} becomes specialised (D): rise of its alignment with "
-        "its own target less that with the others", paper="> 0", values=ahead, band=(0.0, None), band_from="print",
-        least=Scale.LAPTOP, choices=[
+        id="mnist-hidden",
+        claim=f"MNIST: K_W of output {CHANNEL} becomes specialised (D): rise of its alignment with "
+        "its own target less that with the others",
+        paper="> 0",
+        values=ahead,
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[
             Choice(made=made, other=other, values=centered_ahead),
-            Choice(made=f"output {CHANNEL}", other="mean over outputs",
-                   values=own(hidden).mean(-1) - others(hidden).mean(-1)),
+            Choice(
+                made=f"output {CHANNEL}",
+                other="mean over outputs",
+                values=own(hidden).mean(-1) - others(hidden).mean(-1),
+            ),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="mnist-hidden-highly", claim="MNIST: ... highly (D): rise with its own target less twice that with the "
-        "others", paper="> 0", values=hidden[:, CHANNEL, CHANNEL]
-        - 2 * numpy.delete(hidden[:, CHANNEL], CHANNEL, 1).mean(1), band=(0.0, None), band_from="choice",
-        why="Twice, as in the theory.", least=Scale.LAPTOP, choices=[
-            Choice(made=made, other=other, values=centered_hidden[:, CHANNEL, CHANNEL]
-                   - 2 * numpy.delete(centered_hidden[:, CHANNEL], CHANNEL, 1).mean(1)),
+        id="mnist-hidden-highly",
+        claim="MNIST: ... highly (D): rise with its own target less twice that with the others",
+        paper="> 0",
+        values=hidden[:, CHANNEL, CHANNEL] - 2 * numpy.delete(hidden[:, CHANNEL], CHANNEL, 1).mean(1),
+        band=(0.0, None),
+        band_from="choice",
+        why="Twice, as in the theory.",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(
+                made=made,
+                other=other,
+                values=centered_hidden[:, CHANNEL, CHANNEL]
+                - 2 * numpy.delete(centered_hidden[:, CHANNEL], CHANNEL, 1).mean(1),
+            ),
         ],
-    )  # fmt: skip
+    )
     shared = runs["mse/classes"][:, -1, PARTS.index("readout")]
     yield Claim(
-        id="mnist-readout-shared", claim="MNIST: K_V does not specialise (C): largest difference between outputs of "
-        "its alignment with a target", paper=0.0, values=numpy.ptp(shared, axis=1).max(1),
-        band=(None, 1e-5), band_from="theory", check=True, why="K_V is the same for all outputs.",
-    )  # fmt: skip
+        id="mnist-readout-shared",
+        claim="MNIST: K_V does not specialise (C): largest difference between outputs of its alignment with a target",
+        paper=0.0,
+        values=numpy.ptp(shared, axis=1).max(1),
+        band=(None, 1e-5),
+        band_from="theory",
+        check=True,
+        why="K_V is the same for all outputs.",
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
@@ -231,9 +303,15 @@ def _draw_mnist(runs: Runs, axes: list[Any]) -> None:
             own_target = target == CHANNEL
             label = f"$y_{CHANNEL}$" if own_target else "others" if target == first else f"_target {target}"
             # bands of all ten would cover each other
-            curve(ax, steps, rise[:, :, target] if own_target else rise[:, :, target].mean(0), label,
-                  colour=ORANGE if own_target else GREY, spread="standard error",
-                  linewidth=1.5 if own_target else 0.7)  # fmt: skip
+            curve(
+                ax,
+                steps,
+                rise[:, :, target] if own_target else rise[:, :, target].mean(0),
+                label,
+                colour=ORANGE if own_target else GREY,
+                spread="standard error",
+                linewidth=1.5 if own_target else 0.7,
+            )
         ax.axhline(0.0, color=BLACK, linewidth=0.5, label="_zero")
         ax.set(xscale="log", xlabel="step", ylabel=rf"rise of $A(K_{letter}^{{{CHANNEL}{CHANNEL}}}, y_d)$")
 

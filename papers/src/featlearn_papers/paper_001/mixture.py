@@ -52,7 +52,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     )
     model = MLP(
         setup.inputs, setup.classes, width=setup.width, hidden_layers=1, weight_variance=1.0, generator=generator
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     given: Any = (data.x, data.one_hot(), data.centers)
     x, y, centers = (each.float().to(context.device) for each in given)
     optimizer, session = torch.optim.SGD(model.parameters(), lr=setup.lr), fl.Session(model, x)
@@ -121,13 +121,15 @@ def _experiment(id: str, spread: Literal["total", "coordinate"], seeds: int) -> 
         sizes={
             Scale.SMOKE: Size(
                 setup=Setup(inputs=200, width=400, samples=60, classes=6, spread=spread, lr=0.3, steps=60, stride=6),
-                seeds=1, seconds=1, mebibytes=50,
+                seeds=1,
+                seconds=1,
+                mebibytes=50,
             ),
             Scale.LAPTOP: Size(setup=Setup(spread=spread), seeds=seeds, seconds=20, mebibytes=300),
             Scale.PAPER: Size(setup=Setup(spread=spread, stride=1), seeds=5, seconds=60, mebibytes=300),
         },
         measure=measure,
-    )  # fmt: skip
+    )
 
 
 MIXTURE = _experiment("001/mixture", "total", 5)

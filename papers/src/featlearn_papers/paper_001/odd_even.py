@@ -17,14 +17,25 @@ def _experiment(id: str, lr: float, seeds: int) -> Experiment[Setup]:
         sizes={
             Scale.SMOKE: Size(
                 setup=Setup(
-                    data="digits", labels="parity", samples=60, test_samples=40, width=50, lr=lr / 4, steps=100,
-                    growth=2.0, few=10,
+                    data="digits",
+                    labels="parity",
+                    samples=60,
+                    test_samples=40,
+                    width=50,
+                    lr=lr / 4,
+                    steps=100,
+                    growth=2.0,
+                    few=10,
                 ),
-                seeds=1, seconds=1, mebibytes=50,
+                seeds=1,
+                seconds=1,
+                mebibytes=50,
             ),
             Scale.LAPTOP: Size(
                 setup=Setup(labels="parity", samples=300, test_samples=150, lr=lr, steps=1000, growth=1.5),
-                seeds=seeds, seconds=40, mebibytes=200,
+                seeds=seeds,
+                seconds=40,
+                mebibytes=200,
             ),
             Scale.PAPER: Size(
                 setup=Setup(labels="parity", lr=lr, growth=1.5), seeds=5, seconds=60, mebibytes=2000, device="cuda"
@@ -32,7 +43,7 @@ def _experiment(id: str, lr: float, seeds: int) -> Experiment[Setup]:
         },
         measure=measure,
         paper_seeds=seeds,
-    )  # fmt: skip
+    )
 
 
 ODD_EVEN = _experiment("001/odd-even", 10.0, 5)

@@ -19,10 +19,12 @@ from featlearn_papers.paper_002.whitened import OTHERWISE, WHITENED, Setup
 
 def crossing_step(runs: Runs, name: str, curve: str, fraction: float, of: Any = "final") -> Array:
     """(S,): when a curve reaches a fraction of its end, or of its start."""
-    return numpy.array([
-        first(steps, values, fraction, of)
-        for steps, values in zip(runs[f"{name}/steps"], runs[f"{name}/{curve}"], strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            first(steps, values, fraction, of)
+            for steps, values in zip(runs[f"{name}/steps"], runs[f"{name}/{curve}"], strict=True)
+        ]
+    )
 
 
 def at(runs: Runs, name: str, curve: str, when: Array) -> Array:
@@ -41,10 +43,12 @@ def grown(runs: Runs) -> Array:
 def unsettled(runs: Runs, name: str) -> Array:
     """(S,): largest relative distance of the alignment from its end, once the loss is below 0.95 of its start."""
     moved = crossing_step(runs, name, "loss", 0.95, "initial")
-    return numpy.array([
-        abs(values[steps >= begin] / values[-1] - 1).max() if (steps >= begin).any() else numpy.nan
-        for begin, steps, values in zip(moved, runs[f"{name}/steps"], runs[f"{name}/alignment"], strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            abs(values[steps >= begin] / values[-1] - 1).max() if (steps >= begin).any() else numpy.nan
+            for begin, steps, values in zip(moved, runs[f"{name}/steps"], runs[f"{name}/alignment"], strict=True)
+        ]
+    )
 
 
 def numbers(runs: Runs) -> dict[str, Array]:
@@ -93,64 +97,101 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
 
 def _perceptrons(judged: Callable[[str], dict[str, Any]]) -> Iterable[Claim]:
     yield Claim(
-        **judged("silent"), claim="The kernel aligns before the loss moves (a): loss left when the alignment has nine "
-        "tenths of its end", paper="about 1", band=(0.9, 1.01), band_from="choice",
+        **judged("silent"),
+        claim="The kernel aligns before the loss moves (a): loss left when the alignment has nine tenths of its end",
+        paper="about 1",
+        band=(0.9, 1.01),
+        band_from="choice",
         why="In the paper alignment is there at t = 50, and the loss moves at 300.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("separation"), claim="Half-loss time over the time of alignment (a)", paper=6.0, band=(2, None),
-        band_from="choice", why="300 / 50 read off the curves; it grows with ln(1 / sigma), and sigma is not given.",
-    )  # fmt: skip
+        **judged("separation"),
+        claim="Half-loss time over the time of alignment (a)",
+        paper=6.0,
+        band=(2, None),
+        band_from="choice",
+        why="300 / 50 read off the curves; it grows with ln(1 / sigma), and sigma is not given.",
+    )
     yield Claim(
-        **judged("stays"), claim="Then it stays fixed (a): largest relative change of the alignment while the loss "
-        "falls", paper="about 0", band=(None, 0.1), band_from="choice",
+        **judged("stays"),
+        claim="Then it stays fixed (a): largest relative change of the alignment while the loss falls",
+        paper="about 0",
+        band=(None, 0.1),
+        band_from="choice",
         why="With ReLU it rises a second time, by about a fifth, while the loss falls, and comes back slowly.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("final-kernel"), claim="The network is regression with the final kernel, MNIST (b): relative error",
-        paper="well described", band=(None, 0.15), band_from="trial", why="0.03 on 8 x 8 digits.",
-    )  # fmt: skip
+        **judged("final-kernel"),
+        claim="The network is regression with the final kernel, MNIST (b): relative error",
+        paper="well described",
+        band=(None, 0.15),
+        band_from="trial",
+        why="0.03 on 8 x 8 digits.",
+    )
     yield Claim(
-        **judged("initial-kernel"), claim="Regression with the initial kernel is not a good model, MNIST (b): relative "
-        "error", paper="not good", band=(0.2, None), band_from="trial", why="0.31 on 8 x 8 digits.",
-    )  # fmt: skip
+        **judged("initial-kernel"),
+        claim="Regression with the initial kernel is not a good model, MNIST (b): relative error",
+        paper="not good",
+        band=(0.2, None),
+        band_from="trial",
+        why="0.31 on 8 x 8 digits.",
+    )
     yield Claim(
-        **judged("cifar"), claim="The same on CIFAR-10 (c): error of the final kernel over that of the initial one",
-        paper="small", band=(None, 0.5), band_from="choice",
-    )  # fmt: skip
+        **judged("cifar"),
+        claim="The same on CIFAR-10 (c): error of the final kernel over that of the initial one",
+        paper="small",
+        band=(None, 0.5),
+        band_from="choice",
+    )
     yield Claim(
-        **judged("cifar-final-kernel"), claim="Final kernel, CIFAR-10 (c): correlation with the network",
-        paper="about 1", band=(0.95, 1), band_from="choice",
-    )  # fmt: skip
+        **judged("cifar-final-kernel"),
+        claim="Final kernel, CIFAR-10 (c): correlation with the network",
+        paper="about 1",
+        band=(0.95, 1),
+        band_from="choice",
+    )
 
 
 def _residual(judged: Callable[[str], dict[str, Any]], runs: Runs, samples: int) -> Iterable[Claim]:
     silent = judged("residual-silent")
     centred = Choice(
-        made="the raw alignment, as the paper prints it", other="the centred one, as it cites it",
+        made="the raw alignment, as the paper prints it",
+        other="the centred one, as it cites it",
         values=finished(runs, "centered_alignment"),
-    )  # fmt: skip
+    )
     ends = runs["residual/alignment"][:, -1].mean()
     yield Claim(
         **{**silent, "choices": [centred, *silent["choices"]]},
         claim="Residual network: when the kernel starts to grow the alignment has finished (d), as a share of its end",
-        paper="about 1", band=(0.9, 1.1), band_from="choice",
+        paper="about 1",
+        band=(0.9, 1.1),
+        band_from="choice",
         why=f"When its norm has made a tenth of its way, the dashed line of Fig. J.2. The raw alignment ends at "
         f"{ends:.3f}, where 1 / sqrt(P), that of the identity, is {samples**-0.5:.3f}: the first eigenvector of the "
         "kernel is the constant.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("residual-final-kernel"), claim="Predictions of the final kernel are strongly correlated with it (e)",
-        paper="strongly", band=(0.8, 1), band_from="choice",
-    )  # fmt: skip
+        **judged("residual-final-kernel"),
+        claim="Predictions of the final kernel are strongly correlated with it (e)",
+        paper="strongly",
+        band=(0.8, 1),
+        band_from="choice",
+    )
     yield Claim(
-        **judged("residual-initial-kernel"), claim="More than those of the initial kernel (J.2, J.3): difference",
-        paper="> 0", band=(0, None), band_from="print",
-    )  # fmt: skip
+        **judged("residual-initial-kernel"),
+        claim="More than those of the initial kernel (J.2, J.3): difference",
+        paper="> 0",
+        band=(0, None),
+        band_from="print",
+    )
     yield Claim(
-        **judged("residual-adam"), claim="Beyond the print: so are those of the kernel of Adam's update (Eq. 91)",
-        paper=None, band=(0.8, 1), band_from="choice", why="The paper leaves it to the future; same band as above.",
-    )  # fmt: skip
+        **judged("residual-adam"),
+        claim="Beyond the print: so are those of the kernel of Adam's update (Eq. 91)",
+        paper=None,
+        band=(0.8, 1),
+        band_from="choice",
+        why="The paper leaves it to the future; same band as above.",
+    )
 
 
 def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
@@ -158,7 +199,7 @@ def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
     runs = every["chosen"]
     figure, axes = panels(
         2, 3, height=2.3, titles=("a  MNIST", "b  MNIST", "c  CIFAR-10", "d  Wide ResNet", "e  Wide ResNet", "")
-    )  # fmt: skip
+    )
     bound = ("largest, linear", float(runs["mnist/best"].mean()))
     dynamics(axes[0], runs, "mnist", bound)
     axes[3].axvline(grown(runs).mean(), color=ORANGE, linestyle="--", label="kernel grows")

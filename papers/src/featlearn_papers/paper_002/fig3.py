@@ -58,10 +58,19 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     X, y, beta = (each.to(context.device) for each in task(setup, context.generator()))
     times, losses, cosines = [], [], []
     for i, sigma in enumerate(setup.sigmas):
-        model = MLP(
-            setup.inputs, None, width=setup.width, hidden_layers=setup.weight_layers - 1, activation="linear",
-            weight_variance=sigma**2, generator=context.generator(1),
-        ).double().to(context.device)  # fmt: skip
+        model = (
+            MLP(
+                setup.inputs,
+                None,
+                width=setup.width,
+                hidden_layers=setup.weight_layers - 1,
+                activation="linear",
+                weight_variance=sigma**2,
+                generator=context.generator(1),
+            )
+            .double()
+            .to(context.device)
+        )
         stride = max(1, round(setup.reach * sigma ** (2 - setup.weight_layers) / setup.lr / setup.moments))
         loss, cosine = train(model, X, y, beta, lr=setup.lr, stride=stride, moments=setup.moments)
         times.append([setup.lr * stride * moment for moment in range(setup.moments + 1)])
@@ -117,20 +126,28 @@ def chain_half_time(sigma: float, depth: int, lr: float) -> float:
 
 def reached(runs: Runs, name: str, level: float) -> Any:
     """(S, sigmas): first time at which a curve is at a level."""
-    return numpy.array([
-        [fl.metrics.time_to(torch.as_tensor(t), torch.as_tensor(v), level / float(v[-1]))
-         for t, v in zip(times, values, strict=True)]
-        for times, values in zip(runs["times"], runs[name], strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [
+                fl.metrics.time_to(torch.as_tensor(t), torch.as_tensor(v), level / float(v[-1]))
+                for t, v in zip(times, values, strict=True)
+            ]
+            for times, values in zip(runs["times"], runs[name], strict=True)
+        ]
+    )
 
 
 def half_times(runs: Runs) -> Any:
     """(S, sigmas): when the loss is one half of its start."""
-    return numpy.array([
-        [fl.metrics.time_to(torch.as_tensor(t), torch.as_tensor(v), 0.5, of="initial")
-         for t, v in zip(times, values, strict=True)]
-        for times, values in zip(runs["times"], runs["loss"], strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [
+                fl.metrics.time_to(torch.as_tensor(t), torch.as_tensor(v), 0.5, of="initial")
+                for t, v in zip(times, values, strict=True)
+            ]
+            for times, values in zip(runs["times"], runs["loss"], strict=True)
+        ]
+    )
 
 
 def powers(sigmas: tuple[float, ...], times: Any) -> Any:
@@ -148,54 +165,90 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for depth in deep:
         exact = runs["exact"][0, setup.depths.index(depth)]
         yield Claim(
-            id=f"power-{depth}", claim=f"t_1/2 is a power of sigma for L = {depth} (a): exponent", paper=2.0 - depth,
-            values=float(powers(setup.scales, exact[None])[0]), band=(1.9 - depth, 2.1 - depth), band_from="theory",
+            id=f"power-{depth}",
+            claim=f"t_1/2 is a power of sigma for L = {depth} (a): exponent",
+            paper=2.0 - depth,
+            values=float(powers(setup.scales, exact[None])[0]),
+            band=(1.9 - depth, 2.1 - depth),
+            band_from="theory",
             why="The exact time of one mode against its own limit of small sigma; at 0.1 and L = 3 it is 11 % off.",
             check=True,
-        )  # fmt: skip
+        )
         yield Claim(
             id=f"prefactor-{depth}",
             claim=f"t_1/2 = sigma^(2-L) / (s (L-2)) for L = {depth} (a, dashed): time over law, smallest sigma",
-            paper="overlay", values=float(exact[-1] / runs["law"][0, deep.index(depth), -1]), band=(0.95, 1.05),
+            paper="overlay",
+            values=float(exact[-1] / runs["law"][0, deep.index(depth), -1]),
+            band=(0.95, 1.05),
             band_from="theory",
             why="0.989 for L = 3 at sigma = 0.01. The law, the corrected one, is the limit of the time.",
             check=True,
-        )  # fmt: skip
+        )
     if 2 in setup.depths:
         two, x = runs["exact"][0, setup.depths.index(2)], numpy.log(numpy.array(setup.scales) ** -2.0)
         off = float(abs(numpy.polyval(numpy.polyfit(x, two, 1), x) - two).max() / numpy.ptp(two))
         yield Claim(
-            id="logarithmic", claim="For L = 2 it is a logarithm (a): largest distance from a line in ln sigma^-2",
-            paper="log", values=off, band=(None, 0.03), band_from="theory", why="As a share of the range.", check=True,
-        )  # fmt: skip
+            id="logarithmic",
+            claim="For L = 2 it is a logarithm (a): largest distance from a line in ln sigma^-2",
+            paper="log",
+            values=off,
+            band=(None, 0.03),
+            band_from="theory",
+            why="As a share of the range.",
+            check=True,
+        )
     yield Claim(
-        id="prefactor-printed", claim="t_1/2 = L / (s (L-2)) sigma^(2-L) (App. E.1): balanced descent over print",
-        paper=1.0, values=float(runs["balanced"][0, -1] / (L / (L - 2) * setup.sigmas[-1] ** (2 - L))), band=(0.8, 1.2),
+        id="prefactor-printed",
+        claim="t_1/2 = L / (s (L-2)) sigma^(2-L) (App. E.1): balanced descent over print",
+        paper=1.0,
+        values=float(runs["balanced"][0, -1] / (L / (L - 2) * setup.sigmas[-1] ** (2 - L))),
+        band=(0.8, 1.2),
         band_from="print",
         known="Eq. 60 lacks a factor L: c = u^L moves with L c^(2-2/L) (s - c), and t_1/2 has no L in front.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="turns", claim="The first layer turns to the teacher (b): cosine at the end, smallest sigma", paper="1",
-        values=runs["cosine"][:, -1, -1], band=(0.98, 1.0), band_from="choice",
-    )  # fmt: skip
+        id="turns",
+        claim="The first layer turns to the teacher (b): cosine at the end, smallest sigma",
+        paper="1",
+        values=runs["cosine"][:, -1, -1],
+        band=(0.98, 1.0),
+        band_from="choice",
+    )
     yield Claim(
-        id="later-for-smaller", claim="The loss falls later for smaller weights (b)", paper="yes",
-        values=(numpy.diff(half, axis=1) > 0).all(1), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="later-for-smaller",
+        claim="The loss falls later for smaller weights (b)",
+        paper="yes",
+        values=(numpy.diff(half, axis=1) > 0).all(1),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="learning-power", claim="The time to half the loss scales as sigma^(2-L) (c): exponent", paper=2.0 - L,
-        values=powers(setup.sigmas, half), band=(1.8 - L, 2.15 - L), band_from="trial",
+        id="learning-power",
+        claim="The time to half the loss scales as sigma^(2-L) (c): exponent",
+        paper=2.0 - L,
+        values=powers(setup.sigmas, half),
+        band=(1.8 - L, 2.15 - L),
+        band_from="trial",
         why="-1.06 is known for sigma from 0.1 to 0.025; larger ones are not small and add to it.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="alignment-power", claim="So does the time to a cosine of 1/2 (c): exponent", paper=2.0 - L,
-        values=powers(setup.sigmas, aligned), band=(1.85 - L, 2.15 - L), band_from="trial", why="-0.995 is known.",
-    )  # fmt: skip
+        id="alignment-power",
+        claim="So does the time to a cosine of 1/2 (c): exponent",
+        paper=2.0 - L,
+        values=powers(setup.sigmas, aligned),
+        band=(1.85 - L, 2.15 - L),
+        band_from="trial",
+        why="-0.995 is known.",
+    )
     yield Claim(
-        id="alignment-first", claim="Alignment occurs before half the loss (c): time of one over the other, largest",
-        paper="< 1", values=(aligned / half).max(1), band=(None, 0.95), band_from="trial",
+        id="alignment-first",
+        claim="Alignment occurs before half the loss (c): time of one over the other, largest",
+        paper="< 1",
+        values=(aligned / half).max(1),
+        band=(None, 0.95),
+        band_from="trial",
         why="0.69 to 0.75 is known for sigma from 0.1 to 0.025; at 0.2, which is not small, the two are closer.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -236,13 +289,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=24, inputs=12, width=20, sigmas=(0.1, 0.05), lr=0.05, moments=50),
-            seeds=1, seconds=1, mebibytes=10,
+            seeds=1,
+            seconds=1,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=10, mebibytes=20),
         Scale.PAPER: Size(setup=Setup(sigmas=(0.2, 0.1, 0.05, 0.025, 0.0125)), seeds=10, seconds=9, mebibytes=20),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_3 = Reproduction(
     id="002/fig3",

@@ -46,13 +46,22 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, list[Numbers]] = {}
     for i, power in enumerate(setup.powers):
         task = two_classes(
-            context, setup.data, setup.samples, setup.test_samples, power=power, mean_eigenvalue=1 / setup.samples,
+            context,
+            setup.data,
+            setup.samples,
+            setup.test_samples,
+            power=power,
+            mean_eigenvalue=1 / setup.samples,
             pooling=setup.pooling,
-        )  # fmt: skip
+        )
         model = MLP(
-            task.x.shape[1], None, width=setup.width, hidden_layers=1, weight_variance=setup.sigma**2,
+            task.x.shape[1],
+            None,
+            width=setup.width,
+            hidden_layers=1,
+            weight_variance=setup.sigma**2,
             generator=context.generator(1),
-        ).to(context.device)  # fmt: skip
+        ).to(context.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=setup.lr)
         path = train_and_measure(
             model, task, optimizer, context, steps=setup.steps, stride=setup.stride, dtype=torch.float64
@@ -88,26 +97,42 @@ def stretch(runs: Runs) -> Array:
 def each(runs: Runs, number: Any) -> Array:
     """(S, gammas) of a function of steps and the curves of one network."""
     names = ("loss", "alignment", "norm")
-    return numpy.array([
-        [number(runs["steps"][s, g], {name: runs[name][s, g] for name in names}) for g in range(runs["loss"].shape[1])]
-        for s in range(len(runs))
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [
+                number(runs["steps"][s, g], {name: runs[name][s, g] for name in names})
+                for g in range(runs["loss"].shape[1])
+            ]
+            for s in range(len(runs))
+        ]
+    )
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The sentences of the caption; those with a comparison are of gamma = 0 with gamma = 1."""
     wanted = numpy.array(setup.powers)
     yield Claim(
-        id="spectra", claim="Eigenvalues become their gamma-th power (a): largest error of the exponent", paper="exact",
-        values=abs(exponents(runs) - wanted).max(1), band=(None, 0.01), band_from="theory", check=True,
+        id="spectra",
+        claim="Eigenvalues become their gamma-th power (a): largest error of the exponent",
+        paper="exact",
+        values=abs(exponents(runs) - wanted).max(1),
+        band=(None, 0.01),
+        band_from="theory",
+        check=True,
         why="So they were made.",
-    )  # fmt: skip
+    )
     stretched = stretch(runs)
     yield Claim(
-        id="time-scales", claim="Unwhitened: many time scales, not one sigmoid (b): from 0.9 to 0.1 of the loss takes "
-        "longer, as a factor of time, than whitened", paper="yes", values=stretched[:, -1] / stretched[:, 0],
-        band=(2, None), band_from="choice", why="A multitude of scales: at least twice the factor.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="time-scales",
+        claim="Unwhitened: many time scales, not one sigmoid (b): from 0.9 to 0.1 of the loss takes "
+        "longer, as a factor of time, than whitened",
+        paper="yes",
+        values=stretched[:, -1] / stretched[:, 0],
+        band=(2, None),
+        band_from="choice",
+        why="A multitude of scales: at least twice the factor.",
+        least=Scale.LAPTOP,
+    )
     yield from _times(runs)
     yield from _predictors(runs)
 
@@ -141,49 +166,84 @@ def _times(runs: Runs) -> Iterable[Claim]:
         return lambda t, run: settled(t, run[name])
 
     yield Claim(
-        id="norm", claim="Anisotropic data give a slower evolution of the kernel's norm (d): time to nine tenths of "
-        "its end, relative to whitened", paper="> 1", values=slower(runs, reached("norm")), band=(1.2, None),
-        band_from="choice", **late,
+        id="norm",
+        claim="Anisotropic data give a slower evolution of the kernel's norm (d): time to nine tenths of "
+        "its end, relative to whitened",
+        paper="> 1",
+        values=slower(runs, reached("norm")),
+        band=(1.2, None),
+        band_from="choice",
+        **late,
         choices=[Choice(made=REACHED, other=SETTLED, values=slower(runs, settling("norm")))],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="alignment", claim="Alignment approaches its asymptote rapidly when whitened, later when not (e): time "
-        "until it stays within a tenth of its end, relative to whitened", paper="> 1",
-        values=slower(runs, settling("alignment")), band=(1.2, None), band_from="choice", **late,
+        id="alignment",
+        claim="Alignment approaches its asymptote rapidly when whitened, later when not (e): time "
+        "until it stays within a tenth of its end, relative to whitened",
+        paper="> 1",
+        values=slower(runs, settling("alignment")),
+        band=(1.2, None),
+        band_from="choice",
+        **late,
         choices=[Choice(made=SETTLED, other=REACHED, values=slower(runs, reached("alignment")))],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="not-silent", claim="Alignment does not happen before the loss decreases (b): loss left when the alignment "
-        "has nine tenths of its end, whitened less unwhitened", paper="> 0",
-        values=loss_left(runs, reached("alignment")), band=(0.1, None), band_from="choice", **late,
+        id="not-silent",
+        claim="Alignment does not happen before the loss decreases (b): loss left when the alignment "
+        "has nine tenths of its end, whitened less unwhitened",
+        paper="> 0",
+        values=loss_left(runs, reached("alignment")),
+        band=(0.1, None),
+        band_from="choice",
+        **late,
         why="Whitened, the alignment is at its plateau after two to four steps, when less than a twentieth of the loss "
         "is gone, and then falls by a seventh or an eighth with the loss.",
         choices=[Choice(made=REACHED, other=SETTLED, values=loss_left(runs, settling("alignment")))],
-    )  # fmt: skip
+    )
 
 
 def _predictors(runs: Runs) -> Iterable[Claim]:
     errors = runs["error"]
     late: dict[str, Any] = {"least": Scale.LAPTOP}
     yield Claim(
-        id="final-kernel", claim="The final kernel predicts better when whitened (f): relative error at gamma = 1 over "
-        "that at 0", paper="> 1", values=errors[:, -1, 0] / errors[:, 0, 0], band=(1.2, None), band_from="trial",
-        **late, why="0.069 / 0.032 on 8 x 8 digits with plain descent.",
-    )  # fmt: skip
+        id="final-kernel",
+        claim="The final kernel predicts better when whitened (f): relative error at gamma = 1 over that at 0",
+        paper="> 1",
+        values=errors[:, -1, 0] / errors[:, 0, 0],
+        band=(1.2, None),
+        band_from="trial",
+        **late,
+        why="0.069 / 0.032 on 8 x 8 digits with plain descent.",
+    )
     yield Claim(
-        id="no-kernel-machine", claim="Unwhitened, the solution is not a kernel machine with the final NTK (b): "
-        "relative error at gamma = 1", paper="not", values=errors[:, -1, 0], band=(0.15, None), band_from="choice",
-        **late, why="More than what is taken for a fit in the last row.",
-    )  # fmt: skip
+        id="no-kernel-machine",
+        claim="Unwhitened, the solution is not a kernel machine with the final NTK (b): relative error at gamma = 1",
+        paper="not",
+        values=errors[:, -1, 0],
+        band=(0.15, None),
+        band_from="choice",
+        **late,
+        why="More than what is taken for a fit in the last row.",
+    )
     yield Claim(
-        id="beats-initial", claim="It still substantially outperforms the initial kernel at gamma = 1 (f): ratio of "
-        "errors", paper="< 1", values=errors[:, -1, 0] / errors[:, -1, 1], band=(None, 0.7), band_from="choice", **late,
-    )  # fmt: skip
+        id="beats-initial",
+        claim="It still substantially outperforms the initial kernel at gamma = 1 (f): ratio of errors",
+        paper="< 1",
+        values=errors[:, -1, 0] / errors[:, -1, 1],
+        band=(None, 0.7),
+        band_from="choice",
+        **late,
+    )
     yield Claim(
-        id="fits-whitened", claim="Relative error of the final kernel, whitened (f)", paper="small",
-        values=errors[:, 0, 0], band=(None, 0.15), band_from="trial", **late,
+        id="fits-whitened",
+        claim="Relative error of the final kernel, whitened (f)",
+        paper="small",
+        values=errors[:, 0, 0],
+        band=(None, 0.15),
+        band_from="trial",
+        **late,
         why="0.03 on 8 x 8 digits with plain descent.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -198,8 +258,14 @@ def plot(setup: Setup, runs: Runs) -> Any:
         curve(axes[2], steps, runs["test_error"][:, i], label, colour=colour)
         curve(axes[3], steps, runs["norm"][:, i] / runs["norm"][:, i, -1:], label, colour=colour)
         curve(axes[4], steps, runs["alignment"][:, i], label, colour=colour)
-        curve(axes[4], steps, runs["centered_alignment"][:, i].mean(0), "centred" if i == 0 else f"_centred, {label}",
-              colour=colour, style=":")  # fmt: skip
+        curve(
+            axes[4],
+            steps,
+            runs["centered_alignment"][:, i].mean(0),
+            "centred" if i == 0 else f"_centred, {label}",
+            colour=colour,
+            style=":",
+        )
     for j, (label, colour) in enumerate((("final NTK", GREEN), ("initial NTK", GREY), ("Adam's kernel", COLOURS[3]))):
         curve(axes[5], setup.powers, runs["error"][:, :, j], label, colour=colour, style="o-")
     axes[0].set(xlabel="k", ylabel=r"$\lambda_k$", xscale="log", yscale="log")
@@ -218,15 +284,21 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=100, test_samples=40, pooling=1, powers=(0.0, 1.0), width=30, steps=100),
-            seeds=1, seconds=3, mebibytes=20,
+            seeds=1,
+            seconds=3,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=60, mebibytes=200),
         Scale.PAPER: Size(
-            setup=Setup(samples=1000, test_samples=900, pooling=1), seeds=3, seconds=80, mebibytes=7400, device="cuda",
+            setup=Setup(samples=1000, test_samples=900, pooling=1),
+            seeds=3,
+            seconds=80,
+            mebibytes=7400,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_4 = Reproduction(
     id="002/fig4",

@@ -30,55 +30,93 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The sentences of the caption, panel by panel, and Eq. 48."""
     silent = runs["silent"]
     yield Claim(
-        id="round", claim="At the start the level curves are round (a): longest over shortest axis", paper=1.0,
-        values=elongation(runs["form"])[:, 0], band=(1.0, 1.2), band_from="choice",
-        why="Round up to the draw: 1 for infinitely many hidden units.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="round",
+        claim="At the start the level curves are round (a): longest over shortest axis",
+        paper=1.0,
+        values=elongation(runs["form"])[:, 0],
+        band=(1.0, 1.2),
+        band_from="choice",
+        why="Round up to the draw: 1 for infinitely many hidden units.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="early-spike", claim="After phase I the kernel has a spike along Sigma beta (b): cosine of its first "
-        "eigenvector", paper=1.0, values=at(runs, runs["along_tilted"], silent), band=(0.98, 1.0), band_from="theory",
-        why="1 up to what is left of the initial weights.",
-    )  # fmt: skip
-    yield Claim(
-        id="not-beta", claim="Not along beta (b): cosine of the first eigenvector with beta, over that of Sigma beta "
-        "with beta", paper=1.0, values=at(runs, runs["along"], silent) / runs["slant"], band=(0.9, 1.1),
-        band_from="theory", why=f"Sigma beta has a cosine of {runs['slant'].mean():.2f} with beta.",
-    )  # fmt: skip
-    yield Claim(
-        id="late-spike", claim="At long times the spike is along the least-norm solution (c): cosine of the first "
-        "eigenvector with beta", paper=1.0, values=runs["along"][:, -1], band=(0.99, 1.0), band_from="theory",
-    )  # fmt: skip
-    yield Claim(
-        id="function", claim="So is the function (c): distance from the least-norm solution over its length",
-        paper="0", values=numpy.linalg.norm(runs["position"][:, -1] - [1, 0], axis=1), band=(None, 0.01),
+        id="early-spike",
+        claim="After phase I the kernel has a spike along Sigma beta (b): cosine of its first eigenvector",
+        paper=1.0,
+        values=at(runs, runs["along_tilted"], silent),
+        band=(0.98, 1.0),
         band_from="theory",
-    )  # fmt: skip
+        why="1 up to what is left of the initial weights.",
+    )
+    yield Claim(
+        id="not-beta",
+        claim="Not along beta (b): cosine of the first eigenvector with beta, over that of Sigma beta with beta",
+        paper=1.0,
+        values=at(runs, runs["along"], silent) / runs["slant"],
+        band=(0.9, 1.1),
+        band_from="theory",
+        why=f"Sigma beta has a cosine of {runs['slant'].mean():.2f} with beta.",
+    )
+    yield Claim(
+        id="late-spike",
+        claim="At long times the spike is along the least-norm solution (c): cosine of the first eigenvector with beta",
+        paper=1.0,
+        values=runs["along"][:, -1],
+        band=(0.99, 1.0),
+        band_from="theory",
+    )
+    yield Claim(
+        id="function",
+        claim="So is the function (c): distance from the least-norm solution over its length",
+        paper="0",
+        values=numpy.linalg.norm(runs["position"][:, -1] - [1, 0], axis=1),
+        band=(None, 0.01),
+        band_from="theory",
+    )
     turned = turned_late(runs, 0.9)
     yield Claim(
-        id="realigns", claim="The kernel realigns at late times, which eliminates silent alignment (c): share of its "
-        "way from Sigma beta to beta, as an angle, while the loss falls from 9/10 on", paper="all", values=turned,
-        band=(0.8, 1.2), band_from="choice",
+        id="realigns",
+        claim="The kernel realigns at late times, which eliminates silent alignment (c): share of its "
+        "way from Sigma beta to beta, as an angle, while the loss falls from 9/10 on",
+        paper="all",
+        values=turned,
+        band=(0.8, 1.2),
+        band_from="choice",
         choices=[Choice(made="from 9/10 of the loss", other="from 1/2", values=turned_late(runs, 0.5))],
-    )  # fmt: skip
+    )
     ratio = at(runs, runs["spike"], silent)
     yield Claim(
-        id="spike-strength", claim="The early spike is as strong as the isotropic part (Eq. 48, corrected): first "
-        "eigenvalue over the mean of the others", paper=2.0, values=ratio, band=(1.9, 2.1), band_from="theory",
+        id="spike-strength",
+        claim="The early spike is as strong as the isotropic part (Eq. 48, corrected): first "
+        "eigenvalue over the mean of the others",
+        paper=2.0,
+        values=ratio,
+        band=(1.9, 2.1),
+        band_from="theory",
         why="Sigma beta beta^T Sigma / (beta^T Sigma^2 beta) + 1; what is left of the initial weights takes 0.05.",
-    )  # fmt: skip
+    )
     printed = 1 + runs["size"]
     yield Claim(
-        id="spike-strength-printed", claim="M = Sigma beta beta^T Sigma / sqrt(beta^T Sigma^2 beta) + 1 (Eq. 48): "
-        "measured ratio of eigenvalues over the one that follows", paper=1.0, values=ratio / printed, band=(0.95, 1.05),
-        band_from="print", known="W = a v^T with |v| = 1 has v = Sigma beta / |Sigma beta|, whose outer product is "
+        id="spike-strength-printed",
+        claim="M = Sigma beta beta^T Sigma / sqrt(beta^T Sigma^2 beta) + 1 (Eq. 48): "
+        "measured ratio of eigenvalues over the one that follows",
+        paper=1.0,
+        values=ratio / printed,
+        band=(0.95, 1.05),
+        band_from="print",
+        known="W = a v^T with |v| = 1 has v = Sigma beta / |Sigma beta|, whose outer product is "
         "over beta^T Sigma^2 beta, without the root.",
-    )  # fmt: skip
+    )
     shown = [0, silent_index(runs), -1]
     yield Claim(
-        id="theory", claim="The ellipses are those of the closed forms (all): largest relative difference",
-        paper="overlay", values=form_difference(runs["form"][:, shown], runs["theory"]).max(1), band=(None, 0.03),
-        band_from="theory", why="Errors of order sigma^2, of the learning rate and of the time still to run.",
-    )  # fmt: skip
+        id="theory",
+        claim="The ellipses are those of the closed forms (all): largest relative difference",
+        paper="overlay",
+        values=form_difference(runs["form"][:, shown], runs["theory"]).max(1),
+        band=(None, 0.03),
+        band_from="theory",
+        why="Errors of order sigma^2, of the learning rate and of the time still to run.",
+    )
 
 
 def turned_late(runs: Runs, share: float) -> Any:

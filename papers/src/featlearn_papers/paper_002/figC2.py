@@ -64,9 +64,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     losses, alignments, theory = [], [], []
     for i, sigma in enumerate(setup.sigmas):
         model = MLP(
-            setup.inputs, None, width=setup.width, hidden_layers=1, activation="linear", weight_variance=sigma**2,
+            setup.inputs,
+            None,
+            width=setup.width,
+            hidden_layers=1,
+            activation="linear",
+            weight_variance=sigma**2,
             generator=context.generator(1),
-        ).double()  # fmt: skip
+        ).double()
         W0, a0 = (weight.detach().clone() for weight in model.parameters())
         loss, alignment = train(model, X, y, setup)
         losses.append(loss)
@@ -96,18 +101,22 @@ def train(model: torch.nn.Module, X: Tensor, y: Tensor, setup: Setup) -> tuple[l
 def half_times(setup: Setup, runs: Runs) -> Any:
     """(S, sigmas): when the loss is one half of its start."""
     times = torch.as_tensor(runs["times"][0])
-    return numpy.array([
-        [float(fl.metrics.time_to(times, torch.as_tensor(loss), 0.5, of="initial")) for loss in seed]
-        for seed in runs["loss"]
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [float(fl.metrics.time_to(times, torch.as_tensor(loss), 0.5, of="initial")) for loss in seed]
+            for seed in runs["loss"]
+        ]
+    )
 
 
 def slopes(setup: Setup, runs: Runs) -> tuple[Any, Any]:
     """(S,) each: slope of the half time against ln sigma^-2, and the largest distance from that line over the range."""
     x = numpy.log(numpy.array(setup.sigmas) ** -2.0)
     fits = [numpy.polyfit(x, seed, 1) for seed in half_times(setup, runs)]
-    off = [abs(numpy.polyval(fit, x) - seed).max() / numpy.ptp(seed)
-           for fit, seed in zip(fits, half_times(setup, runs), strict=True)]  # fmt: skip
+    off = [
+        abs(numpy.polyval(fit, x) - seed).max() / numpy.ptp(seed)
+        for fit, seed in zip(fits, half_times(setup, runs), strict=True)
+    ]
     return numpy.array([fit[0] for fit in fits]), numpy.array(off)
 
 
@@ -126,39 +135,67 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     slope, off = slopes(setup, runs)
     best = float(runs["best"].mean())
     yield Claim(
-        id="theory-curves", claim="Loss curves follow the sigmoids of the theory (a): largest difference",
-        paper="overlay", values=abs(runs["loss"] - runs["theory"]).max((1, 2)), band=(None, 0.03), band_from="theory",
+        id="theory-curves",
+        claim="Loss curves follow the sigmoids of the theory (a): largest difference",
+        paper="overlay",
+        values=abs(runs["loss"] - runs["theory"]).max((1, 2)),
+        band=(None, 0.03),
+        band_from="theory",
         why="The closed form is exact up to O(sigma^2), 0.003 at sigma = 0.1; steps of descent add 0.3 lr t_1/2.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="earlier-for-larger", claim="The loss falls at a time that decreases with the initialisation scale (a)",
-        paper="yes", values=(numpy.diff(half_times(setup, runs), axis=1) > 0).all(1), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="earlier-for-larger",
+        claim="The loss falls at a time that decreases with the initialisation scale (a)",
+        paper="yes",
+        values=(numpy.diff(half_times(setup, runs), axis=1) > 0).all(1),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="logarithmic", claim="t_1/2 is linear in ln sigma^-2 (b): largest distance from the line over its range",
-        paper="line", values=off, band=(None, 0.03),
-        band_from="theory", why="sigma = 0.1 is not small: its time is about 0.05 off.",
-    )  # fmt: skip
+        id="logarithmic",
+        claim="t_1/2 is linear in ln sigma^-2 (b): largest distance from the line over its range",
+        paper="line",
+        values=off,
+        band=(None, 0.03),
+        band_from="theory",
+        why="sigma = 0.1 is not small: its time is about 0.05 off.",
+    )
     yield Claim(
-        id="slope", claim="Slope of t_1/2 against ln sigma^-2, 1/(2s)", paper=0.5, values=slope, band=(0.47, 0.53),
+        id="slope",
+        claim="Slope of t_1/2 against ln sigma^-2, 1/(2s)",
+        paper=0.5,
+        values=slope,
+        band=(0.47, 0.53),
         band_from="theory",
         why="The theory's value, corrected (c0 = q0 / 2 in C.4); 0.506 is expected with sigma = 0.1 in the fit.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="slope-printed", claim="The second phase comes at (1/s) log(s / sigma^2) (Sec. 3.1)", paper=1.0,
-        values=slope, band=(0.9, 1.1),
-        band_from="print", known="The print lacks a factor: it is (1/2s) log, as its own Eq. 50 says.",
-    )  # fmt: skip
+        id="slope-printed",
+        claim="The second phase comes at (1/s) log(s / sigma^2) (Sec. 3.1)",
+        paper=1.0,
+        values=slope,
+        band=(0.9, 1.1),
+        band_from="print",
+        known="The print lacks a factor: it is (1/2s) log, as its own Eq. 50 says.",
+    )
     yield Claim(
-        id="silent", claim="The kernel is aligned before the loss appreciably decreases, at the smallest sigma (c)",
-        paper="yes", values=silent_loss(runs), band=(0.95, 1.0), band_from="choice",
+        id="silent",
+        claim="The kernel is aligned before the loss appreciably decreases, at the smallest sigma (c)",
+        paper="yes",
+        values=silent_loss(runs),
+        band=(0.95, 1.0),
+        band_from="choice",
         why="Loss, as a share of its start, when the alignment has nine tenths of its final value.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="maximum", claim="The alignment ends at the analytic maximum, 2/sqrt(3 + D) (c)", paper=round(best, 4),
-        values=runs["alignment"][:, -1, -1], band=(best - 0.01, best + 0.01), band_from="theory",
+        id="maximum",
+        claim="The alignment ends at the analytic maximum, 2/sqrt(3 + D) (c)",
+        paper=round(best, 4),
+        values=runs["alignment"][:, -1, -1],
+        band=(best - 0.01, best + 0.01),
+        band_from="theory",
         why="The paper draws the line; the value is the formula's for our D. Measured for the smallest sigma.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -167,8 +204,15 @@ def plot(setup: Setup, runs: Runs) -> Any:
     times, found = runs["times"][0], half_times(setup, runs)
     for i, sigma in enumerate(setup.sigmas):
         curve(left, times, runs["loss"][:, i], f"σ = {sigma:g}", colour=COLOURS[i])
-        curve(left, times, runs["theory"][0, i], "theory" if i == 0 else f"_theory, σ = {sigma:g}", colour="black",
-              style="--", linewidth=0.8)  # fmt: skip
+        curve(
+            left,
+            times,
+            runs["theory"][0, i],
+            "theory" if i == 0 else f"_theory, σ = {sigma:g}",
+            colour="black",
+            style="--",
+            linewidth=0.8,
+        )
     left.set(xlabel="time", ylabel="loss / initial loss", xlim=(0, 1.5 * setup.time))  # room for the legend
     x = numpy.log(numpy.array(setup.sigmas) ** -2.0)
     curve(middle, x, found, "networks", style="o-")
@@ -176,8 +220,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
     curve(middle, x, found.mean() + (x - x.mean()), "slope 1/s, as printed", colour="black", style=":")
     middle.set(xlabel=r"$\ln \sigma^{-2}$", ylabel=r"$t_{1/2}$")
     curve(right, times, runs["alignment"][:, -1], "kernel-task alignment")
-    curve(right, times, runs["loss"][:, -1] / runs["loss"][:, -1, :1] * runs["best"].max(), "loss, scaled",
-          colour=COLOURS[1])  # fmt: skip
+    curve(
+        right,
+        times,
+        runs["loss"][:, -1] / runs["loss"][:, -1, :1] * runs["best"].max(),
+        "loss, scaled",
+        colour=COLOURS[1],
+    )
     right.axhline(runs["best"].mean(), color=GREEN, linestyle="--", label="analytic maximum")
     right.set(xlabel="time", title=f"σ = {setup.sigmas[-1]:g}")
     for ax, place in ((left, "upper right"), (middle, "upper left"), (right, "center right")):
@@ -190,13 +239,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=24, inputs=12, width=20, sigmas=(1e-1, 1e-2, 1e-3), lr=0.01, time=9.6, moments=32),
-            seeds=1, seconds=1, mebibytes=10,
+            seeds=1,
+            seconds=1,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=8, mebibytes=20),
         Scale.PAPER: Size(setup=Setup(lr=0.002, moments=140), seeds=10, seconds=19, mebibytes=20),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_C2 = Reproduction(
     id="002/figC2",

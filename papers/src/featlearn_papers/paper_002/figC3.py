@@ -55,9 +55,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     task = two_classes(context, setup.data, setup.images, 0, cut=setup.cut)
     images = path(task.exact, task.y.double().cpu(), setup.sigma, setup.image_width, setup.times(), context)
     values = torch.linalg.eigvalsh(task.exact.T @ task.exact / setup.images)
-    return found | {f"images/{name}": value for name, value in images.items()} | {
-        "images/inputs": task.exact.shape[1], "images/rank": int((values > 0.5).sum()),
-    }  # fmt: skip
+    return (
+        found
+        | {f"images/{name}": value for name, value in images.items()}
+        | {
+            "images/inputs": task.exact.shape[1],
+            "images/rank": int((values > 0.5).sum()),
+        }
+    )
 
 
 def path(X: Tensor, y: Tensor, sigma: float, width: int, times: Tensor, context: Context) -> dict[str, Any]:
@@ -103,40 +108,70 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     why = f"Errors of order sigma^2 = {setup.sigma**2:g}, with room for a factor of ten."
     synthetic, images = errors(runs, "synthetic", "theory"), errors(runs, "images", "theory")
     yield Claim(
-        id="synthetic", claim="Exact and analytic q(t), r(t) overlay, r0 kept (a): largest difference over s",
-        paper="overlay", values=synthetic[:, drawn], band=(None, bound), band_from="theory", why=why,
-    )  # fmt: skip
+        id="synthetic",
+        claim="Exact and analytic q(t), r(t) overlay, r0 kept (a): largest difference over s",
+        paper="overlay",
+        values=synthetic[:, drawn],
+        band=(None, bound),
+        band_from="theory",
+        why=why,
+    )
     yield Claim(
-        id="images", claim="The same on whitened images of two classes (b)", paper="overlay", values=images,
-        band=(None, bound), band_from="theory", why=why, choices=[cut],
-    )  # fmt: skip
+        id="images",
+        claim="The same on whitened images of two classes (b)",
+        paper="overlay",
+        values=images,
+        band=(None, bound),
+        band_from="theory",
+        why=why,
+        choices=[cut],
+    )
     dropped = (
         "Eq. 50, 51 drop r0, which is of order q0 / sqrt(D) at any sigma: the strength grows from (q0 + r0) / 2, and "
         "the time of learning is off by log(1 + r0 / q0) / 2s."
     )
     for part, values in (
-        ("synthetic", errors(runs, "synthetic", "printed")[:, drawn]), ("images", errors(runs, "images", "printed"))
-    ):  # fmt: skip
+        ("synthetic", errors(runs, "synthetic", "printed")[:, drawn]),
+        ("images", errors(runs, "images", "printed")),
+    ):
         yield Claim(
-            id=f"{part}-printed", claim=f"So do Eq. 50 and 51 as printed ({'a' if part == 'synthetic' else 'b'}), up "
-            "to O(sigma^2)", paper="overlay", values=values, band=(None, bound), band_from="print", known=dropped,
-        )  # fmt: skip
+            id=f"{part}-printed",
+            claim=f"So do Eq. 50 and 51 as printed ({'a' if part == 'synthetic' else 'b'}), up to O(sigma^2)",
+            paper="overlay",
+            values=values,
+            band=(None, bound),
+            band_from="print",
+            known=dropped,
+        )
     logs = numpy.log(setup.sigmas)
     yield Claim(
-        id="order", claim="Corrections are O(sigma^2) (App. C.5): exponent of the largest difference in sigma (a)",
-        paper=2.0, values=[numpy.polyfit(logs, numpy.log(row), 1)[0] for row in synthetic], band=(1.7, 2.3),
-        band_from="print", why=f"Over sigma from {setup.sigmas[0]:g} to {setup.sigmas[-1]:g}.",
-    )  # fmt: skip
+        id="order",
+        claim="Corrections are O(sigma^2) (App. C.5): exponent of the largest difference in sigma (a)",
+        paper=2.0,
+        values=[numpy.polyfit(logs, numpy.log(row), 1)[0] for row in synthetic],
+        band=(1.7, 2.3),
+        band_from="print",
+        why=f"Over sigma from {setup.sigmas[0]:g} to {setup.sigmas[-1]:g}.",
+    )
     ends = runs["images/measured"][:, :, -1]
     yield Claim(
-        id="end", claim="Both come to s (b): largest distance at the end", paper="s", values=abs(ends - 1).max(1),
-        band=(None, 0.01), band_from="theory",
-    )  # fmt: skip
+        id="end",
+        claim="Both come to s (b): largest distance at the end",
+        paper="s",
+        values=abs(ends - 1).max(1),
+        band=(None, 0.01),
+        band_from="theory",
+    )
     yield Claim(
-        id="start", claim="q0 is sigma^2 / 2 (1 + N / D) (Eq. 34, b): ratio", paper=1.0, values=runs["images/start"],
-        band=(0.75, 1.25), band_from="theory", why="Two standard deviations of one draw, 0.126 at these sizes.",
+        id="start",
+        claim="q0 is sigma^2 / 2 (1 + N / D) (Eq. 34, b): ratio",
+        paper=1.0,
+        values=runs["images/start"],
+        band=(0.75, 1.25),
+        band_from="theory",
+        why="Two standard deviations of one draw, 0.126 at these sizes.",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -171,15 +206,25 @@ EXPERIMENT = Experiment(
     id="002/figC3",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(samples=24, inputs=12, width=7, sigmas=(0.1, 0.01), data="digits", images=100, image_width=20,
-                        moments=40),
-            seeds=1, seconds=2, mebibytes=10,
+            setup=Setup(
+                samples=24,
+                inputs=12,
+                width=7,
+                sigmas=(0.1, 0.01),
+                data="digits",
+                images=100,
+                image_width=20,
+                moments=40,
+            ),
+            seeds=1,
+            seconds=2,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=60, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(moments=120), seeds=10, seconds=90, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_C3 = Reproduction(
     id="002/figC3",

@@ -99,40 +99,72 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for i, depth in enumerate(setup.depths):
         if depth > 2:
             yield Claim(
-                id=f"power-{depth}", claim=f"t_1/2 goes as sigma^(2-L) (a): exponent for L = {depth}",
-                paper=2.0 - depth, values=exponent(setup, runs, i), band=(1.85 - depth, 2.15 - depth),
-                band_from="trial", least=Scale.LAPTOP,
+                id=f"power-{depth}",
+                claim=f"t_1/2 goes as sigma^(2-L) (a): exponent for L = {depth}",
+                paper=2.0 - depth,
+                values=exponent(setup, runs, i),
+                band=(1.85 - depth, 2.15 - depth),
+                band_from="trial",
+                least=Scale.LAPTOP,
                 why=f"-1.06 is known for L = 3 (Fig. 3). Here sigma goes from {max(setup.sigmas):g} to "
                 f"{min(setup.sigmas):g}.",
-            )  # fmt: skip
+            )
     yield Claim(
-        id="sharper", claim="The loss decays more sharply with depth (a): time at a tenth over that at nine tenths "
-        "falls from each depth to the next", paper="yes", values=rising(-duration(runs, relative=True)), band=(1, None),
-        band_from="print", choices=[
-            Choice(made="as a factor, on the paper's logarithmic axis", other="as a difference of times",
-                   values=rising(-duration(runs, relative=False))),
+        id="sharper",
+        claim="The loss decays more sharply with depth (a): time at a tenth over that at nine tenths "
+        "falls from each depth to the next",
+        paper="yes",
+        values=rising(-duration(runs, relative=True)),
+        band=(1, None),
+        band_from="print",
+        choices=[
+            Choice(
+                made="as a factor, on the paper's logarithmic axis",
+                other="as a difference of times",
+                values=rising(-duration(runs, relative=False)),
+            ),
         ],
-    )  # fmt: skip
+    )
     ends = runs["alignment"][:, :, -1]
     yield Claim(
-        id="monotone", claim="The final alignment increases with depth (b)", paper="yes",
-        values=rising(ends), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="monotone",
+        claim="The final alignment increases with depth (b)",
+        paper="yes",
+        values=rising(ends),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="maximum", claim="It is L / sqrt(L^2 - 1 + D) (b): largest difference", paper="overlay",
-        values=abs(ends - runs["best"]).max(1), band=(None, 0.01), band_from="theory",
-        why="The limit of small weights of App. E.2; at sigma = 0.05 and L = 3 0.001 is known.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="maximum",
+        claim="It is L / sqrt(L^2 - 1 + D) (b): largest difference",
+        paper="overlay",
+        values=abs(ends - runs["best"]).max(1),
+        band=(None, 0.01),
+        band_from="theory",
+        why="The limit of small weights of App. E.2; at sigma = 0.05 and L = 3 0.001 is known.",
+        least=Scale.LAPTOP,
+    )
     far = fl.theory.deep_linear.whitened_max_alignment(1000, setup.inputs)
     yield Claim(
-        id="limit", claim="It approaches 1 as L grows (b): the formula at L = 1000", paper=1.0, values=float(far),
-        band=(0.999, 1.0), band_from="theory", check=True, why="1 - (D - 1) / (2 L^2) for large L.",
-    )  # fmt: skip
+        id="limit",
+        claim="It approaches 1 as L grows (b): the formula at L = 1000",
+        paper=1.0,
+        values=float(far),
+        band=(0.999, 1.0),
+        band_from="theory",
+        check=True,
+        why="1 - (D - 1) / (2 L^2) for large L.",
+    )
     yield Claim(
-        id="first-layer", claim="The first layer comes to the teacher at all depths (c): smallest cosine of W1^T W1 "
-        "with beta beta^T at the end", paper=1.0, values=runs["cosine"][:, :, -1].min(1), band=(0.98, 1.0),
-        band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="first-layer",
+        claim="The first layer comes to the teacher at all depths (c): smallest cosine of W1^T W1 "
+        "with beta beta^T at the end",
+        paper=1.0,
+        values=runs["cosine"][:, :, -1].min(1),
+        band=(0.98, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -163,7 +195,9 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=20, inputs=10, width=16, depths=(2, 3, 4), sigma=0.2, others=(0.3,), moments=80),
-            seeds=1, seconds=3, mebibytes=10,
+            seeds=1,
+            seconds=3,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=20, mebibytes=30),
         Scale.PAPER: Size(
@@ -171,7 +205,7 @@ EXPERIMENT = Experiment(
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_E1 = Reproduction(
     id="002/figE1",

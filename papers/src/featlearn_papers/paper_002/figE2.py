@@ -46,15 +46,15 @@ class Setup:
 
 def task(setup: Setup, context: Context) -> TwoClasses:
     """Inputs in coordinates of the span of the training points: whitening drops all other directions of test points."""
-    images = two_classes(
-        context, setup.data, setup.samples, setup.test_samples, pooling=setup.pooling, batches=None
-    )  # fmt: skip
+    images = two_classes(context, setup.data, setup.samples, setup.test_samples, pooling=setup.pooling, batches=None)
     _, sizes, directions = torch.linalg.svd(images.exact, full_matrices=False)
     span = directions[sizes > 1e-6 * sizes[0]].T.to(images.x.device)
     return replace(
-        images, x=(images.x.double() @ span).float(), test_x=(images.test_x.double() @ span).float(),
+        images,
+        x=(images.x.double() @ span).float(),
+        test_x=(images.test_x.double() @ span).float(),
         exact=images.exact @ span.cpu(),
-    )  # fmt: skip
+    )
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
@@ -67,9 +67,15 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         optimizer = torch.optim.SGD(model.parameters(), lr=setup.lr)
         steps = round(time / setup.lr)
         path = train_and_measure(
-            model, given, optimizer, context, steps=steps, stride=max(1, steps // setup.moments), dtype=torch.float64,
+            model,
+            given,
+            optimizer,
+            context,
+            steps=steps,
+            stride=max(1, steps // setup.moments),
+            dtype=torch.float64,
             along=torch.float64,
-        )  # fmt: skip
+        )
         predictions = path.predictions(given.y)[:3]
         errors, correlations = agreements(predictions)
         numbers = {**path.curves(), "predictions": predictions, "error": errors, "correlation": correlations}
@@ -83,9 +89,13 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def network(setup: Setup, context: Context, given: TwoClasses, depth: int, sigma: float) -> MLP:
     """The same draw for every sigma."""
     return MLP(
-        given.x.shape[1], None, width=setup.width, hidden_layers=depth - 1, weight_variance=sigma**2,
+        given.x.shape[1],
+        None,
+        width=setup.width,
+        hidden_layers=depth - 1,
+        weight_variance=sigma**2,
         generator=context.generator(depth),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
 
 
 def half_time(setup: Setup, context: Context, given: TwoClasses, depth: int, limit: float) -> float:
@@ -123,35 +133,60 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for i, depth in enumerate(setup.depths):
         if depth > 2:
             yield Claim(
-                id=f"power-{depth}", claim="The half time scales as sigma^(2-L), as in linear networks (a): "
-                f"exponent for L = {depth}", paper=2.0 - depth, values=powers[:, i], band=(1.8 - depth, 2.2 - depth),
-                band_from="choice", why=f"From sigma = {setup.larger:g} and {setup.sigma:g}.", least=Scale.LAPTOP,
-            )  # fmt: skip
+                id=f"power-{depth}",
+                claim=f"The half time scales as sigma^(2-L), as in linear networks (a): exponent for L = {depth}",
+                paper=2.0 - depth,
+                values=powers[:, i],
+                band=(1.8 - depth, 2.2 - depth),
+                band_from="choice",
+                why=f"From sigma = {setup.larger:g} and {setup.sigma:g}.",
+                least=Scale.LAPTOP,
+            )
     for depth in setup.depths:
         yield Claim(
-            id=f"silent-{depth}", claim=f"The kernel aligns early (b): alignment when it has grown to a tenth of its "
-            f"last size, as a share of its end, L = {depth}", paper="about 1",
-            values=finished(runs, depth, "alignment"), band=(0.9, 1.1), band_from="choice",
-            least=Scale.LAPTOP, choices=[
-                Choice(made="the raw alignment, as printed", other="the centred one",
-                       values=finished(runs, depth, "centered_alignment")),
+            id=f"silent-{depth}",
+            claim=f"The kernel aligns early (b): alignment when it has grown to a tenth of its "
+            f"last size, as a share of its end, L = {depth}",
+            paper="about 1",
+            values=finished(runs, depth, "alignment"),
+            band=(0.9, 1.1),
+            band_from="choice",
+            least=Scale.LAPTOP,
+            choices=[
+                Choice(
+                    made="the raw alignment, as printed",
+                    other="the centred one",
+                    values=finished(runs, depth, "centered_alignment"),
+                ),
             ],
-        )  # fmt: skip
+        )
     for depth in setup.depths:
         errors, correlations = runs[f"{depth}/error"], runs[f"{depth}/correlation"]
         yield Claim(
-            id=f"final-{depth}", claim="Outputs on test data match regression with the final kernel (c): relative "
-            f"error, L = {depth}", paper="closely", values=errors[:, 0], band=(None, 0.15), band_from="choice",
-            why="The band of Fig. 1b.", least=Scale.LAPTOP, choices=[
-                Choice(made="relative error", other="correlation, above 0.95", values=correlations[:, 0],
-                       band=(0.95, 1)),
+            id=f"final-{depth}",
+            claim=f"Outputs on test data match regression with the final kernel (c): relative error, L = {depth}",
+            paper="closely",
+            values=errors[:, 0],
+            band=(None, 0.15),
+            band_from="choice",
+            why="The band of Fig. 1b.",
+            least=Scale.LAPTOP,
+            choices=[
+                Choice(
+                    made="relative error", other="correlation, above 0.95", values=correlations[:, 0], band=(0.95, 1)
+                ),
             ],
-        )  # fmt: skip
+        )
         yield Claim(
-            id=f"initial-{depth}", claim=f"They do not match regression with the initial kernel (c): relative error, "
-            f"L = {depth}", paper="not", values=errors[:, 1], band=(0.2, None), band_from="choice",
-            why="The band of Fig. 1b.", least=Scale.LAPTOP,
-        )  # fmt: skip
+            id=f"initial-{depth}",
+            claim=f"They do not match regression with the initial kernel (c): relative error, L = {depth}",
+            paper="not",
+            values=errors[:, 1],
+            band=(0.2, None),
+            band_from="choice",
+            why="The band of Fig. 1b.",
+            least=Scale.LAPTOP,
+        )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -184,18 +219,31 @@ EXPERIMENT = Experiment(
     id="002/figE2",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=40, test_samples=40, pooling=1, depths=(2, 3), times=(14.0, 36.0),
-                        width=40, moments=10),
-            seeds=1, seconds=4, mebibytes=20,
+            setup=Setup(
+                data="digits",
+                samples=40,
+                test_samples=40,
+                pooling=1,
+                depths=(2, 3),
+                times=(14.0, 36.0),
+                width=40,
+                moments=10,
+            ),
+            seeds=1,
+            seconds=4,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=120, mebibytes=200),
         Scale.PAPER: Size(
-            setup=Setup(samples=3000, test_samples=7000, pooling=1), seeds=3, seconds=600, mebibytes=4000,
+            setup=Setup(samples=3000, test_samples=7000, pooling=1),
+            seeds=3,
+            seconds=600,
+            mebibytes=4000,
             device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_E2 = Reproduction(
     id="002/figE2",

@@ -65,14 +65,17 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         path = fl.theory.deep_linear.flow(layers, X, y, times=moments(setup, depth, s), rate=1 / len(X))
         gram = X @ X.T
         now = {
-            "times": path.times, "loss": path.loss / path.loss[0], "alignment": path.alignment,
+            "times": path.times,
+            "loss": path.loss / path.loss[0],
+            "alignment": path.alignment,
             "best": fl.theory.deep_linear.max_alignment(X, y, depth),
-            "first": path.kernel(0), "last": path.kernel(len(path.times) - 1),
+            "first": path.kernel(0),
+            "last": path.kernel(len(path.times) - 1),
             "corrected": fl.theory.deep_linear.final_ntk(X, y, depth),
             "printed": (depth - 1) * torch.outer(y, y) + gram,
             "printed_half": (depth - 1) * torch.outer(y, y) + gram / 4,
             "printed_k0": (depth - 1) * torch.outer(y, y) + path.kernel(0),
-        }  # fmt: skip
+        }
         now["function"] = (path.weights[-1, 0] - solution).norm() / s
         for name, value in now.items():
             found.setdefault(name, []).append(value)
@@ -99,24 +102,40 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The sentences of the caption, with its formula as printed and corrected."""
     ends = runs["alignment"][:, :, -1]
     yield Claim(
-        id="aligns", claim="The final kernel is aligned with the classes, more than the first (a), at all depths",
-        paper="yes", values=rising(numpy.stack([runs["alignment"][:, :, 0], ends], -1)), band=(1, None),
+        id="aligns",
+        claim="The final kernel is aligned with the classes, more than the first (a), at all depths",
+        paper="yes",
+        values=rising(numpy.stack([runs["alignment"][:, :, 0], ends], -1)),
+        band=(1, None),
         band_from="print",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="depth", claim="The final alignment increases with depth (a)", paper="yes", values=rising(ends),
-        band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="depth",
+        claim="The final alignment increases with depth (a)",
+        paper="yes",
+        values=rising(ends),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="maximum", claim="It is that of the corrected formula (a): largest difference", paper="formula",
-        values=abs(ends - runs["best"]).max(1), band=(None, 0.02), band_from="theory",
+        id="maximum",
+        claim="It is that of the corrected formula (a): largest difference",
+        paper="formula",
+        values=abs(ends - runs["best"]).max(1),
+        band=(None, 0.02),
+        band_from="theory",
         why="The limit of small weights, on any inputs.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="corrected", claim="The final kernel is ((L-1)/s^2) y y^T + X X^T, times a number (b, corrected): largest "
-        "relative difference", paper="formula", values=distance(runs["last"], runs["corrected"]).max(1),
-        band=(None, 0.1), band_from="theory", why="Small weights; of the order of sigma.",
-    )  # fmt: skip
+        id="corrected",
+        claim="The final kernel is ((L-1)/s^2) y y^T + X X^T, times a number (b, corrected): largest "
+        "relative difference",
+        paper="formula",
+        values=distance(runs["last"], runs["corrected"]).max(1),
+        band=(None, 0.1),
+        band_from="theory",
+        why="Small weights; of the order of sigma.",
+    )
 
     def off(formula: str) -> Array:
         """(S,): largest distance over depths."""
@@ -125,20 +144,32 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
     known = "On the training set beta beta^T is y y^T / s^2: the formula is right only for s = 1"
     yield Claim(
-        id="printed", claim="It is (L-1) y y^T + K0, times a number (b), with K0 = X X^T: largest relative difference",
-        paper="formula", values=off("printed"), band=(None, 0.1), band_from="print",
+        id="printed",
+        claim="It is (L-1) y y^T + K0, times a number (b), with K0 = X X^T: largest relative difference",
+        paper="formula",
+        values=off("printed"),
+        band=(None, 0.1),
+        band_from="print",
         known=f"{known}; here s is {runs['s'].mean():.2f}, by the length of the inputs, which is a choice.",
         choices=[
-            Choice(made="inputs with a mean eigenvalue of X^T X / P of 1", values=off("printed_half"),
-                   other="inputs half as long, s twice as large: the final kernel is the same up to a factor"),
+            Choice(
+                made="inputs with a mean eigenvalue of X^T X / P of 1",
+                values=off("printed_half"),
+                other="inputs half as long, s twice as large: the final kernel is the same up to a factor",
+            ),
             Choice(made="K0 = X X^T", other="K0 is the kernel measured at the start", values=off("printed_k0")),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="solution", claim="Networks learn the least-norm solution on any inputs (App. G.1): largest relative "
-        "distance", paper="0", values=runs["function"].max(1), band=(None, 0.05), band_from="choice",
-        least=Scale.LAPTOP, why="Slow directions take long: of the order of sigma, and of what is left of the loss.",
-    )  # fmt: skip
+        id="solution",
+        claim="Networks learn the least-norm solution on any inputs (App. G.1): largest relative distance",
+        paper="0",
+        values=runs["function"].max(1),
+        band=(None, 0.05),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="Slow directions take long: of the order of sigma, and of what is left of the loss.",
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -159,14 +190,20 @@ def plot(setup: Setup, runs: Runs) -> Any:
     pictures = {"first": ("b  first, L = 2", runs["first"][0, 0])} | {
         name: (f"last, L = {depth}", runs["last"][0, i])
         for i, (name, depth) in enumerate(zip(names, setup.depths, strict=True))
-    }  # fmt: skip
+    }
     for name, (title, kernel) in pictures.items():
         scaled = kernel / abs(kernel).mean(0).mean() / 3
         image = axes[name].imshow(scaled[numpy.ix_(rows, rows)], cmap="RdBu_r", vmin=-1, vmax=1, label=title)
         axes[name].set_title(title, loc="left", fontweight="bold" if name == "first" else "normal")
         axes[name].set(xticks=(), yticks=())
-    figure.colorbar(image, ax=[axes[name] for name in pictures], location="right", shrink=0.8, ticks=(-1, 0, 1),
-                    label="kernel / 3 mean sizes")  # fmt: skip
+    figure.colorbar(
+        image,
+        ax=[axes[name] for name in pictures],
+        location="right",
+        shrink=0.8,
+        ticks=(-1, 0, 1),
+        label="kernel / 3 mean sizes",
+    )
     return figure
 
 
@@ -175,13 +212,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=24, width=20, depths=(2, 3), moments=40),
-            seeds=1, seconds=2, mebibytes=10,
+            seeds=1,
+            seconds=2,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=10, mebibytes=60),
         Scale.PAPER: Size(setup=Setup(depths=(2, 3, 4, 5), sigma=0.05), seeds=5, seconds=600, mebibytes=60),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_E3 = Reproduction(
     id="002/figE3",

@@ -68,9 +68,9 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found["networks"] = [[error(P, *spectrum_of(M, w)) for P in setup.samples] for M in kernels]
     found["probes"] = [[error(P, *spectrum_of(M, w)) for P in setup.samples] for M in layers]
     found["probe_strength"] = torch.stack([spike_strength(M) for M in layers])
-    found["probe_theory"] = torch.stack([
-        fl.theory.transfer.learning_curve_general(list(setup.samples), *spectrum_of(M, w)).error for M in layers
-    ])  # fmt: skip
+    found["probe_theory"] = torch.stack(
+        [fl.theory.transfer.learning_curve_general(list(setup.samples), *spectrum_of(M, w)).error for M in layers]
+    )
     return found
 
 
@@ -111,9 +111,11 @@ def spike_strength(M: Tensor) -> Tensor:
 def theory(setup: Setup, samples: Any, spike: Any, overlap: Any) -> Array:
     """E_g of the corrected formula."""
     curve = fl.theory.transfer.learning_curve(
-        torch.as_tensor(numpy.asarray(samples, float)), setup.dimension, torch.as_tensor(numpy.asarray(spike, float)),
+        torch.as_tensor(numpy.asarray(samples, float)),
+        setup.dimension,
+        torch.as_tensor(numpy.asarray(spike, float)),
         torch.as_tensor(numpy.asarray(overlap, float)),
-    )  # fmt: skip
+    )
     return numpy.asarray(curve.error)
 
 
@@ -134,80 +136,127 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     few = [i for i, P in enumerate(setup.samples) if setup.dimension / 3 >= P]
     yield from _overlays(setup, runs, wanted)
     yield Claim(
-        id="few-samples", claim="At small P larger A gives lower errors on a task with overlap 0.75 (a), up to P = D/3",
-        paper="yes", values=rising(-runs["spikes"][:, :, few], 1), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="few-samples",
+        claim="At small P larger A gives lower errors on a task with overlap 0.75 (a), up to P = D/3",
+        paper="yes",
+        values=rising(-runs["spikes"][:, :, few], 1),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="overlap", claim="At A = 1 tasks of larger overlap are easier (b), at every P", paper="yes",
-        values=rising(-runs["overlaps"], 1), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="overlap",
+        claim="At A = 1 tasks of larger overlap are easier (b), at every P",
+        paper="yes",
+        values=rising(-runs["overlaps"], 1),
+        band=(1, None),
+        band_from="print",
+    )
     lowest = runs["both"].reshape(len(runs), -1).argmin(1) == runs["both"][0].size - 1
     yield Claim(
-        id="lowest", claim="The error is lowest where A and the overlap are both largest (c)", paper="yes",
-        values=lowest, band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="lowest",
+        claim="The error is lowest where A and the overlap are both largest (c)",
+        paper="yes",
+        values=lowest,
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="same-task", claim="If w = beta, increasing A strictly decreases the error (App. F)", paper="yes",
-        values=rising(-runs["both"][:, :, -1]), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="same-task",
+        claim="If w = beta, increasing A strictly decreases the error (App. F)",
+        paper="yes",
+        values=rising(-runs["both"][:, :, -1]),
+        band=(1, None),
+        band_from="print",
+    )
     kappa = fl.theory.transfer.learning_curve(setup.fixed, setup.dimension, 1.0, setup.overlap).effective_ridge
     i = setup.spikes.index(1.0)
     yield Claim(
-        id="printed", claim="Eq. 70 as printed: simulated error over it at A = 1, P = 20", paper=1.0,
-        values=runs["spikes"][:, i, at] / (wanted["spikes"][i, at] / float(kappa) ** 2), band=(0.9, 1.1),
-        band_from="print", known="Eq. 67 and 70 lost kappa^2: without it the error for P = 0 is not |w|^2.",
-    )  # fmt: skip
+        id="printed",
+        claim="Eq. 70 as printed: simulated error over it at A = 1, P = 20",
+        paper=1.0,
+        values=runs["spikes"][:, i, at] / (wanted["spikes"][i, at] / float(kappa) ** 2),
+        band=(0.9, 1.1),
+        band_from="print",
+        known="Eq. 67 and 70 lost kappa^2: without it the error for P = 0 is not |w|^2.",
+    )
     yield from _networks(setup, runs, wanted)
 
 
 def _overlays(setup: Setup, runs: Runs, wanted: dict[str, Array]) -> Iterable[Claim]:
     for name, panel in (("spikes", "a"), ("overlaps", "b"), ("both", "c")):
         yield Claim(
-            id=f"theory-{panel}", claim=f"Simulated regressions lie on the formula, corrected ({panel}): largest "
-            "difference, where the error without learning is 1", paper="overlay",
-            values=abs(runs[name] - wanted[name]).max((1, 2)), band=(None, 0.05), band_from="trial",
+            id=f"theory-{panel}",
+            claim=f"Simulated regressions lie on the formula, corrected ({panel}): largest "
+            "difference, where the error without learning is 1",
+            paper="overlay",
+            values=abs(runs[name] - wanted[name]).max((1, 2)),
+            band=(None, 0.05),
+            band_from="trial",
             why="2.5 % at P = 20, up to 9 % near P = D are known for D = 60: the formula is that of many dimensions.",
-        )  # fmt: skip
+        )
 
 
 def _networks(setup: Setup, runs: Runs, wanted: dict[str, Array]) -> Iterable[Claim]:
     at, depths = setup.samples.index(setup.fixed), numpy.array(setup.depths)
     yield Claim(
-        id="strength", claim="Depth sets A (App. F): A of final kernels over L - 1, largest distance from 1",
-        paper="A(L)", values=abs(runs["strength"] / (depths - 1) - 1).max(1), band=(None, 0.05), band_from="theory",
+        id="strength",
+        claim="Depth sets A (App. F): A of final kernels over L - 1, largest distance from 1",
+        paper="A(L)",
+        values=abs(runs["strength"] / (depths - 1) - 1).max(1),
+        band=(None, 0.05),
+        band_from="theory",
         why="Small weights; sigma is 0.03.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="networks", claim="Regression with the final kernels of networks lies on the formula with A = L - 1: "
-        "largest difference", paper="overlay", values=abs(runs["networks"] - wanted["networks"]).max((1, 2)),
-        band=(None, 0.05), band_from="trial", why="As for a.",
-    )  # fmt: skip
+        id="networks",
+        claim="Regression with the final kernels of networks lies on the formula with A = L - 1: largest difference",
+        paper="overlay",
+        values=abs(runs["networks"] - wanted["networks"]).max((1, 2)),
+        band=(None, 0.05),
+        band_from="trial",
+        why="As for a.",
+    )
     isotropic = runs["spikes"][:, setup.spikes.index(0.0), at]
     yield Claim(
-        id="transfer", claim="Final kernels of deeper networks transfer better, all better than x . x': at P = 20",
-        paper="yes", values=rising(-numpy.concatenate([isotropic[:, None], runs["networks"][:, :, at]], axis=1)),
-        band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="transfer",
+        claim="Final kernels of deeper networks transfer better, all better than x . x': at P = 20",
+        paper="yes",
+        values=rising(-numpy.concatenate([isotropic[:, None], runs["networks"][:, :, at]], axis=1)),
+        band=(1, None),
+        band_from="print",
+    )
     probes = runs["probes"][:, :, at]
     single = theory(setup, setup.fixed, runs["probe_strength"], setup.overlap)
     own = runs["probe_theory"][:, :, at]
     yield Claim(
-        id="probes", claim="A linear probe on a hidden layer is regression with Eq. 65 and an A of its own: error over "
-        "formula at P = 20, largest distance from 1", paper="yes", values=abs(probes / single - 1).max(1),
-        band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
+        id="probes",
+        claim="A linear probe on a hidden layer is regression with Eq. 65 and an A of its own: error over "
+        "formula at P = 20, largest distance from 1",
+        paper="yes",
+        values=abs(probes / single - 1).max(1),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why=f"A of the layers is {runs['probe_strength'].mean(0).round(0).tolist()}: they have rank one but for what "
         "is left of their initial weights, which is not isotropic.",
-        choices=[Choice(made="one A for a layer", other="all eigenvalues of the layer (Eq. 67)",
-                        values=abs(probes / own - 1).max(1))],
-    )  # fmt: skip
+        choices=[
+            Choice(
+                made="one A for a layer",
+                other="all eigenvalues of the layer (Eq. 67)",
+                values=abs(probes / own - 1).max(1),
+            )
+        ],
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
     """Panels a to c; d, trained networks, is ours. Lines are the formula, points means over training sets."""
     figure, axes = panels(
-        2, 2, height=2.5,
+        2,
+        2,
+        height=2.5,
         titles=(f"a  α = {setup.overlap:g}", "b  A = 1", f"c  P = {setup.fixed}", "d  networks (not in the paper)"),
-    )  # fmt: skip
+    )
     P = numpy.linspace(1, setup.dimension, 60)
     for i, A in enumerate(setup.spikes):
         curve(axes[0], P, theory(setup, P, A, setup.overlap), f"_formula, A = {A:g}", colour=COLOURS[i])
@@ -245,15 +294,25 @@ EXPERIMENT = Experiment(
     id="002/figF1",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(dimension=24, samples=(4, 8, 16), fixed=8, spikes=(0.0, 1.0, 10.0), overlaps=(0.0, 0.75, 1.0),
-                        draws=60, depths=(2, 3), width=40),
-            seeds=1, seconds=3, mebibytes=10,
+            setup=Setup(
+                dimension=24,
+                samples=(4, 8, 16),
+                fixed=8,
+                spikes=(0.0, 1.0, 10.0),
+                overlaps=(0.0, 0.75, 1.0),
+                draws=60,
+                depths=(2, 3),
+                width=40,
+            ),
+            seeds=1,
+            seconds=3,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=20),
         Scale.PAPER: Size(setup=Setup(draws=400), seeds=5, seconds=120, mebibytes=20),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_F1 = Reproduction(
     id="002/figF1",

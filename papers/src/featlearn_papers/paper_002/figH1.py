@@ -86,9 +86,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {"s": given.s, "rank": given.X.shape[1]}
     for name, (activation, depth) in NETWORKS.items():
         model = MLP(
-            given.X.shape[1], 10, width=setup.width, hidden_layers=depth - 1, activation=activation,
-            weight_variance=setup.sigma(depth) ** 2, generator=context.generator(depth),
-        ).double()  # fmt: skip
+            given.X.shape[1],
+            10,
+            width=setup.width,
+            hidden_layers=depth - 1,
+            activation=activation,
+            weight_variance=setup.sigma(depth) ** 2,
+            generator=context.generator(depth),
+        ).double()
         start = [weight.detach().clone() for weight in model.parameters()]
         slowest = fl.theory.deep_linear.half_time(float(given.s[-1]), setup.scale, depth)
         times = torch.linspace(0, setup.reach * float(slowest) + 10, setup.moments + 1, dtype=torch.float64)
@@ -107,9 +112,13 @@ def linear_path(start: list[Tensor], given: Task, times: Tensor) -> dict[str, Te
     path = fl.theory.deep_linear.flow(start, given.X, given.Y, times=times, rate=1 / len(given.X))
     floor = given.Y.square().sum() - len(given.X) * given.s.square().sum()
     return {
-        "times": times, "loss": (path.loss - floor) / (given.Y.square().sum() - floor), "modes": path.strength[:, :10],
-        "kernel_times": times, "alignment": path.alignment, "norm": path.norm,
-    }  # fmt: skip
+        "times": times,
+        "loss": (path.loss - floor) / (given.Y.square().sum() - floor),
+        "modes": path.strength[:, :10],
+        "kernel_times": times,
+        "alignment": path.alignment,
+        "norm": path.norm,
+    }
 
 
 def stepped(model: torch.nn.Module, given: Task, times: Tensor, setup: Setup) -> dict[str, Tensor]:
@@ -151,10 +160,12 @@ def initial_strength(start: list[Tensor], given: Task) -> Tensor:
 
 def mode_times(runs: Runs, name: str, share: float = 1 - 0.5**0.5) -> Array:
     """(S, C): when the strength of each mode is at a share of s; by default when half of its loss is gone."""
-    return numpy.array([
-        [first(times, mode, share * s / mode[-1], "final") for mode, s in zip(modes.T, singular, strict=True)]
-        for times, modes, singular in zip(runs[f"{name}/times"], runs[f"{name}/modes"], runs["s"], strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [
+            [first(times, mode, share * s / mode[-1], "final") for mode, s in zip(modes.T, singular, strict=True)]
+            for times, modes, singular in zip(runs[f"{name}/times"], runs[f"{name}/modes"], runs["s"], strict=True)
+        ]
+    )
 
 
 def formula_times(setup: Setup, runs: Runs, name: str) -> Array:
@@ -196,51 +207,91 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The caption, panel by panel, and the times of Sec. 4.2 and App. H."""
     silent = {name: silence(runs, name) for name in NETWORKS}
     yield Claim(
-        id="silent", claim="Depth two is very similar to a single class (a): learnable loss left when the alignment is "
-        "at nine tenths of its end", paper="about 1", values=silent["linear2"], band=(0.9, 1.01), band_from="choice",
+        id="silent",
+        claim="Depth two is very similar to a single class (a): learnable loss left when the alignment is "
+        "at nine tenths of its end",
+        paper="about 1",
+        values=silent["linear2"],
+        band=(0.9, 1.01),
+        band_from="choice",
         why="As for Fig. 1.",
-    )  # fmt: skip
+    )
     ends = runs["linear2/alignment"][:, -1]
     yield Claim(
-        id="maximum", claim="Its final alignment is the analytic one (a): difference", paper="overlay",
-        values=abs(ends - runs["linear2/best"]), band=(None, 0.01), band_from="theory",
-    )  # fmt: skip
+        id="maximum",
+        claim="Its final alignment is the analytic one (a): difference",
+        paper="overlay",
+        values=abs(ends - runs["linear2/best"]),
+        band=(None, 0.01),
+        band_from="theory",
+    )
     exact = mode_times(runs, "linear2") / formula_times(setup, runs, "linear2")
     yield Claim(
-        id="mode-times", claim="Modes are learned at (1/2s) log(s / c0) (Sec. 4.2, corrected): largest relative "
-        "difference of their half times (a)", paper="overlay", values=abs(exact - 1).max(1), band=(None, 0.1),
-        band_from="theory", why="The exact half time, from c0 = (q0 + r0) / 2 of each mode's weights.",
-    )  # fmt: skip
+        id="mode-times",
+        claim="Modes are learned at (1/2s) log(s / c0) (Sec. 4.2, corrected): largest relative "
+        "difference of their half times (a)",
+        paper="overlay",
+        values=abs(exact - 1).max(1),
+        band=(None, 0.1),
+        band_from="theory",
+        why="The exact half time, from c0 = (q0 + r0) / 2 of each mode's weights.",
+    )
     printed = numpy.log(runs["s"] / runs["linear2/start"]) / runs["s"]
     yield Claim(
-        id="mode-times-printed", claim="They are learned at (1/s) log(s / u0^2) (Sec. 4.2): mean ratio (a)", paper=1.0,
-        values=(mode_times(runs, "linear2") / printed).mean(1), band=(0.9, 1.1), band_from="print",
+        id="mode-times-printed",
+        claim="They are learned at (1/s) log(s / u0^2) (Sec. 4.2): mean ratio (a)",
+        paper=1.0,
+        values=(mode_times(runs, "linear2") / printed).mean(1),
+        band=(0.9, 1.1),
+        band_from="print",
         known="The strength grows as e^(2st): the time has 1/(2s).",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="less-silent", claim="In deeper networks alignment does not as clearly precede the fall of the loss (b): "
-        "loss left, less that of a", paper="< 0", values=silent["linear4"] - silent["linear2"], band=(None, -0.05),
+        id="less-silent",
+        claim="In deeper networks alignment does not as clearly precede the fall of the loss (b): "
+        "loss left, less that of a",
+        paper="< 0",
+        values=silent["linear4"] - silent["linear2"],
+        band=(None, -0.05),
         band_from="choice",
-    )  # fmt: skip
+    )
     for name, panel in (("linear4", "b"), ("tanh3", "c")):
         yield Claim(
-            id=f"apart-{panel}", claim=f"Times to learn the modes are further apart than at depth two ({panel}): last "
-            "over first, over the same of a", paper="> 1", values=spread(runs, name) / spread(runs, "linear2"),
-            band=(1.0, None), band_from="print",
-        )  # fmt: skip
+            id=f"apart-{panel}",
+            claim=f"Times to learn the modes are further apart than at depth two ({panel}): last "
+            "over first, over the same of a",
+            paper="> 1",
+            values=spread(runs, name) / spread(runs, "linear2"),
+            band=(1.0, None),
+            band_from="print",
+        )
         yield Claim(
-            id=f"drops-{panel}", claim=f"The loss has ten separated drops ({panel})", paper=10,
-            values=drops(runs, name), band=(10, 10), band_from="print",
-            least=Scale.LAPTOP, why="Maxima of its speed; there are ten modes.",
-            choices=[Choice(made="that stand out by a twentieth of the largest", other="by a hundredth",
-                            values=drops(runs, name, 0.01))],
-        )  # fmt: skip
+            id=f"drops-{panel}",
+            claim=f"The loss has ten separated drops ({panel})",
+            paper=10,
+            values=drops(runs, name),
+            band=(10, 10),
+            band_from="print",
+            least=Scale.LAPTOP,
+            why="Maxima of its speed; there are ten modes.",
+            choices=[
+                Choice(
+                    made="that stand out by a twentieth of the largest",
+                    other="by a hundredth",
+                    values=drops(runs, name, 0.01),
+                )
+            ],
+        )
     yield Claim(
-        id="by-size", claim="Times to learn a mode scale as 1/s (App. H, b): correlation of log time and log s",
-        paper="-1", values=correlation(runs, "linear4"), band=(-1.0, -0.8), band_from="choice",
+        id="by-size",
+        claim="Times to learn a mode scale as 1/s (App. H, b): correlation of log time and log s",
+        paper="-1",
+        values=correlation(runs, "linear4"),
+        band=(-1.0, -0.8),
+        band_from="choice",
         why="Singular values of whitened one-hot targets are nearly equal, "
         f"{runs['s'].min():.2f} to {runs['s'].max():.2f}: the draw of the initial weights decides too.",
-    )  # fmt: skip
+    )
 
 
 def correlation(runs: Runs, name: str) -> Array:
@@ -275,13 +326,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=150, pooling=1, width=30, scale=1e-3, lr=0.5, reach=3.0, moments=100),
-            seeds=1, seconds=4, mebibytes=20,
+            seeds=1,
+            seconds=4,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=60, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(samples=1000, pooling=1), seeds=3, seconds=900, mebibytes=400),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_H1 = Reproduction(
     id="002/figH1",

@@ -20,9 +20,9 @@ PIXELS = {"made": "images with the total of eigenvalues of whitened ones", "othe
 def loss_left(runs: Runs, alignment: str) -> Array:
     """(S, V): the loss when an alignment is within a tenth of its end, for good, as a share of its start."""
     rows = zip(runs["steps"], runs[alignment], runs["loss"], strict=True)
-    return numpy.array([
-        [numpy.interp(settled(t, a), t, loss) / loss[0] for t, a, loss in zip(*row, strict=True)] for row in rows
-    ])  # fmt: skip
+    return numpy.array(
+        [[numpy.interp(settled(t, a), t, loss) / loss[0] for t, a, loss in zip(*row, strict=True)] for row in rows]
+    )
 
 
 def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Claim]:
@@ -31,24 +31,40 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
     late: dict[str, Any] = {"least": Scale.LAPTOP}
     left, centred = loss_left(images, "alignment"), loss_left(images, "centered_alignment")
     yield Claim(
-        id="loss-first", claim="The loss decreases significantly before the alignment reaches its final value (a): "
-        "loss left when the alignment is within a tenth of its end, for good", paper="< 1", values=left[:, 0],
-        band=(None, 0.9), band_from="choice", why="Significantly: by a tenth.", **late, choices=[
+        id="loss-first",
+        claim="The loss decreases significantly before the alignment reaches its final value (a): "
+        "loss left when the alignment is within a tenth of its end, for good",
+        paper="< 1",
+        values=left[:, 0],
+        band=(None, 0.9),
+        band_from="choice",
+        why="Significantly: by a tenth.",
+        **late,
+        choices=[
             Choice(made="the raw alignment", other="the centred one", values=centred[:, 0]),
             Choice(**PIXELS, values=left[:, 1]),
         ],
-    )  # fmt: skip
+    )
     off = {name: abs(shares(runs[name], "alignment") - 1) for name in runs}
     off_centred = {name: abs(shares(runs[name], "centered_alignment") - 1) for name in runs}
     yield Claim(
-        id="less-silent", claim="Silent alignment is degraded without whitening: how far the alignment is from its "
-        "end, as a share of it, when the kernel's norm is a tenth of its last, less the same whitened", paper="> 0",
-        values=off["images"][:, 0] - off["whitened"][:, 0], band=(0, None), band_from="print", **late, choices=[
-            Choice(made="the raw alignment", other="the centred one",
-                   values=off_centred["images"][:, 0] - off_centred["whitened"][:, 0]),
+        id="less-silent",
+        claim="Silent alignment is degraded without whitening: how far the alignment is from its "
+        "end, as a share of it, when the kernel's norm is a tenth of its last, less the same whitened",
+        paper="> 0",
+        values=off["images"][:, 0] - off["whitened"][:, 0],
+        band=(0, None),
+        band_from="print",
+        **late,
+        choices=[
+            Choice(
+                made="the raw alignment",
+                other="the centred one",
+                values=off_centred["images"][:, 0] - off_centred["whitened"][:, 0],
+            ),
             Choice(**PIXELS, values=off["images"][:, 1] - off["whitened"][:, 0]),
         ],
-    )  # fmt: skip
+    )
     yield from _predictors(images, whitened)
     yield adams(images)
 
@@ -56,32 +72,49 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
 def _predictors(images: Runs, whitened: Runs) -> Iterable[Claim]:
     errors, correlations, late = images["error"], images["correlation"], Scale.LAPTOP
     yield Claim(
-        id="not-perfect", claim="The final kernel is not perfectly correlated with the network (b): correlation",
-        paper="< 1", values=correlations[:, 0, 0], band=(None, 0.99), band_from="choice", least=late, choices=[
+        id="not-perfect",
+        claim="The final kernel is not perfectly correlated with the network (b): correlation",
+        paper="< 1",
+        values=correlations[:, 0, 0],
+        band=(None, 0.99),
+        band_from="choice",
+        least=late,
+        choices=[
             Choice(**PIXELS, values=correlations[:, 1, 0]),
             Choice(made="correlation", other="relative error, above 0.15", values=errors[:, 0, 0], band=(0.15, None)),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="degraded", claim="It predicts less well than with whitened images: relative error over that of Fig. J.2 at "
-        "b = 1", paper="> 1", values=errors[:, 0, 0] / whitened["error"][:, 0, 0], band=(1, None), band_from="print",
-        least=late, choices=[Choice(**PIXELS, values=errors[:, 1, 0] / whitened["error"][:, 0, 0])],
-    )  # fmt: skip
+        id="degraded",
+        claim="It predicts less well than with whitened images: relative error over that of Fig. J.2 at b = 1",
+        paper="> 1",
+        values=errors[:, 0, 0] / whitened["error"][:, 0, 0],
+        band=(1, None),
+        band_from="print",
+        least=late,
+        choices=[Choice(**PIXELS, values=errors[:, 1, 0] / whitened["error"][:, 0, 0])],
+    )
     yield Claim(
-        id="beats-initial", claim="It still predicts better than the initial kernel: ratio of relative errors",
-        paper="< 1", values=errors[:, 0, 0] / errors[:, 0, 1], band=(None, 0.7), band_from="choice", least=late,
-        why="Said of Fig. 4f (substantially), with the same band.", choices=[
+        id="beats-initial",
+        claim="It still predicts better than the initial kernel: ratio of relative errors",
+        paper="< 1",
+        values=errors[:, 0, 0] / errors[:, 0, 1],
+        band=(None, 0.7),
+        band_from="choice",
+        least=late,
+        why="Said of Fig. 4f (substantially), with the same band.",
+        choices=[
             Choice(**PIXELS, values=errors[:, 1, 0] / errors[:, 1, 1]),
         ],
-    )  # fmt: skip
+    )
 
 
 def one(runs: Runs, network: int) -> Runs:
     """The numbers of one network under the names that Fig. 1 draws."""
     names = ("steps", "loss", "norm", "alignment", "centered_alignment", "predictions")
-    return Runs(runs.seeds, [
-        {f"residual/{name}": runs[name][seed, network] for name in names} for seed in range(len(runs))
-    ])  # fmt: skip
+    return Runs(
+        runs.seeds, [{f"residual/{name}": runs[name][seed, network] for name in names} for seed in range(len(runs))]
+    )
 
 
 def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
@@ -94,9 +127,11 @@ def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
         predictions(axes[row + 1], one(runs[name], 0), "residual")
     images = runs["images"]
     shown = (
-        ("alignment", "NTK", GREEN), ("centered_alignment", "NTK, centred", SKY),
-        ("update_alignment", "Adam's", PINK), ("update_centered_alignment", "Adam's, centred", YELLOW),
-    )  # fmt: skip
+        ("alignment", "NTK", GREEN),
+        ("centered_alignment", "NTK, centred", SKY),
+        ("update_alignment", "Adam's", PINK),
+        ("update_centered_alignment", "Adam's, centred", YELLOW),
+    )
     for name, label, colour in shown:
         curve(axes[2], images["steps"][0, 0, 1:], images[name][:, 0, 1:], label, colour=colour)
     axes[2].set(xlabel="step", ylabel="alignment", ylim=(0, None))

@@ -18,32 +18,53 @@ def labels(setup: Setup) -> list[str]:
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The sentences of the caption."""
     yield Claim(
-        id="faster", claim="Deeper networks train faster with Adam (a): half-loss time, ratio to one block less",
-        paper="< 1", **faster(runs),
-    )  # fmt: skip
+        id="faster",
+        claim="Deeper networks train faster with Adam (a): half-loss time, ratio to one block less",
+        paper="< 1",
+        **faster(runs),
+    )
     yield Claim(
-        id="norm", claim="The norm of the final kernel increases with depth (b): ratio to one block less", paper="> 1",
+        id="norm",
+        claim="The norm of the final kernel increases with depth (b): ratio to one block less",
+        paper="> 1",
         **ordered(runs["norm"][:, :, -1], rising=True),
-    )  # fmt: skip
+    )
     yield from silent(runs, labels(setup))
     errors, correlations = runs["error"], runs["correlation"]
     for i, label in enumerate(labels(setup)):
         yield Claim(
-            id=f"final-{label}", claim="Predictions are very close to those of the final kernel (d): relative error, "
-            f"{label}", paper="very close", values=errors[:, i, 0], band=(None, 0.15), band_from="choice",
-            why="The band of Fig. 1b.", least=Scale.LAPTOP, choices=[
-                Choice(made="relative error", other="correlation, above 0.95", values=correlations[:, i, 0],
-                       band=(0.95, 1)),
+            id=f"final-{label}",
+            claim=f"Predictions are very close to those of the final kernel (d): relative error, {label}",
+            paper="very close",
+            values=errors[:, i, 0],
+            band=(None, 0.15),
+            band_from="choice",
+            why="The band of Fig. 1b.",
+            least=Scale.LAPTOP,
+            choices=[
+                Choice(
+                    made="relative error", other="correlation, above 0.95", values=correlations[:, i, 0], band=(0.95, 1)
+                ),
             ],
-        )  # fmt: skip
+        )
         yield Claim(
-            id=f"initial-{label}", claim="The initial kernel does not predict them accurately (d): relative error, "
-            f"{label}", paper="not", values=errors[:, i, 1], band=(0.2, None), band_from="choice",
-            why="The band of Fig. 1b.", least=Scale.LAPTOP, choices=[
-                Choice(made="relative error", other="correlation, below 0.95", values=correlations[:, i, 1],
-                       band=(None, 0.95)),
+            id=f"initial-{label}",
+            claim=f"The initial kernel does not predict them accurately (d): relative error, {label}",
+            paper="not",
+            values=errors[:, i, 1],
+            band=(0.2, None),
+            band_from="choice",
+            why="The band of Fig. 1b.",
+            least=Scale.LAPTOP,
+            choices=[
+                Choice(
+                    made="relative error",
+                    other="correlation, below 0.95",
+                    values=correlations[:, i, 1],
+                    band=(None, 0.95),
+                ),
             ],
-        )  # fmt: skip
+        )
     yield adams(runs)
 
 

@@ -19,31 +19,49 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The sentences of the caption."""
     norms = runs["norm"]
     yield Claim(
-        id="faster", claim="Wider networks train more quickly (a): half-loss time, ratio to the next narrower one",
-        paper="< 1", **faster(runs),
-    )  # fmt: skip
+        id="faster",
+        claim="Wider networks train more quickly (a): half-loss time, ratio to the next narrower one",
+        paper="< 1",
+        **faster(runs),
+    )
     yield Claim(
-        id="norm-rate", claim="The kernel's norm increases more rapidly in wider networks (b): time to half of its "
-        "last, ratio to the next narrower one", paper="< 1", **ordered(times(runs, "norm", 0.5), rising=False),
-    )  # fmt: skip
+        id="norm-rate",
+        claim="The kernel's norm increases more rapidly in wider networks (b): time to half of its "
+        "last, ratio to the next narrower one",
+        paper="< 1",
+        **ordered(times(runs, "norm", 0.5), rising=False),
+    )
     change = ordered(norms[:, :, -1] - norms[:, :, 0], rising=False)
     relative = ordered(norms[:, :, -1] / norms[:, :, 0], rising=False)["values"]
     change["choices"].append(Choice(made="last norm less the first", other="last over first", values=relative))
     yield Claim(
-        id="norm-change", claim="It changes by a smaller amount (b): change, ratio to the next narrower network",
-        paper="< 1", **change,
-    )  # fmt: skip
+        id="norm-change",
+        claim="It changes by a smaller amount (b): change, ratio to the next narrower network",
+        paper="< 1",
+        **change,
+    )
     yield from silent(runs, labels(setup))
     errors, correlations = runs["error"], runs["correlation"]
     for i, label in enumerate(labels(setup)):
         yield Claim(
-            id=f"final-{label}", claim="The final kernel is a much better predictor than the initial one (d): ratio of "
-            f"relative errors, {label}", paper="< 1", values=errors[:, i, 0] / errors[:, i, 1], band=(None, 0.5),
-            band_from="choice", why="The band of Fig. 1c.", least=Scale.LAPTOP, choices=[
-                Choice(made="relative errors", other="correlations, difference above 0",
-                       values=correlations[:, i, 0] - correlations[:, i, 1], band=(0, None)),
+            id=f"final-{label}",
+            claim="The final kernel is a much better predictor than the initial one (d): ratio of "
+            f"relative errors, {label}",
+            paper="< 1",
+            values=errors[:, i, 0] / errors[:, i, 1],
+            band=(None, 0.5),
+            band_from="choice",
+            why="The band of Fig. 1c.",
+            least=Scale.LAPTOP,
+            choices=[
+                Choice(
+                    made="relative errors",
+                    other="correlations, difference above 0",
+                    values=correlations[:, i, 0] - correlations[:, i, 1],
+                    band=(0, None),
+                ),
             ],
-        )  # fmt: skip
+        )
     yield adams(runs)
 
 

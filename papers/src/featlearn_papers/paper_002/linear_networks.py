@@ -22,8 +22,15 @@ def random_weights(
     inputs: int, width: int, weight_layers: int, sigma: float, generator: torch.Generator
 ) -> list[Tensor]:
     """Of a linear network with one output, N(0, sigma^2 / fan_in), in double, first layer first."""
-    model = MLP(inputs, None, width=width, hidden_layers=weight_layers - 1, activation="linear",
-                weight_variance=sigma**2, generator=generator).double()  # fmt: skip
+    model = MLP(
+        inputs,
+        None,
+        width=width,
+        hidden_layers=weight_layers - 1,
+        activation="linear",
+        weight_variance=sigma**2,
+        generator=generator,
+    ).double()
     return [weight.detach().clone() for weight in model.parameters()]
 
 

@@ -63,8 +63,15 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         X, y = task(setup, context, power)
         for k, sigma in enumerate(setup.sigmas):
             for i, activation in enumerate(ACTIVATIONS):
-                model = MLP(X.shape[1], None, width=setup.width, hidden_layers=1, activation=activation,
-                            weight_variance=sigma**2, generator=context.generator(1)).double()  # fmt: skip
+                model = MLP(
+                    X.shape[1],
+                    None,
+                    width=setup.width,
+                    hidden_layers=1,
+                    activation=activation,
+                    weight_variance=sigma**2,
+                    generator=context.generator(1),
+                ).double()
                 if activation == "linear":
                     W0, a0 = (weight.detach().clone() for weight in model.parameters())
                     theory[j, k] = theory_score(X, y, W0, a0[0], setup.begin)
@@ -146,44 +153,78 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     linear, relu = runs["score"][:, 0], runs["score"][:, 1]
     for name, scores, least in (("linear", linear, Scale.SMOKE), ("relu", relu, Scale.LAPTOP)):
         yield Claim(
-            id=f"silent-{name}", claim="Small weights and whitened inputs: the kernel has turned when the loss begins "
-            f"to fall (Sec. 3.1, 5), {name}: score", paper="about 1", values=scores[:, 0, 0], band=(0.8, 1.01),
-            band_from="choice", least=least,
-        )  # fmt: skip
-        yield Claim(
-            id=f"sensitive-{name}", claim=f"Silent alignment is highly sensitive to anisotropy (Sec. 6), {name}: score "
-            "on unwhitened inputs less that on whitened ones, smallest weights", paper="< 0",
-            values=scores[:, -1, 0] - scores[:, 0, 0], band=(None, -0.2), band_from="choice", why="A fifth at least.",
+            id=f"silent-{name}",
+            claim="Small weights and whitened inputs: the kernel has turned when the loss begins "
+            f"to fall (Sec. 3.1, 5), {name}: score",
+            paper="about 1",
+            values=scores[:, 0, 0],
+            band=(0.8, 1.01),
+            band_from="choice",
             least=least,
-        )  # fmt: skip
+        )
+        yield Claim(
+            id=f"sensitive-{name}",
+            claim=f"Silent alignment is highly sensitive to anisotropy (Sec. 6), {name}: score "
+            "on unwhitened inputs less that on whitened ones, smallest weights",
+            paper="< 0",
+            values=scores[:, -1, 0] - scores[:, 0, 0],
+            band=(None, -0.2),
+            band_from="choice",
+            why="A fifth at least.",
+            least=least,
+        )
     yield Claim(
-        id="small-weights", claim="On whitened inputs small weights separate the phases (Sec. 3.1): the linear "
-        "network's score falls with every larger sigma", paper="yes", values=rising(-linear[:, 0]), band=(1, None),
-        band_from="print", choices=[Choice(made="linear", other="ReLU", values=rising(-relu[:, 0]))],
-    )  # fmt: skip
+        id="small-weights",
+        claim="On whitened inputs small weights separate the phases (Sec. 3.1): the linear "
+        "network's score falls with every larger sigma",
+        paper="yes",
+        values=rising(-linear[:, 0]),
+        band=(1, None),
+        band_from="print",
+        choices=[Choice(made="linear", other="ReLU", values=rising(-relu[:, 0]))],
+    )
     yield Claim(
-        id="anisotropy", claim="Whitening in part restores it in part (Sec. 5): at the smallest sigma the linear "
-        "network's score falls with every larger gamma", paper="yes", values=rising(-linear[:, :, 0]), band=(1, None),
-        band_from="print", choices=[Choice(made="linear", other="ReLU", values=rising(-relu[:, :, 0]))],
-    )  # fmt: skip
+        id="anisotropy",
+        claim="Whitening in part restores it in part (Sec. 5): at the smallest sigma the linear "
+        "network's score falls with every larger gamma",
+        paper="yes",
+        values=rising(-linear[:, :, 0]),
+        band=(1, None),
+        band_from="print",
+        choices=[Choice(made="linear", other="ReLU", values=rising(-relu[:, :, 0]))],
+    )
     off = abs(linear - runs["theory"]).max(1)  # (S, sigmas)
     below = {limit: off[:, [sigma <= limit for sigma in setup.sigmas]].max(1) for limit in (0.1, 0.03)}
     yield Claim(
-        id="theory", claim="Theory gives the linear network's score without training, for sigma up to 0.1: largest "
-        "difference", paper=None, values=below[0.1], band=(None, 0.1), band_from="theory",
+        id="theory",
+        claim="Theory gives the linear network's score without training, for sigma up to 0.1: largest difference",
+        paper=None,
+        values=below[0.1],
+        band=(None, 0.1),
+        band_from="theory",
         why="The theory of small weights: it takes phase I to last until a tenth of the loss is gone.",
-        choices=[Choice(made="sigma up to 0.1", other="up to 0.03", values=below[0.03])], least=Scale.LAPTOP,
-    )  # fmt: skip
+        choices=[Choice(made="sigma up to 0.1", other="up to 0.03", values=below[0.03])],
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="trained", claim="Every network was trained to its end: largest share of the loss that is left", paper=None,
-        values=runs["left"].max((1, 2, 3)), band=(None, setup.end), band_from="choice", check=True, least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="trained",
+        claim="Every network was trained to its end: largest share of the loss that is left",
+        paper=None,
+        values=runs["left"].max((1, 2, 3)),
+        band=(None, setup.end),
+        band_from="choice",
+        check=True,
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="carries-over", claim="What holds for linear networks carries over to ReLU (Sec. 5): correlation of the two "
-        "maps", paper="yes",
+        id="carries-over",
+        claim="What holds for linear networks carries over to ReLU (Sec. 5): correlation of the two maps",
+        paper="yes",
         values=[numpy.corrcoef(one.ravel(), other.ravel())[0, 1] for one, other in zip(linear, relu, strict=True)],
-        band=(0.8, 1.0), band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        band=(0.8, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -222,17 +263,25 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=20, powers=(0.0, 0.5, 1.0), sigmas=(0.03, 0.3), width=30, most=400),
-            seeds=1, seconds=4, mebibytes=10,
+            seeds=1,
+            seconds=4,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=100, mebibytes=60),
         Scale.PAPER: Size(
-            setup=Setup(samples=200, powers=(0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
-                        sigmas=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), most=40_000),
-            seeds=5, seconds=2000, mebibytes=100,
+            setup=Setup(
+                samples=200,
+                powers=(0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
+                sigmas=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+                most=40_000,
+            ),
+            seeds=5,
+            seconds=2000,
+            mebibytes=100,
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 MAP = Reproduction(
     id="002/map",

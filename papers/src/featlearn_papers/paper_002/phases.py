@@ -85,9 +85,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """The network along training: function, kernel and loss; and what theory says of the kernel at three moments."""
     given = task(setup, context.generator())
     model = MLP(
-        setup.inputs, None, width=setup.width, hidden_layers=1, activation="linear", weight_variance=setup.sigma**2,
+        setup.inputs,
+        None,
+        width=setup.width,
+        hidden_layers=1,
+        activation="linear",
+        weight_variance=setup.sigma**2,
         generator=context.generator(1),
-    ).double()  # fmt: skip
+    ).double()
     W0, a0 = (weight.detach().clone() for weight in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=setup.lr)
     axes = torch.eye(setup.inputs, dtype=torch.float64)
@@ -111,10 +116,13 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     silent = setup.silence / float((given.covariance @ given.beta).norm())
     theory = torch.stack([shape(M, given)["form"] for M in theory_kernels(W0, a0[0], given, silent)])
     return {
-        "times": times, "silent": silent, "theory": theory, "slant": given.beta @ given.tilted,
+        "times": times,
+        "silent": silent,
+        "theory": theory,
+        "slant": given.beta @ given.tilted,
         "size": (given.covariance @ given.beta).norm(),
         **{name: torch.stack(values) for name, values in found.items()},
-    }  # fmt: skip
+    }
 
 
 def shape(M: Tensor, given: Task) -> dict[str, Tensor]:
@@ -231,7 +239,9 @@ EXPERIMENTS = {
         sizes={
             Scale.SMOKE: Size(
                 setup=replace(setup, samples=8, inputs=12, width=120, lr=4 * setup.lr, moments=setup.moments // 2),
-                seeds=1, seconds=3, mebibytes=10,
+                seeds=1,
+                seconds=3,
+                mebibytes=10,
             ),
             Scale.LAPTOP: Size(setup=setup, seeds=3, seconds=10, mebibytes=20),
             Scale.PAPER: Size(setup=replace(setup, lr=setup.lr / 4), seeds=10, seconds=30, mebibytes=20),
@@ -239,4 +249,4 @@ EXPERIMENTS = {
         measure=measure,
     )
     for name, setup in {"phases": Setup(), "phases-anisotropic": Setup(decay=1.0, time=36.0, moments=180)}.items()
-}  # fmt: skip
+}

@@ -66,12 +66,15 @@ WIDTHS = Experiment(
             setup=variants(replace(SMALL, b=2, steps=250), "k", (0.25, 0.5, 1.0)), seeds=3, seconds=90, mebibytes=200
         ),
         Scale.PAPER: Size(
-            setup=variants(replace(LARGE, b=2, steps=7000, stride=100), "k", (1.0, 2.0, 3.0, 4.0)), seeds=3,
-            seconds=1200, mebibytes=4000, device="cuda",
+            setup=variants(replace(LARGE, b=2, steps=7000, stride=100), "k", (1.0, 2.0, 3.0, 4.0)),
+            seeds=3,
+            seconds=1200,
+            mebibytes=4000,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 UNWHITENED = Experiment(
     id="002/residual-unwhitened",
     sizes={
@@ -82,12 +85,15 @@ UNWHITENED = Experiment(
             setup=variants(replace(SMALL, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=3, seconds=45, mebibytes=200
         ),
         Scale.PAPER: Size(
-            setup=variants(replace(LARGE, **IMAGES), "mean_eigenvalue", (1.0, None)), seeds=3, seconds=300,
-            mebibytes=3000, device="cuda",
+            setup=variants(replace(LARGE, **IMAGES), "mean_eigenvalue", (1.0, None)),
+            seeds=3,
+            seconds=300,
+            mebibytes=3000,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 """First with the total of eigenvalues that whitened images have, then with pixels of deviation 1."""
 
 
@@ -142,39 +148,59 @@ def silent(runs: Runs, labels: Sequence[str]) -> Iterable[Claim]:
     made = "the raw alignment of the plain kernel, as printed"
     for i, label in enumerate(labels):
         yield Claim(
-            id=f"silent-{label}", claim="The alignment is close to its end when the norm of the kernel is a tenth of "
-            f"its last (c): share of its end, {label}", paper="about 1", values=raw[:, i], band=(0.9, 1.1),
-            band_from="choice", why="The band of Fig. 1d.", least=Scale.LAPTOP, choices=[
+            id=f"silent-{label}",
+            claim="The alignment is close to its end when the norm of the kernel is a tenth of "
+            f"its last (c): share of its end, {label}",
+            paper="about 1",
+            values=raw[:, i],
+            band=(0.9, 1.1),
+            band_from="choice",
+            why="The band of Fig. 1d.",
+            least=Scale.LAPTOP,
+            choices=[
                 Choice(made=made, other="centred", values=centred[:, i]),
                 Choice(made=made, other="raw, of the kernel of Adam's update", values=adam[:, i]),
             ],
-        )  # fmt: skip
+        )
 
 
 def adams(runs: Runs) -> Claim:
     """Whether Eq. 91 gives the better predictor, over all networks."""
     errors, correlations = runs["error"], runs["correlation"]
     better = Choice(
-        made="relative errors", other="correlations, mean difference",
-        values=(correlations[:, :, 2] - correlations[:, :, 0]).mean(1), band=(0, None),
-    )  # fmt: skip
+        made="relative errors",
+        other="correlations, mean difference",
+        values=(correlations[:, :, 2] - correlations[:, :, 0]).mean(1),
+        band=(0, None),
+    )
     return Claim(
-        id="adam", claim="Beyond the print: the kernel of Adam's update (Eq. 91) predicts the network better than the "
-        "plain final kernel: ratio of their relative errors on test points, geometric mean over networks", paper=None,
-        values=numpy.exp(numpy.log(errors[:, :, 2] / errors[:, :, 0]).mean(1)), band=(None, 1), band_from="choice",
+        id="adam",
+        claim="Beyond the print: the kernel of Adam's update (Eq. 91) predicts the network better than the "
+        "plain final kernel: ratio of their relative errors on test points, geometric mean over networks",
+        paper=None,
+        values=numpy.exp(numpy.log(errors[:, :, 2] / errors[:, :, 0]).mean(1)),
+        band=(None, 1),
+        band_from="choice",
         why=f"The paper calls it the relevant kernel and leaves it to the future. Mean relative errors: Adam's kernel "
         f"{errors[:, :, 2].mean():.3f}, final NTK {errors[:, :, 0].mean():.3f}, initial NTK "
         f"{errors[:, :, 1].mean():.3f}; mean correlations {correlations[:, :, 2].mean():.3f}, "
         f"{correlations[:, :, 0].mean():.3f} and {correlations[:, :, 1].mean():.3f}. Second moments are inside, "
         "momentum is not.",
-        choices=[better], least=Scale.LAPTOP,
-    )  # fmt: skip
+        choices=[better],
+        least=Scale.LAPTOP,
+    )
 
 
 def compare(labels: Sequence[str], runs: Runs, along: str) -> Any:
     """The four panels of Fig. J.2 and J.3, centred alignments, and those of the kernel of Adam's update."""
-    titles = ("a  training loss", "b  kernel norm", "c  alignment", "d  predictors", "centred alignment",
-              "Adam's kernel")  # fmt: skip
+    titles = (
+        "a  training loss",
+        "b  kernel norm",
+        "c  alignment",
+        "d  predictors",
+        "centred alignment",
+        "Adam's kernel",
+    )
     figure, axes = panels(2, 3, height=2.4, titles=titles)
     grown = times(runs, "norm", 0.1).mean(0)
     for i, label in enumerate(labels):
@@ -182,8 +208,14 @@ def compare(labels: Sequence[str], runs: Runs, along: str) -> Any:
         for ax, name in zip((*axes[:3], axes[4]), ("loss", "norm", "alignment", "centered_alignment"), strict=True):
             curve(ax, steps, runs[name][:, i], label, colour=colour)
         curve(axes[5], steps[1:], runs["update_alignment"][:, i, 1:], label, colour=colour)
-        curve(axes[5], steps[1:], runs["update_centered_alignment"][:, i, 1:].mean(0), f"_{label}, centred",
-              colour=colour, style=":")  # fmt: skip
+        curve(
+            axes[5],
+            steps[1:],
+            runs["update_centered_alignment"][:, i, 1:].mean(0),
+            f"_{label}, centred",
+            colour=colour,
+            style=":",
+        )
         for ax in (axes[2], axes[4], axes[5]):
             ax.axvline(grown[i], color=colour, linestyle="--", linewidth=0.8, label=f"_norm at 1/10, {label}")
     predictors(axes[3], runs["error"], runs["correlation"], labels)

@@ -33,10 +33,19 @@ class TwoClasses:
 
 
 def two_classes(
-    context: Context, data: str, samples: int, test_samples: int, *, power: float | None = 0.0,
-    mean_eigenvalue: float | None = 1.0, pooling: int = 1, flatten: bool = True, cut: float = SEEN,
-    normalization: str = "channel", batches: Sequence[int] | None = (1,),
-) -> TwoClasses:  # fmt: skip
+    context: Context,
+    data: str,
+    samples: int,
+    test_samples: int,
+    *,
+    power: float | None = 0.0,
+    mean_eigenvalue: float | None = 1.0,
+    pooling: int = 1,
+    flatten: bool = True,
+    cut: float = SEEN,
+    normalization: str = "channel",
+    batches: Sequence[int] | None = (1,),
+) -> TwoClasses:
     """The first two classes of a data set, whitened by the training points: eigenvalues l of X^T X become as l^power.
 
     `mean_eigenvalue` is that of X^T X / P over the directions kept. Test points are others of the same files (of
@@ -50,7 +59,7 @@ def two_classes(
     files: dict[str, Any] = {"batches": batches, "normalization": normalization} if data == "cifar10" else {}
     drawn = context.dataset(
         data, classes=(0, 1), samples=samples + test_samples, generator=context.generator(), **files
-    )  # fmt: skip
+    )
     pictures, y = torch.nn.functional.avg_pool2d(drawn.x, pooling).double(), drawn.signs().to(context.device)
     rows = pictures.flatten(1)
     if power is None:
@@ -116,11 +125,14 @@ class TrainingPath:
         """
         fitted = [
             fl.dynamics.kernel_regression(
-                each.kernel, y.to(each.kernel), each.cross, f0=self.start.f.to(each.kernel),
+                each.kernel,
+                y.to(each.kernel),
+                each.cross,
+                f0=self.start.f.to(each.kernel),
                 f0_test=self.start.test_f.to(each.kernel),
             )
             for each in (self.end, self.start, self.update)
-        ]  # fmt: skip
+        ]
         return torch.stack([self.end.test_f.double(), *(each.double() for each in fitted)])
 
 
@@ -142,10 +154,18 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
 
 
 def train_and_measure(
-    model: torch.nn.Module, task: TwoClasses, optimizer: torch.optim.Optimizer, context: Context, *, steps: int,
-    stride: int, dense: int | None = None, dtype: torch.dtype | None = None, along: torch.dtype | None = None,
+    model: torch.nn.Module,
+    task: TwoClasses,
+    optimizer: torch.optim.Optimizer,
+    context: Context,
+    *,
+    steps: int,
+    stride: int,
+    dense: int | None = None,
+    dtype: torch.dtype | None = None,
+    along: torch.dtype | None = None,
     updates: bool = False,
-) -> TrainingPath:  # fmt: skip
+) -> TrainingPath:
     """Train on 1/(2P) sum (f - y)^2, all points at every step, and measure every `stride` steps, and the first `dense`.
 
     None for as many as the stride. `dtype` is that of the kernels that predict, `along` of those along the way; None

@@ -86,13 +86,22 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def perceptron(part: Perceptron, context: Context) -> dict[str, Numbers]:
     """One of the panels a to c, with the largest alignment that a linear network could have."""
     task = two_classes(
-        context, part.data, part.samples, part.test_samples, pooling=part.pooling, cut=part.cut,
+        context,
+        part.data,
+        part.samples,
+        part.test_samples,
+        pooling=part.pooling,
+        cut=part.cut,
         normalization=part.normalization,
-    )  # fmt: skip
+    )
     model = MLP(
-        task.x.shape[1], None, width=part.width, hidden_layers=1, weight_variance=part.sigma**2,
+        task.x.shape[1],
+        None,
+        width=part.width,
+        hidden_layers=1,
+        weight_variance=part.sigma**2,
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=part.lr)
     # with the fine cut, and with raw pixels, some inputs are much longer than others, too long for single precision
     along = torch.float64 if part.cut < SEEN or part.normalization == "unit" else None
@@ -106,13 +115,23 @@ def perceptron(part: Perceptron, context: Context) -> dict[str, Numbers]:
 def residual(part: Residual, context: Context, *, updates: bool = False) -> dict[str, Numbers]:
     """Panels d and e; with `updates` the alignment of the kernel of Adam's update along the way, too."""
     task = two_classes(
-        context, part.data, part.samples, part.test_samples, power=part.power, mean_eigenvalue=part.mean_eigenvalue,
-        pooling=part.pooling, flatten=False, normalization=part.normalization,
-    )  # fmt: skip
+        context,
+        part.data,
+        part.samples,
+        part.test_samples,
+        power=part.power,
+        mean_eigenvalue=part.mean_eigenvalue,
+        pooling=part.pooling,
+        flatten=False,
+        normalization=part.normalization,
+    )
     model = WideResNet(
-        part.k, part.b, inputs=task.x.shape[1], weight_variance=tuple(sigma**2 for sigma in part.sigmas),
+        part.k,
+        part.b,
+        inputs=task.x.shape[1],
+        weight_variance=tuple(sigma**2 for sigma in part.sigmas),
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=part.lr)
     path = train_and_measure(
         model, task, optimizer, context, steps=part.steps, stride=part.stride, dense=part.dense, updates=updates
@@ -129,23 +148,29 @@ def compared(predictions: torch.Tensor) -> dict[str, Numbers]:
 SIZES = {
     Scale.SMOKE: Size(
         setup=Setup(
-            mnist=Perceptron(data="digits", samples=100, test_samples=40, sigma=0.01, width=40, lr=0.1, steps=300,
-                             stride=20),
-            cifar=Perceptron(data="digits", samples=40, test_samples=40, sigma=0.1, width=40, lr=0.1, steps=100,
-                             stride=20),
+            mnist=Perceptron(
+                data="digits", samples=100, test_samples=40, sigma=0.01, width=40, lr=0.1, steps=300, stride=20
+            ),
+            cifar=Perceptron(
+                data="digits", samples=40, test_samples=40, sigma=0.1, width=40, lr=0.1, steps=100, stride=20
+            ),
             residual=Residual(data="digits", samples=20, test_samples=20, k=0.125, lr=1e-3, steps=20, stride=10),
         ),
-        seeds=1, seconds=4, mebibytes=50,
+        seeds=1,
+        seconds=4,
+        mebibytes=50,
     ),
     Scale.LAPTOP: Size(
         setup=Setup(
             cifar=Perceptron(data="cifar10", samples=500, sigma=0.1, pooling=2, steps=400),
             residual=Residual(samples=50, test_samples=50, pooling=2, k=0.5, lr=5e-5, steps=600, stride=15),
         ),
-        seeds=3, seconds=75, mebibytes=300,
+        seeds=3,
+        seconds=75,
+        mebibytes=300,
     ),
     Scale.PAPER: Size(setup=Setup(), seeds=5, seconds=134, mebibytes=2300, device="cuda"),
-}  # fmt: skip
+}
 
 
 def otherwise(setup: Setup) -> Setup:

@@ -74,37 +74,66 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         for kind, which in (("cosine", UNCENTRED), ("cosine", CENTRED), ("pearson", UNCENTRED))
     )
     yield Claim(
-        id="higher", claim="The C-NFC is above the UC-NFC for every batch size: smallest difference of their means "
-        "over layers and moments", paper=None, values=(c - uc).mean(2).min(1), band=(0.0, None), band_from="choice",
-        choices=[Choice(made="the cosine", other="Pearson's",
-                        values=(runs["pearson"][..., CENTRED].mean(3) - pearson).mean(2).min(1))],
-    )  # fmt: skip
-    yield Claim(
-        id="near-one", claim="Early (first tenth of the steps) the C-NFC is close to 1 for every batch size: smallest",
-        paper=None, values=c[:, :, first].mean(2).min(1), band=(0.8, 1.0), band_from="choice", least=Scale.LAPTOP,
-        why="As in Fig. 2.",
-    )  # fmt: skip
-    yield Claim(
-        id="steps", claim="After as many steps the UC-NFC hardly depends on the batch: range over batch sizes",
-        paper=None, values=numpy.ptp(uc[:, :, -1], axis=1), band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
+        id="higher",
+        claim="The C-NFC is above the UC-NFC for every batch size: smallest difference of their means "
+        "over layers and moments",
+        paper=None,
+        values=(c - uc).mean(2).min(1),
+        band=(0.0, None),
+        band_from="choice",
         choices=[
-            Choice(made="as many steps", other="as many epochs",
-                   values=numpy.ptp(at_epochs(setup, runs, uc), axis=1)),
+            Choice(
+                made="the cosine",
+                other="Pearson's",
+                values=(runs["pearson"][..., CENTRED].mean(3) - pearson).mean(2).min(1),
+            )
+        ],
+    )
+    yield Claim(
+        id="near-one",
+        claim="Early (first tenth of the steps) the C-NFC is close to 1 for every batch size: smallest",
+        paper=None,
+        values=c[:, :, first].mean(2).min(1),
+        band=(0.8, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="As in Fig. 2.",
+    )
+    yield Claim(
+        id="steps",
+        claim="After as many steps the UC-NFC hardly depends on the batch: range over batch sizes",
+        paper=None,
+        values=numpy.ptp(uc[:, :, -1], axis=1),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(made="as many steps", other="as many epochs", values=numpy.ptp(at_epochs(setup, runs, uc), axis=1)),
             Choice(made="the cosine", other="Pearson's", values=numpy.ptp(pearson[:, :, -1], axis=1)),
         ],
-    )  # fmt: skip
+    )
     moved = at_epochs(setup, runs, runs["change"].mean(3))
     yield Claim(
-        id="epochs", claim="After as many epochs weights have moved further the smaller the batch", paper=None,
-        values=numpy.diff(moved, axis=1).max(1) < 0, band=(1, None), band_from="choice", least=Scale.LAPTOP,
+        id="epochs",
+        claim="After as many epochs weights have moved further the smaller the batch",
+        paper=None,
+        values=numpy.diff(moved, axis=1).max(1) < 0,
+        band=(1, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="There are more steps.",
-    )  # fmt: skip
+    )
     noisy = c[:, 0, first].mean(1) - c[:, -1, first].mean(1)
     yield Claim(
-        id="noise", claim="Early, noise of gradients lowers the C-NFC: that of the smallest batch less that of all "
-        "samples", paper=None, values=noisy, band=(None, 0.0), band_from="choice", least=Scale.LAPTOP,
+        id="noise",
+        claim="Early, noise of gradients lowers the C-NFC: that of the smallest batch less that of all samples",
+        paper=None,
+        values=noisy,
+        band=(None, 0.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="At this rate the loss on all samples overshoots between steps 10 and 20, and their C-NFC is lowest then.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -113,10 +142,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
     steps = runs["steps"][0]
     uc, c = (runs["cosine"][..., which].mean(3) for which in (UNCENTRED, CENTRED))
     paths = {
-        "UC-NFC": (uc, "step"), "C-NFC": (c, "step"), "UC-NFC, Pearson's": (runs["pearson"][..., 0].mean(3), "step"),
-        "UC-NFC by epoch": (uc, "epoch"), "training loss": (runs["train"], "step"),
+        "UC-NFC": (uc, "step"),
+        "C-NFC": (c, "step"),
+        "UC-NFC, Pearson's": (runs["pearson"][..., 0].mean(3), "step"),
+        "UC-NFC by epoch": (uc, "epoch"),
+        "training loss": (runs["train"], "step"),
         "|W - W0| / |W|": (runs["change"].mean(3), "step"),
-    }  # fmt: skip
+    }
     for ax, (title, (values, unit)) in zip(axes, paths.items(), strict=True):
         for k, batch in enumerate(setup.batches):
             x = steps * batch / setup.images.samples if unit == "epoch" else steps

@@ -33,9 +33,14 @@ def chain(context: Context, samples: int, unseen: int, dimension: int, degree: i
 def network(context: Context, task: ChainTask, width: int, first: float, readout: float = 1.0) -> MLP:
     """Two hidden ReLU layers without biases, initialised as torch does and then multiplied, first layer and readout."""
     model = MLP(
-        task.x.shape[1], None, width=width, hidden_layers=2, distribution="uniform", weight_variance=1 / 3,
+        task.x.shape[1],
+        None,
+        width=width,
+        hidden_layers=2,
+        distribution="uniform",
+        weight_variance=1 / 3,
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     fl.steer.scale_init(model, first, layers="hidden.0")
     return fl.steer.scale_init(model, readout, layers="readout")
 

@@ -43,9 +43,12 @@ def judged(runs: Runs, decay: int, value: Callable[[Any, Any], Any], *, axes: bo
     Along the axes only steps 0, the first measured and the last are there.
     """
     choices = [
-        Choice(made="cosine, as printed", other="Pearson, as in the authors' code",
-               values=value(*pair(runs, decay, "pearson"))),
-    ]  # fmt: skip
+        Choice(
+            made="cosine, as printed",
+            other="Pearson, as in the authors' code",
+            values=value(*pair(runs, decay, "pearson")),
+        ),
+    ]
     if axes:
         choices.append(
             Choice(made="random eigenvectors (App. G)", other="axes", values=value(*pair(runs, decay, place=AXES)))
@@ -76,71 +79,118 @@ def _robust(setup: Setup, runs: Runs, decay: int) -> Iterable[Claim]:
             values = spread_gap(*pair(runs, decay), layer, weights)
             found["choices"].append(Choice(made="mean over training", other=words, values=values))
         yield Claim(
-            id=f"robust-{layer + 1}", claim=f"Layer {layer + 1}: the C-NFC is more robust to the initial scale than "
-            "the UC-NFC; its range over scales less that of the UC-NFC, mean over training", paper="< 0",
-            band=(None, 0.0), band_from="print", least=Scale.LAPTOP, **found,
-        )  # fmt: skip
+            id=f"robust-{layer + 1}",
+            claim=f"Layer {layer + 1}: the C-NFC is more robust to the initial scale than "
+            "the UC-NFC; its range over scales less that of the UC-NFC, mean over training",
+            paper="< 0",
+            band=(None, 0.0),
+            band_from="print",
+            least=Scale.LAPTOP,
+            **found,
+        )
 
 
 def _uncentered(runs: Runs, decay: int) -> Iterable[Claim]:
     yield Claim(
-        id="uc-start", claim="The UC-NFC is small at initialisation: largest over scales and layers", paper="small",
-        band=(None, 0.6), band_from="choice", why="A trial had 0.41 to 0.45 in the first layer.", least=Scale.LAPTOP,
+        id="uc-start",
+        claim="The UC-NFC is small at initialisation: largest over scales and layers",
+        paper="small",
+        band=(None, 0.6),
+        band_from="choice",
+        why="A trial had 0.41 to 0.45 in the first layer.",
+        least=Scale.LAPTOP,
         **judged(runs, decay, lambda uc, c: uc[:, :, 0].max((1, 2))),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="uc-rises", claim="The UC-NFC rises through training: last less first value, the smallest over scales and "
-        "layers", paper="> 0", band=(0.0, None), band_from="print",
+        id="uc-rises",
+        claim="The UC-NFC rises through training: last less first value, the smallest over scales and layers",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
         **judged(runs, decay, lambda uc, c: (uc[:, :, -1] - uc[:, :, 0]).min((1, 2))),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="uc-high-1", claim="Layer 1, smallest scale: the UC-NFC becomes high", paper="high", band=(0.8, None),
-        band_from="trial", why="0.93 to 0.95 in a trial with one seed.", least=Scale.LAPTOP,
+        id="uc-high-1",
+        claim="Layer 1, smallest scale: the UC-NFC becomes high",
+        paper="high",
+        band=(0.8, None),
+        band_from="trial",
+        why="0.93 to 0.95 in a trial with one seed.",
+        least=Scale.LAPTOP,
         **judged(runs, decay, lambda uc, c: uc[:, -1, -1, FIRST]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="uc-high-1-large", claim="Layer 1, scale 1: the UC-NFC becomes high", paper="high", band=(0.8, None),
-        band_from="choice", why="As for the smallest scale. A trial with one seed had 0.45 to 0.60.",
+        id="uc-high-1-large",
+        claim="Layer 1, scale 1: the UC-NFC becomes high",
+        paper="high",
+        band=(0.8, None),
+        band_from="choice",
+        why="As for the smallest scale. A trial with one seed had 0.45 to 0.60.",
         least=Scale.LAPTOP,
         **judged(runs, decay, lambda uc, c: uc[:, 0, -1, FIRST]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="uc-high-2", claim="Layer 2: the UC-NFC becomes high; lowest over scales", paper="high", band=(0.8, None),
-        band_from="choice", why="As for the first layer. The scale multiplies the first weights only: the second ones "
-        "begin large in all runs.", least=Scale.LAPTOP,
+        id="uc-high-2",
+        claim="Layer 2: the UC-NFC becomes high; lowest over scales",
+        paper="high",
+        band=(0.8, None),
+        band_from="choice",
+        why="As for the first layer. The scale multiplies the first weights only: the second ones "
+        "begin large in all runs.",
+        least=Scale.LAPTOP,
         **judged(runs, decay, lambda uc, c: uc[:, :, -1, SECOND].min(1)),
-    )  # fmt: skip
+    )
 
 
 def _centered(setup: Setup, runs: Runs, decay: int) -> Iterable[Claim]:
     yield Claim(
-        id="c-early", claim=f"The C-NFC is large at early times (Sec. 3.1): after {setup.first} steps, lowest over "
-        "scales and layers", paper="close to 1", band=(0.8, None), band_from="trial",
-        why="0.87 to 0.89 in the first layer in a trial with one seed.", least=Scale.LAPTOP,
+        id="c-early",
+        claim=f"The C-NFC is large at early times (Sec. 3.1): after {setup.first} steps, lowest over scales and layers",
+        paper="close to 1",
+        band=(0.8, None),
+        band_from="trial",
+        why="0.87 to 0.89 in the first layer in a trial with one seed.",
+        least=Scale.LAPTOP,
         **judged(runs, decay, lambda uc, c: c[:, :, 1].min((1, 2))),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="c-early-above", claim=f"At early times it is above the UC-NFC (Sec. 3): difference after {setup.first} "
-        "steps, the smallest over scales and layers", paper="> 0", band=(0.0, None), band_from="print",
-        least=Scale.LAPTOP, **judged(runs, decay, lambda uc, c: (c - uc)[:, :, 1].min((1, 2))),
-    )  # fmt: skip
+        id="c-early-above",
+        claim=f"At early times it is above the UC-NFC (Sec. 3): difference after {setup.first} "
+        "steps, the smallest over scales and layers",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        **judged(runs, decay, lambda uc, c: (c - uc)[:, :, 1].min((1, 2))),
+    )
     above = judged(runs, decay, lambda uc, c: (c - uc)[:, :, 1:].min((1, 2, 3)), axes=False)
     above["choices"].append(
         Choice(made="any difference", other="less than 0.01 is none", values=above["values"], band=(-0.01, None))
     )
     yield Claim(
-        id="c-above", claim="It is consistently above the UC-NFC (Sec. 3, said of Fig. 2): smallest difference over "
-        "steps, scales and layers", paper="> 0", band=(0.0, None), band_from="print", least=Scale.LAPTOP,
-        why="In a trial it was below after training from scale 1. From the smallest weights both are the same to "
-        "0.001, and either may be above.", **above,
-    )  # fmt: skip
-    yield Claim(
-        id="small-higher", claim="UC-NFC and C-NFC are higher from smaller weights: layer 1 after training, smallest "
-        "scale less scale 1, the smaller of both differences", paper="> 0", band=(0.0, None), band_from="print",
+        id="c-above",
+        claim="It is consistently above the UC-NFC (Sec. 3, said of Fig. 2): smallest difference over "
+        "steps, scales and layers",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
         least=Scale.LAPTOP,
-        **judged(runs, decay, lambda uc, c: numpy.minimum(*((each[:, -1] - each[:, 0])[:, -1, FIRST] for each in
-                                                            (uc, c)))),
-    )  # fmt: skip
+        why="In a trial it was below after training from scale 1. From the smallest weights both are the same to "
+        "0.001, and either may be above.",
+        **above,
+    )
+    yield Claim(
+        id="small-higher",
+        claim="UC-NFC and C-NFC are higher from smaller weights: layer 1 after training, smallest "
+        "scale less scale 1, the smaller of both differences",
+        paper="> 0",
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        **judged(
+            runs, decay, lambda uc, c: numpy.minimum(*((each[:, -1] - each[:, 0])[:, -1, FIRST] for each in (uc, c)))
+        ),
+    )
 
 
 def largest_step(losses: Any) -> Any:
@@ -151,19 +201,30 @@ def largest_step(losses: Any) -> Any:
 def _losses(runs: Runs, decay: int) -> Iterable[Claim]:
     test = runs["test"][:, decay]
     yield Claim(
-        id="test-order", claim="The test loss improves for smaller initial weights: largest step from one scale to the "
-        "next smaller one, after training", paper="< 0", values=largest_step(test[..., -1]), band=(None, 0.0),
-        band_from="print", least=Scale.LAPTOP,
+        id="test-order",
+        claim="The test loss improves for smaller initial weights: largest step from one scale to the "
+        "next smaller one, after training",
+        paper="< 0",
+        values=largest_step(test[..., -1]),
+        band=(None, 0.0),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="In a trial with one seed and eigenvectors along the axes: 0.65, 0.35, 0.25 for eigenvalues 1, and 0.19, "
         "0.25, 0.26 for 1/(1+k^2), which is the other order.",
         choices=[
-            Choice(made="every step of the scales", other="smallest scale against scale 1",
-                   values=test[:, -1, -1] - test[:, 0, -1]),
+            Choice(
+                made="every step of the scales",
+                other="smallest scale against scale 1",
+                values=test[:, -1, -1] - test[:, 0, -1],
+            ),
             Choice(made="after training", other="the best along the way", values=largest_step(test.min(-1))),
-            Choice(made="random eigenvectors (App. G)", other="axes",
-                   values=largest_step(runs[f"{AXES}test"][:, decay, :, -1])),
+            Choice(
+                made="random eigenvectors (App. G)",
+                other="axes",
+                values=largest_step(runs[f"{AXES}test"][:, decay, :, -1]),
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 PEARSON = " (Pearson)"

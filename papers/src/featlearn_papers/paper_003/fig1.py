@@ -89,45 +89,82 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """The numbers of the caption and of Sec. 2.2, and what the pictures are said to show."""
     nfc, corrupted = runs["nfc"][:, -1], runs["corrupted"][:, -1]
     yield Claim(
-        id="nfc", claim="The NFM and the AGOP of the first layer are similar: NFC after training", paper=0.93,
-        values=nfc, band=(0.90, 1.0), band_from="trial", least=Scale.LAPTOP,
+        id="nfc",
+        claim="The NFM and the AGOP of the first layer are similar: NFC after training",
+        paper=0.93,
+        values=nfc,
+        band=(0.90, 1.0),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="Rate, steps and loss are not given; trials gave 0.95 to 0.96.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="corrupted", claim="With the spectrum of K and random eigenvectors the correlation is much lower",
-        paper=0.53, values=corrupted, band=(None, 0.70), band_from="trial", least=Scale.LAPTOP,
+        id="corrupted",
+        claim="With the spectrum of K and random eigenvectors the correlation is much lower",
+        paper=0.53,
+        values=corrupted,
+        band=(None, 0.70),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="The paper draws one Q; ours is the mean over rotations. No choice of rate, steps and scales tried before "
-            "had a mean below 0.60, single draws went down to 0.57.",
-    )  # fmt: skip
+        "had a mean below 0.60, single draws went down to 0.57.",
+    )
     yield Claim(
-        id="gap", claim="What random eigenvectors take from the correlation", paper=0.40, values=nfc - corrupted,
-        band=(0.25, None), band_from="trial", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="gap",
+        claim="What random eigenvectors take from the correlation",
+        paper=0.40,
+        values=nfc - corrupted,
+        band=(0.25, None),
+        band_from="trial",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="spread", claim="K is far from the identity: standard deviation of its eigenvalues over their mean "
-        "(Sec. 2.2)", paper=5.9, values=runs["spread"], band=(5.0, 6.5), band_from="trial", least=Scale.LAPTOP,
+        id="spread",
+        claim="K is far from the identity: standard deviation of its eigenvalues over their mean (Sec. 2.2)",
+        paper=5.9,
+        values=runs["spread"],
+        band=(5.0, 6.5),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="Its largest possible value is the root of k - 1, 11.3: it is compared at the paper's width only.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="nfm-egop", claim="The NFM resembles the EGOP: their cosine", paper="similar", values=runs["nfm_egop"],
+        id="nfm-egop",
+        claim="The NFM resembles the EGOP: their cosine",
+        paper="similar",
+        values=runs["nfm_egop"],
         band=(0.85, 1.0),
-        band_from="trial", least=Scale.LAPTOP, why="Before the run: 0.94 was seen in trials, and 0.32 is what the "
-        "identity has.",
-    )  # fmt: skip
+        band_from="trial",
+        least=Scale.LAPTOP,
+        why="Before the run: 0.94 was seen in trials, and 0.32 is what the identity has.",
+    )
     yield Claim(
-        id="agop-egop", claim="The AGOP resembles the EGOP: their cosine", paper="similar", values=runs["agop_egop"],
-        band=(0.85, 1.0), band_from="trial", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="agop-egop",
+        claim="The AGOP resembles the EGOP: their cosine",
+        paper="similar",
+        values=runs["agop_egop"],
+        band=(0.85, 1.0),
+        band_from="trial",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="obscured", claim="Random eigenvectors obscure the structure of the task: W^T Q W is further from the EGOP "
-        "than the AGOP", paper="yes", values=runs["corrupted_agop_egop"] < runs["agop_egop"], band=(1, None),
+        id="obscured",
+        claim="Random eigenvectors obscure the structure of the task: W^T Q W is further from the EGOP than the AGOP",
+        paper="yes",
+        values=runs["corrupted_agop_egop"] < runs["agop_egop"],
+        band=(1, None),
         band_from="print",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="lower", claim="Random eigenvectors lower the correlation with the NFM", paper="yes",
-        values=corrupted < nfc, band=(1, None), band_from="print", check=True,
+        id="lower",
+        claim="Random eigenvectors lower the correlation with the NFM",
+        paper="yes",
+        values=corrupted < nfc,
+        band=(1, None),
+        band_from="print",
+        check=True,
         why="W^T W correlates more with W^T K W where K has its own eigenvectors than on average over random ones.",
-    )  # fmt: skip
+    )
 
 
 TITLES = {"egop": "EGOP", "nfm": r"NFM, $W^T W$", "agop": r"AGOP, $W^T K W$", "corrupted_agop": r"$W^T Q W$"}
@@ -166,13 +203,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=160, dimension=12, degree=3, width=40, lr=0.1, steps=300, rotations=8),
-            seeds=1, seconds=2, mebibytes=20,
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=10, mebibytes=50),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=8, mebibytes=50),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_1 = Reproduction(
     id="003/fig1",

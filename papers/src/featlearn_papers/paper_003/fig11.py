@@ -18,36 +18,64 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     uc, nfm, agop = (runs[name][..., -1] for name in ("uncentered", "nfm_egop", "agop_egop"))
     falls = {name: one[:, STANDARD, -1] - one[:, STANDARD, 0] for name, one in (("nfm", nfm), ("agop", agop))}
     yield Claim(
-        id="small", claim="From the smallest weights the NFM shows the task with and without limited speeds: lower of "
-        "its two cosines with the EGOP", paper="good", values=nfm[:, :, -1].min(1), band=(0.7, 1.0),
-        band_from="trial", why="0.85 was seen in trials of Fig. 4; the identity has 0.32.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="small",
+        claim="From the smallest weights the NFM shows the task with and without limited speeds: lower of "
+        "its two cosines with the EGOP",
+        paper="good",
+        values=nfm[:, :, -1].min(1),
+        band=(0.7, 1.0),
+        band_from="trial",
+        why="0.85 was seen in trials of Fig. 4; the identity has 0.32.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="correspondence", claim="Standard training: NFM and AGOP agree less from larger weights: UC-NFC of scale "
-        "1 less that of 0.001", paper="negative",
-        values=uc[:, STANDARD, 0] - uc[:, STANDARD, -1], band=(None, 0.0), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="correspondence",
+        claim="Standard training: NFM and AGOP agree less from larger weights: UC-NFC of scale 1 less that of 0.001",
+        paper="negative",
+        values=uc[:, STANDARD, 0] - uc[:, STANDARD, -1],
+        band=(None, 0.0),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="quality", claim="Standard training: the quality of the NFM falls with the initial scale, at every step of "
-        "the scale", paper="yes", values=numpy.diff(nfm[:, STANDARD], axis=1).min(1) > 0, band=(1, None),
-        band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="quality",
+        claim="Standard training: the quality of the NFM falls with the initial scale, at every step of the scale",
+        paper="yes",
+        values=numpy.diff(nfm[:, STANDARD], axis=1).min(1) > 0,
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="faster", claim="Standard training: the quality of the NFM falls more than that of the AGOP (scale 1 "
-        "against 0.001): difference of the falls", paper="positive", values=falls["nfm"] - falls["agop"],
-        band=(0.0, None), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="faster",
+        claim="Standard training: the quality of the NFM falls more than that of the AGOP (scale 1 "
+        "against 0.001): difference of the falls",
+        paper="positive",
+        values=falls["nfm"] - falls["agop"],
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     for name, values in (("nfm", nfm), ("agop", agop)):
         yield Claim(
-            id=f"{name}-invariant", claim=f"SLO: the quality of the {name.upper()} does not depend on the initial "
-            "scale: range of its cosine with the EGOP", paper=0.0, values=numpy.ptp(values[:, SLO], axis=1),
-            band=(None, 0.15), band_from="trial" if name == "nfm" else "choice", least=Scale.LAPTOP,
+            id=f"{name}-invariant",
+            claim=f"SLO: the quality of the {name.upper()} does not depend on the initial "
+            "scale: range of its cosine with the EGOP",
+            paper=0.0,
+            values=numpy.ptp(values[:, SLO], axis=1),
+            band=(None, 0.15),
+            band_from="trial" if name == "nfm" else "choice",
+            least=Scale.LAPTOP,
             why="That of Fig. 4, set after trials there." if name == "nfm" else "As for the NFM.",
-        )  # fmt: skip
+        )
     yield Claim(
-        id="better", claim="From scale 1 the NFM is nearer to the EGOP with SLO than without: difference of cosines",
-        paper="positive", values=nfm[:, SLO, 0] - nfm[:, STANDARD, 0], band=(0.0, None), band_from="print",
-    )  # fmt: skip
+        id="better",
+        claim="From scale 1 the NFM is nearer to the EGOP with SLO than without: difference of cosines",
+        paper="positive",
+        values=nfm[:, SLO, 0] - nfm[:, STANDARD, 0],
+        band=(0.0, None),
+        band_from="print",
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

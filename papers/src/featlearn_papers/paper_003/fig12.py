@@ -62,9 +62,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def network(setup: Setup, start: int, task: ChainTask, context: Context) -> MLP:
     """Three hidden ReLU layers, initialised as torch does and then multiplied."""
     model = MLP(
-        task.x.shape[1], None, width=setup.width, hidden_layers=3, distribution="uniform", weight_variance=1 / 3,
+        task.x.shape[1],
+        None,
+        width=setup.width,
+        hidden_layers=3,
+        distribution="uniform",
+        weight_variance=1 / 3,
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     if start == 0:
         return fl.steer.scale_init(model, 0.1)
     fl.steer.scale_init(model, 0.1, layers="hidden.0")
@@ -117,27 +122,47 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         return late(setup, runs, "uc", method, start)
 
     yield Claim(
-        id="lowest", claim="SLO raises the layer that is behind: lowest UC-NFC of a layer, SLO less standard training",
-        paper="positive", values=layers(SLO).min(1) - layers(STANDARD).min(1), band=(0.0, None), band_from="trial",
+        id="lowest",
+        claim="SLO raises the layer that is behind: lowest UC-NFC of a layer, SLO less standard training",
+        paper="positive",
+        values=layers(SLO).min(1) - layers(STANDARD).min(1),
+        band=(0.0, None),
+        band_from="trial",
         why="Weaker than what the paper says; it held in 13 of 15 trials, over three starts.",
-        choices=other_start(layers(SLO, 1).min(1) - layers(STANDARD, 1).min(1)), least=Scale.LAPTOP,
-    )  # fmt: skip
+        choices=other_start(layers(SLO, 1).min(1) - layers(STANDARD, 1).min(1)),
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="same", claim="All layers finish at the same UC-NFC: range over layers with SLO", paper=0.0,
-        values=numpy.ptp(layers(SLO), axis=1), band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
+        id="same",
+        claim="All layers finish at the same UC-NFC: range over layers with SLO",
+        paper=0.0,
+        values=numpy.ptp(layers(SLO), axis=1),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=other_start(numpy.ptp(layers(SLO, 1), axis=1)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="high", claim="All layers finish at a high UC-NFC: lowest layer with SLO", paper="high",
-        values=layers(SLO).min(1), band=(0.8, 1.0), band_from="choice", least=Scale.LAPTOP,
+        id="high",
+        claim="All layers finish at a high UC-NFC: lowest layer with SLO",
+        paper="high",
+        values=layers(SLO).min(1),
+        band=(0.8, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
         choices=other_start(layers(SLO, 1).min(1)),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="above", claim="It is higher than that of any layer with standard training: lowest layer with SLO less the "
-        "highest with standard training", paper="positive", values=layers(SLO).min(1) - layers(STANDARD).max(1),
-        band=(0.0, None), band_from="print", least=Scale.LAPTOP,
+        id="above",
+        claim="It is higher than that of any layer with standard training: lowest layer with SLO less the "
+        "highest with standard training",
+        paper="positive",
+        values=layers(SLO).min(1) - layers(STANDARD).max(1),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=other_start(layers(SLO, 1).min(1) - layers(STANDARD, 1).max(1)),
-    )  # fmt: skip
+    )
     yield from loss_claims(setup, runs)
 
 
@@ -148,15 +173,25 @@ def loss_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         return late(setup, runs, "test", SLO, start) - late(setup, runs, "test", STANDARD, start)
 
     yield Claim(
-        id="test", claim="The test loss is lower with SLO: SLO less standard training", paper="negative",
-        values=test(), band=(None, 0.0), band_from="print", least=Scale.LAPTOP, choices=other_start(test(1)),
+        id="test",
+        claim="The test loss is lower with SLO: SLO less standard training",
+        paper="negative",
+        values=test(),
+        band=(None, 0.0),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=other_start(test(1)),
         why="From the printed start gradient descent learns nothing in 500 steps (a training loss near 1).",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="learns", claim="With SLO the network learns: training loss, that of zero being 1", paper="falls",
-        values=late(setup, runs, "train", SLO), band=(None, 0.7), band_from="choice",
+        id="learns",
+        claim="With SLO the network learns: training loss, that of zero being 1",
+        paper="falls",
+        values=late(setup, runs, "train", SLO),
+        band=(None, 0.7),
+        band_from="choice",
         choices=other_start(late(setup, runs, "train", SLO, 1)),
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -169,8 +204,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
             for layer in range(runs["uc"].shape[-1]):
                 values = runs["uc"][:, start, method, :, layer]
                 label = f"{METHODS[method]}, layer {layer + 1}"
-                curve(left, steps, values if method == SLO else values.mean(0), label, colour=COLOURS[layer],
-                      style=style)  # fmt: skip
+                curve(
+                    left, steps, values if method == SLO else values.mean(0), label, colour=COLOURS[layer], style=style
+                )
             for part, colour in (("train", COLOURS[5]), ("test", COLOURS[7])):
                 # single steps of SLO throw the loss up by far, at other times in each seed
                 values = numpy.median(runs[part][:, start, method], axis=0)
@@ -190,13 +226,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=64, unseen=64, dimension=10, width=24, steps=60, every=20, last=30),
-            seeds=1, seconds=2, mebibytes=20,
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=5, seconds=60, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=60, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_12 = Reproduction(
     id="003/fig12",

@@ -59,26 +59,37 @@ def claims(setups: Mapping[str, Any], runs: AllRuns) -> Iterable[Claim]:
         ("converge", near, "the UC-NFC has converged to the C-NFC at the end (distance below 0.1)", 0.5, Scale.PAPER),
     ):
         choices = [
-            Choice(made="the cosine of the print", other="Pearson's of the authors' code",
-                   values=share(runs, partial(question, kind="pearson"))),
-        ]  # fmt: skip
+            Choice(
+                made="the cosine of the print",
+                other="Pearson's of the authors' code",
+                values=share(runs, partial(question, kind="pearson")),
+            ),
+        ]
         if id == "converge":
             choices.append(
-                Choice(made="a distance of 0.1", other="0.2",
-                       values=share(runs, partial(near, distance=2 * NEAR)))
-            )  # fmt: skip
+                Choice(made="a distance of 0.1", other="0.2", values=share(runs, partial(near, distance=2 * NEAR)))
+            )
         yield Claim(
-            id=id, claim=f"Share of the layers of all six networks in which {words}",
-            paper="most" if id == "converge" else 1.0, values=share(runs, question), band=(low, 1.0),
-            band_from="choice", least=least, choices=choices,
+            id=id,
+            claim=f"Share of the layers of all six networks in which {words}",
+            paper="most" if id == "converge" else 1.0,
+            values=share(runs, question),
+            band=(low, 1.0),
+            band_from="choice",
+            least=least,
+            choices=choices,
             why="Sec. 3 says most of the settings." if id == "converge" else "Nine of ten layers count as all.",
-        )  # fmt: skip
+        )
     last = numpy.stack([one["cosine"][:, -1] for one in runs.values()])
     yield Claim(
-        id="centred", claim="The C-NFC is high in every layer: lowest mean over data sets of a layer at the end",
-        paper="high", values=last[..., CENTRED].mean(0).min(1), band=(0.7, 1.0), band_from="choice",
+        id="centred",
+        claim="The C-NFC is high in every layer: lowest mean over data sets of a layer at the end",
+        paper="high",
+        values=last[..., CENTRED].mean(0).min(1),
+        band=(0.7, 1.0),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: AllRuns) -> Any:

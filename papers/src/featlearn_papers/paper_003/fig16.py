@@ -57,9 +57,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """Correlations of the first layer along training, and the diagonals of its matrices at the end."""
     (x, y), (unseen, wanted) = (pictures(setup, context, split) for split in ("train", "test"))
     model = MLP(
-        x[0].numel(), None, width=setup.width, hidden_layers=2, distribution="uniform", weight_variance=1 / 3,
+        x[0].numel(),
+        None,
+        width=setup.width,
+        hidden_layers=2,
+        distribution="uniform",
+        weight_variance=1 / 3,
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     fl.steer.scale_init(model, setup.first, layers="hidden.0")
     optimizer = torch.optim.Adam(model.parameters(), lr=setup.lr)
     session = fl.Session(model, x[: setup.probe], dtype=torch.float64)
@@ -81,8 +86,10 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
                 rows[-1][name] = float((model(inputs).sign() == targets).double().mean())
         context.progress(step, steps, diagonals=rows[-1]["diagonals"], test=rows[-1]["test"])
     diagonals = {
-        "nfm": first.nfm, "agop": first.agop, "corrupted": fl.corrupted_agop(first, context.generator(5)),
-    }  # fmt: skip
+        "nfm": first.nfm,
+        "agop": first.agop,
+        "corrupted": fl.corrupted_agop(first, context.generator(5)),
+    }
     return {
         "epochs": epochs,
         **{f"{name}_path": [row[name] for row in rows] for name in rows[0]},
@@ -114,34 +121,66 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     agree, corrupted = (runs[f"{name}_path"][:, -1] for name in ("diagonals", "corrupted_diagonals"))
     whole, mixed = (runs[f"{name}_path"][:, -1] for name in ("cosine", "corrupted_cosine"))
     yield Claim(
-        id="lower", claim="A random matrix of the same spectrum in place of K lowers Pearson's correlation of the "
-        "diagonals of NFM and AGOP: by how much", paper="positive" if setup.data != "celeba" else 0.87,
-        values=agree - corrupted, band=(0.0, None), band_from="print",
-        choices=[Choice(made="Pearson's correlation of diagonals", other="the cosine of whole matrices",
-                        values=whole - mixed)],
-    )  # fmt: skip
+        id="lower",
+        claim="A random matrix of the same spectrum in place of K lowers Pearson's correlation of the "
+        "diagonals of NFM and AGOP: by how much",
+        paper="positive" if setup.data != "celeba" else 0.87,
+        values=agree - corrupted,
+        band=(0.0, None),
+        band_from="print",
+        choices=[
+            Choice(
+                made="Pearson's correlation of diagonals", other="the cosine of whole matrices", values=whole - mixed
+            )
+        ],
+    )
     yield Claim(
-        id="alike", claim="The diagonals of NFM and AGOP are similar", paper="similar", values=agree, band=(0.7, 1.0),
-        band_from="choice", least=Scale.LAPTOP, why="It falls while the last samples are learned.", choices=[
-            Choice(made="Pearson's correlation of diagonals", other="Pearson's of whole matrices",
-                   values=runs["pearson_path"][:, -1]),
+        id="alike",
+        claim="The diagonals of NFM and AGOP are similar",
+        paper="similar",
+        values=agree,
+        band=(0.7, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="It falls while the last samples are learned.",
+        choices=[
+            Choice(
+                made="Pearson's correlation of diagonals",
+                other="Pearson's of whole matrices",
+                values=runs["pearson_path"][:, -1],
+            ),
             Choice(made="Pearson's correlation of diagonals", other="the cosine of whole matrices", values=whole),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="obscured", claim="The random matrix obscures the structure: Pearson's correlation of the diagonals falls "
-        "to less than half", paper="yes", values=corrupted < agree / 2, band=(1, None), band_from="choice",
+        id="obscured",
+        claim="The random matrix obscures the structure: Pearson's correlation of the diagonals falls "
+        "to less than half",
+        paper="yes",
+        values=corrupted < agree / 2,
+        band=(1, None),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     yield Claim(
-        id="number", claim="CelebA: Pearson's correlation of the diagonals", paper=0.91, values=agree, band=(0.8, 1.0),
-        band_from="choice", least=Scale.PAPER,
-    )  # fmt: skip
+        id="number",
+        claim="CelebA: Pearson's correlation of the diagonals",
+        paper=0.91,
+        values=agree,
+        band=(0.8, 1.0),
+        band_from="choice",
+        least=Scale.PAPER,
+    )
     yield Claim(
-        id="corrupted-number", claim="CelebA: Pearson's correlation of the diagonals with the random matrix",
-        paper=0.04, values=corrupted, band=(-0.3, 0.3), band_from="choice", least=Scale.PAPER,
+        id="corrupted-number",
+        claim="CelebA: Pearson's correlation of the diagonals with the random matrix",
+        paper=0.04,
+        values=corrupted,
+        band=(-0.3, 0.3),
+        band_from="choice",
+        least=Scale.PAPER,
         why="The paper draws one Q, ours is the mean over rotations.",
-    )  # fmt: skip
+    )
 
 
 TITLES = {"nfm": r"NFM, $W^T W$", "agop": r"AGOP, $W^T K W$", "corrupted": r"$W^T Q W$"}
@@ -183,16 +222,26 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(
-                data="digits", classes=(0, 1), samples=200, unseen=40, width=16, lr=1e-3, batch=50, epochs=20,
-                probe=60, rotations=4,
+                data="digits",
+                classes=(0, 1),
+                samples=200,
+                unseen=40,
+                width=16,
+                lr=1e-3,
+                batch=50,
+                epochs=20,
+                probe=60,
+                rotations=4,
             ),
-            seeds=1, seconds=2, mebibytes=20,
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=STAND_IN, seeds=3, seconds=90, mebibytes=800),
         Scale.PAPER: Size(setup=Setup(), seeds=3, seconds=300, mebibytes=1500),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_16 = Reproduction(
     id="003/fig16",

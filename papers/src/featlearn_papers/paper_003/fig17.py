@@ -82,9 +82,14 @@ def trained(setup: Setup, method: int, train: Pair, test: Pair, context: Context
     """One network; cosine and pearson (T, L, 2), share and change (T, L), losses (T,), diagonals (channels, h, w)."""
     (x, y), (unseen, wanted) = train, test
     model = MLP(
-        x[0].numel(), y.shape[1], width=setup.width, hidden_layers=setup.hidden_layers, distribution="uniform",
-        weight_variance=1 / 3, generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+        x[0].numel(),
+        y.shape[1],
+        width=setup.width,
+        hidden_layers=setup.hidden_layers,
+        distribution="uniform",
+        weight_variance=1 / 3,
+        generator=context.generator(1),
+    ).to(context.device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     session = fl.Session(model, x[: setup.probe], dtype=torch.float64)
     rows: dict[str, list[Any]] = {}
@@ -168,35 +173,59 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
     last = max(1, whole["epochs"].shape[1] // 4)
     made = f"all samples in a step, {setups['whole'].epochs} of them"
     for id, name, which, words in (
-        ("uc", "cosine", UNCENTRED, "the UC-NFC"), ("c", "cosine", CENTRED, "the C-NFC"),
+        ("uc", "cosine", UNCENTRED, "the UC-NFC"),
+        ("c", "cosine", CENTRED, "the C-NFC"),
         ("share", "share", None, "the ratio of the unnormalised C-NFC to the UC-NFC"),
-    ):  # fmt: skip
+    ):
         choices = [
             Choice(made="the end of training", other="the last quarter", values=gain(whole, name, which, last)),
-            Choice(made=made, other=f"batches of {setups['batches'].batch} for {setups['batches'].epochs} epochs",
-                   values=gain(parts, name, which)),
-        ]  # fmt: skip
+            Choice(
+                made=made,
+                other=f"batches of {setups['batches'].batch} for {setups['batches'].epochs} epochs",
+                values=gain(parts, name, which),
+            ),
+        ]
         if name == "cosine":
             choices.append(
                 Choice(made="the cosine of the print", other="Pearson's", values=gain(whole, "pearson", which))
             )
         yield Claim(
-            id=id, claim=f"SLO raises {words} of the first layer: SLO less standard training", paper="positive",
-            values=gain(whole, name, which), band=(0.0, None), band_from="print", choices=choices,
+            id=id,
+            claim=f"SLO raises {words} of the first layer: SLO less standard training",
+            paper="positive",
+            values=gain(whole, name, which),
+            band=(0.0, None),
+            band_from="print",
+            choices=choices,
             least=Scale.SMOKE if id == "share" else Scale.LAPTOP,
-        )  # fmt: skip
+        )
     yield Claim(
-        id="near-one", claim="With SLO the ratio becomes close to 1, as on the chain monomial (Sec. 5.2)", paper=1.0,
-        values=at_end(whole, "share", SLO), band=(0.8, 1.2), band_from="choice", least=Scale.LAPTOP,
-        choices=[Choice(made=made, other=f"batches of {setups['batches'].batch} for {setups['batches'].epochs} epochs",
-                        values=at_end(parts, "share", SLO))],
-    )  # fmt: skip
+        id="near-one",
+        claim="With SLO the ratio becomes close to 1, as on the chain monomial (Sec. 5.2)",
+        paper=1.0,
+        values=at_end(whole, "share", SLO),
+        band=(0.8, 1.2),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(
+                made=made,
+                other=f"batches of {setups['batches'].batch} for {setups['batches'].epochs} epochs",
+                values=at_end(parts, "share", SLO),
+            )
+        ],
+    )
     yield Claim(
-        id="diagonals", claim="SLO improves the features: Pearson's correlation of the diagonals of NFM and AGOP, SLO "
-        "less standard training", paper="positive", values=likeness(whole, SLO) - likeness(whole, STANDARD),
-        band=(0.0, None), band_from="choice", least=Scale.LAPTOP,
+        id="diagonals",
+        claim="SLO improves the features: Pearson's correlation of the diagonals of NFM and AGOP, SLO "
+        "less standard training",
+        paper="positive",
+        values=likeness(whole, SLO) - likeness(whole, STANDARD),
+        band=(0.0, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="The paper shows the diagonals and gives no number; how alike they are is our reading.",
-    )  # fmt: skip
+    )
 
 
 PATHS = (("cosine", UNCENTRED, "UC-NFC"), ("cosine", CENTRED, "C-NFC"), ("share", None, "C / UC"))
@@ -237,7 +266,7 @@ def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
 
 SMOKE = Setup(
     data="digits", samples=200, unseen=100, width=32, hidden_layers=2, epochs=60, every=20, lr=2.0, slo_lr=0.3, probe=50
-)  # fmt: skip
+)
 LAPTOP = Setup(samples=1000, unseen=1000, pooling=2, epochs=600, probe=200)
 BATCHES = {
     Scale.SMOKE: Size(setup=replace(SMOKE, batch=64, epochs=20), seeds=1, seconds=1, mebibytes=20),
@@ -275,4 +304,4 @@ FIG_17 = Reproduction(
     experiment={"whole": WHOLE, "batches": IN_BATCHES},
     plot=plot,
     claims=claims,
-)  # fmt: skip
+)

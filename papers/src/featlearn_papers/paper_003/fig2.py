@@ -22,9 +22,15 @@ EARLY = 0.1
 ARCHITECTURES = {"mlp": list(PERCEPTRONS), "vgg": ["vgg"], "gpt": ["gpt"]}
 """Kind of network -> the names of its experiments."""
 TITLES = {
-    "cifar100": "CIFAR-100", "mnist": "MNIST", "svhn": "SVHN", "cifar10": "CIFAR-10", "gtsrb": "GTSRB",
-    "stl10": "STL-10", "vgg": "VGG-11", "gpt": "GPT",
-}  # fmt: skip
+    "cifar100": "CIFAR-100",
+    "mnist": "MNIST",
+    "svhn": "SVHN",
+    "cifar10": "CIFAR-10",
+    "gtsrb": "GTSRB",
+    "stl10": "STL-10",
+    "vgg": "VGG-11",
+    "gpt": "GPT",
+}
 """of panels"""
 
 AllRuns = Mapping[str, Runs]
@@ -54,15 +60,22 @@ def claims(setups: Mapping[str, Any], runs: AllRuns) -> Iterable[Claim]:
     yield from higher(runs)
     yield from when(runs)
     yield Claim(
-        id="consistently", claim="The C-NFC is consistently higher across times, architectures and data: share of "
-        "all layers and moments", paper=1.0, values=over([gap(one) > 0 for one in runs.values()]), band=(0.95, 1.0),
-        band_from="choice", least=Scale.LAPTOP,
+        id="consistently",
+        claim="The C-NFC is consistently higher across times, architectures and data: share of all layers and moments",
+        paper=1.0,
+        values=over([gap(one) > 0 for one in runs.values()]),
+        band=(0.95, 1.0),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="On the chain monomial (Fig. 4, scale 1) it ends below in most seeds.",
         choices=[
-            Choice(made="the cosine of the print", other="Pearson's correlation of the authors' code",
-                   values=over([gap(one, "pearson") > 0 for one in runs.values()])),
+            Choice(
+                made="the cosine of the print",
+                other="Pearson's correlation of the authors' code",
+                values=over([gap(one, "pearson") > 0 for one in runs.values()]),
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def data_choices(names: list[str], number: Callable[[list[str]], Array]) -> list[Choice]:
@@ -85,10 +98,14 @@ def higher(runs: AllRuns) -> Iterator[Claim]:
                 id=f"{kind}-higher" + ("" if correlation == "cosine" else "-pearson"),
                 claim=f"{kind.upper()}: the C-NFC is higher than the UC-NFC: difference of their means over layers and "
                 "moments" + ("" if correlation == "cosine" else ", Pearson's correlation as in the authors' code"),
-                paper="positive", values=mean(names), band=(0.0, None), band_from="print",
+                paper="positive",
+                values=mean(names),
+                band=(0.0, None),
+                band_from="print",
                 least=Scale.SMOKE if kind == "mlp" and correlation == "cosine" else Scale.LAPTOP,
-                why="Moments are equally spaced in the logarithm of the step.", choices=data_choices(names, mean),
-            )  # fmt: skip
+                why="Moments are equally spaced in the logarithm of the step.",
+                choices=data_choices(names, mean),
+            )
 
 
 def when(runs: AllRuns) -> Iterator[Claim]:
@@ -99,11 +116,18 @@ def when(runs: AllRuns) -> Iterator[Claim]:
             parts = [numpy.array_split(gap(runs[name])[:, early(runs[name])], 2, axis=2) for name in names]
             first, second = (over([part[half] for part in parts]) for half in (0, 1))
             yield Claim(
-                id=f"{kind}-deep", claim=f"{kind.upper()}: early, they differ more in the deeper half of the layers",
-                paper="yes", values=second > first, band=(1, None), band_from="print", least=Scale.LAPTOP,
+                id=f"{kind}-deep",
+                claim=f"{kind.upper()}: early, they differ more in the deeper half of the layers",
+                paper="yes",
+                values=second > first,
+                band=(1, None),
+                band_from="print",
+                least=Scale.LAPTOP,
                 why="At laptop scale the first convolution of VGG has eight filters, and its UC-NFC begins anywhere "
-                    "from 0.46 to 0.92." if kind == "vgg" else "",
-            )  # fmt: skip
+                "from 0.46 to 0.92."
+                if kind == "vgg"
+                else "",
+            )
 
 
 def _along(kind: str, names: list[str], runs: AllRuns) -> Iterator[Claim]:
@@ -120,31 +144,46 @@ def _along(kind: str, names: list[str], runs: AllRuns) -> Iterator[Claim]:
         return over([runs[name]["cosine"][:, early(runs[name], share)][..., CENTRED] for name in chosen])
 
     yield Claim(
-        id=f"{kind}-early", claim=f"{kind.upper()}: they differ more early (first tenth of the steps) than at the end",
-        paper="yes", values=start(names) > end(names), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        id=f"{kind}-early",
+        claim=f"{kind.upper()}: they differ more early (first tenth of the steps) than at the end",
+        paper="yes",
+        values=start(names) > end(names),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[
             Choice(made=f"an end after {steps}", other="half of them", values=start(names) > end(names, 0.5)),
             *data_choices(names, lambda chosen: start(chosen) > end(chosen)),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id=f"{kind}-near-one", claim=f"{kind.upper()}: the C-NFC is close to 1 at early times (Sec. 1): mean over "
-        "layers and the first tenth of the steps", paper=1.0, values=centred(names), band=(0.8, 1.0),
-        band_from="trial", least=Scale.LAPTOP,
+        id=f"{kind}-near-one",
+        claim=f"{kind.upper()}: the C-NFC is close to 1 at early times (Sec. 1): mean over "
+        "layers and the first tenth of the steps",
+        paper=1.0,
+        values=centred(names),
+        band=(0.8, 1.0),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="The paper gives no number; 0.87 to 0.89 were seen on the chain monomial before.",
         choices=[
             Choice(made=f"the first tenth of {steps}", other="the first hundredth", values=centred(names, EARLY / 10)),
             *data_choices(names, centred),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id=f"{kind}-converge", claim=f"{kind.upper()}: the UC-NFC converges to the C-NFC at late times: their distance "
-        "at the end", paper=0.0, values=abs(end(names)), band=(None, 0.1), band_from="choice", least=Scale.PAPER,
+        id=f"{kind}-converge",
+        claim=f"{kind.upper()}: the UC-NFC converges to the C-NFC at late times: their distance at the end",
+        paper=0.0,
+        values=abs(end(names)),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.PAPER,
         choices=[
             Choice(made=f"an end after {steps}", other="half of them", values=abs(end(names, 0.5))),
             *data_choices(names, lambda chosen: abs(end(chosen))),
         ],
-    )  # fmt: skip
+    )
 
 
 def plot(setups: Mapping[str, Any], runs: AllRuns) -> Any:

@@ -45,9 +45,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     for recipe in RECIPES:
         rows.append([])
         for i, balance in enumerate(setup.balances):
-            data = fl.data.alignment_reversing(
-                size, size, balance, variant=recipe, generator=context.generator(i)
-            )  # fmt: skip
+            data = fl.data.alignment_reversing(size, size, balance, variant=recipe, generator=context.generator(i))
             rows[-1].append(observed(data.x, data.y, setup, context) | predicted(data.x, data.y, moments))
             done = (len(rows) - 1) * len(setup.balances) + i + 1
             context.progress(done, 2 * len(setup.balances), balance=balance, **rows[-1][-1])
@@ -134,54 +132,90 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield from _variant(runs)
     yield from _printed(runs)
     yield Claim(
-        id="self-averaging", claim="A single network is like any other (Sec. 4.2, our variant): mean distance over "
-        "balances of the common network from one for each data set", paper="confirmed",
-        values=abs(runs["observed"] - runs["observed_own"])[:, OURS].mean(1), band=(None, 0.06), band_from="choice",
-        why="As far apart as prediction and observation may be.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="self-averaging",
+        claim="A single network is like any other (Sec. 4.2, our variant): mean distance over "
+        "balances of the common network from one for each data set",
+        paper="confirmed",
+        values=abs(runs["observed"] - runs["observed_own"])[:, OURS].mean(1),
+        band=(None, 0.06),
+        band_from="choice",
+        why="As far apart as prediction and observation may be.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="dip", claim="Our variant lowers the correlation: lowest observed value over balances", paper="low",
-        values=runs["observed"][:, OURS].min(1), band=(None, 0.85), band_from="trial", check=True, least=Scale.LAPTOP,
+        id="dip",
+        claim="Our variant lowers the correlation: lowest observed value over balances",
+        paper="low",
+        values=runs["observed"][:, OURS].min(1),
+        band=(None, 0.85),
+        band_from="trial",
+        check=True,
+        least=Scale.LAPTOP,
         why="It was chosen among eleven because it does: where and how deep the dip is says nothing about the paper.",
-    )  # fmt: skip
+    )
 
 
 def _variant(runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="match", claim="Predicted and observed correlations agree in single data sets (our variant of the data): "
-        "mean distance over balances", paper="closely matches", values=abs(gap(runs)[:, OURS]).mean(1),
-        band=(None, 0.06), band_from="trial", why="A trial with three data sets had 0.04 at most, averaged over them.",
-        choices=_predicted_otherwise(lambda names: abs(gap(runs, **names)[:, OURS]).mean(1)), least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="match",
+        claim="Predicted and observed correlations agree in single data sets (our variant of the data): "
+        "mean distance over balances",
+        paper="closely matches",
+        values=abs(gap(runs)[:, OURS]).mean(1),
+        band=(None, 0.06),
+        band_from="trial",
+        why="A trial with three data sets had 0.04 at most, averaged over them.",
+        choices=_predicted_otherwise(lambda names: abs(gap(runs, **names)[:, OURS]).mean(1)),
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="match-mean", claim="They agree on average over data sets (our variant): observed less predicted at the "
-        "balance where the means are furthest apart", paper=0.0, values=worst(gap(runs)[:, OURS]), band=(-0.06, 0.06),
-        band_from="trial", why="0.04 in the trial, with another network; single data sets were up to 0.14 off. At "
+        id="match-mean",
+        claim="They agree on average over data sets (our variant): observed less predicted at the "
+        "balance where the means are furthest apart",
+        paper=0.0,
+        values=worst(gap(runs)[:, OURS]),
+        band=(-0.06, 0.06),
+        band_from="trial",
+        why="0.04 in the trial, with another network; single data sets were up to 0.14 off. At "
         "small balances few samples have label 1, and the network averages over few directions.",
-        choices=_predicted_otherwise(lambda names: worst(gap(runs, **names)[:, OURS])), least=Scale.LAPTOP,
-    )  # fmt: skip
+        choices=_predicted_otherwise(lambda names: worst(gap(runs, **names)[:, OURS])),
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="scatter", claim="Points of the scatter lie along the diagonal (our variant): correlation of predicted and "
-        "observed values over balances", paper="on the diagonal",
-        values=agreement((runs["predicted"][:, OURS], runs["observed"][:, OURS])), band=(0.9, None),
-        band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="scatter",
+        claim="Points of the scatter lie along the diagonal (our variant): correlation of predicted and "
+        "observed values over balances",
+        paper="on the diagonal",
+        values=agreement((runs["predicted"][:, OURS], runs["observed"][:, OURS])),
+        band=(0.9, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
 
 
 def _printed(runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="match-printed", claim="Predicted and observed correlations agree (the printed recipe): largest distance "
-        "over balances", paper="closely matches", values=abs(gap(runs)[:, PRINTED]).max(1), band=(None, 0.06),
-        band_from="trial", why="Both are near 1 whatever the balance, so that this says little.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="match-printed",
+        claim="Predicted and observed correlations agree (the printed recipe): largest distance over balances",
+        paper="closely matches",
+        values=abs(gap(runs)[:, PRINTED]).max(1),
+        band=(None, 0.06),
+        band_from="trial",
+        why="Both are near 1 whatever the balance, so that this says little.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="reversal-printed", claim="The data lower the correlation (the printed recipe): lowest observed value over "
-        "balances", paper="low", values=runs["observed"][:, PRINTED].min(1), band=(None, 0.9), band_from="choice",
+        id="reversal-printed",
+        claim="The data lower the correlation (the printed recipe): lowest observed value over balances",
+        paper="low",
+        values=runs["observed"][:, PRINTED].min(1),
+        band=(None, 0.9),
+        band_from="choice",
         known="X1 has the covariance 1 1^T + I / 2, whose spike gives X1^T X1 an eigenvalue of n1 d next to others of "
         "order d: centred NFM and AGOP are both 1 1^T up to terms of relative order 1 / n1. And X1^T X1 has rank n1 "
         "below d, so that the inverse of which X2 is made does not exist; on the directions where it does, X2 has "
         "singular values near 1 / d, below the noise of 0.01 that is added.",
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -196,8 +230,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
         left.set_ylabel(r"$\rho(\dot W^T \dot W, \dot W^T K \dot W)$")
         over_seeds = (runs[name][:, recipe].mean(0) for name in ("predicted", "observed"))
         right.plot((LOWEST, 1), (LOWEST, 1), ":", color=BLACK, linewidth=1, label="_equal")
-        right.plot(*(runs[name][:, recipe].flatten() for name in ("predicted", "observed")), ".", color=SKY,
-                   markersize=2, label="single data sets")  # fmt: skip
+        right.plot(
+            *(runs[name][:, recipe].flatten() for name in ("predicted", "observed")),
+            ".",
+            color=SKY,
+            markersize=2,
+            label="single data sets",
+        )
         right.plot(*over_seeds, "o", color=BLUE, label="mean over data sets")
         right.set(xlabel="predicted", ylabel="observed", xlim=(LOWEST, 1.03), ylim=(LOWEST, 1.03))
     axes[3].legend()

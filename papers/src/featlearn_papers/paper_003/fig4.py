@@ -21,70 +21,128 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     uc, c, share = (runs[name][..., -1] for name in ("uncentered", "centered", "share"))
     nfm, agop = runs["nfm_egop"][..., -1], runs["agop_egop"][..., -1]
     yield Claim(
-        id="share-falls", claim="Standard training: the centred part dominates more the smaller the first weights",
-        paper="yes", values=numpy.diff(share[:, STANDARD], axis=1).min(1) > 0, band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="share-falls",
+        claim="Standard training: the centred part dominates more the smaller the first weights",
+        paper="yes",
+        values=numpy.diff(share[:, STANDARD], axis=1).min(1) > 0,
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="uc-falls", claim="Standard training: the UC-NFC is lower for larger first weights (scale 1 against 0.001)",
-        paper="yes", values=uc[:, STANDARD, 0] < uc[:, STANDARD, -1], band=(1, None),
-        band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="uc-falls",
+        claim="Standard training: the UC-NFC is lower for larger first weights (scale 1 against 0.001)",
+        paper="yes",
+        values=uc[:, STANDARD, 0] < uc[:, STANDARD, -1],
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="c-falls", claim="Standard training: the C-NFC is lower for larger first weights (scale 1 against 0.001)",
-        paper="yes", values=c[:, STANDARD, 0] < c[:, STANDARD, -1], band=(1, None),
-        band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="c-falls",
+        claim="Standard training: the C-NFC is lower for larger first weights (scale 1 against 0.001)",
+        paper="yes",
+        values=c[:, STANDARD, 0] < c[:, STANDARD, -1],
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="uc-less", claim="Standard training, scale 1: the UC-NFC fails to develop", paper="low",
-        values=uc[:, STANDARD, 0], band=(None, 0.75), band_from="trial", least=Scale.LAPTOP,
+        id="uc-less",
+        claim="Standard training, scale 1: the UC-NFC fails to develop",
+        paper="low",
+        values=uc[:, STANDARD, 0],
+        band=(None, 0.75),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="0.57 to 0.67 in trials before; the figure gives no numbers.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="c-fraction", claim="Standard training: the C-NFC falls less than the UC-NFC (scale 1 against 0.001)",
-        paper="yes", values=(c[:, STANDARD, -1] - c[:, STANDARD, 0]) < (uc[:, STANDARD, -1] - uc[:, STANDARD, 0]),
-        band=(1, None), band_from="print", least=Scale.LAPTOP,
+        id="c-fraction",
+        claim="Standard training: the C-NFC falls less than the UC-NFC (scale 1 against 0.001)",
+        paper="yes",
+        values=(c[:, STANDARD, -1] - c[:, STANDARD, 0]) < (uc[:, STANDARD, -1] - uc[:, STANDARD, 0]),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="At scale 1 and the end of training the C-NFC is often below the UC-NFC: in two of three seeds of an "
         "earlier trial, 0.45 to 0.50 against 0.67.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="slo-uc", claim="SLO: the UC-NFC is close to 1 whatever the scale; lowest scale's value", paper=1.0,
-        values=uc[:, SLO].min(1), band=(0.85, 1.0), band_from="trial", least=Scale.LAPTOP,
+        id="slo-uc",
+        claim="SLO: the UC-NFC is close to 1 whatever the scale; lowest scale's value",
+        paper=1.0,
+        values=uc[:, SLO].min(1),
+        band=(0.85, 1.0),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="0.90 to 0.96 in trials; the figure gives no numbers.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="slo-c", claim="SLO: the C-NFC is close to 1 whatever the scale; lowest scale's value", paper=1.0,
-        values=c[:, SLO].min(1), band=(0.85, 1.0), band_from="trial", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="slo-c",
+        claim="SLO: the C-NFC is close to 1 whatever the scale; lowest scale's value",
+        paper=1.0,
+        values=c[:, SLO].min(1),
+        band=(0.85, 1.0),
+        band_from="trial",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="slo-share", claim="SLO: the ratio of C to UC is close to 1 whatever the scale; lowest scale's value",
-        paper=1.0, values=share[:, SLO].min(1), band=(0.95, 1.05), band_from="trial", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="slo-share",
+        claim="SLO: the ratio of C to UC is close to 1 whatever the scale; lowest scale's value",
+        paper=1.0,
+        values=share[:, SLO].min(1),
+        band=(0.95, 1.05),
+        band_from="trial",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="standard-share", claim="Standard training, scale 1: the centred part hardly contributes", paper="low",
-        values=share[:, STANDARD, 0], band=(None, 0.1), band_from="trial", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="standard-share",
+        claim="Standard training, scale 1: the centred part hardly contributes",
+        paper="low",
+        values=share[:, STANDARD, 0],
+        band=(None, 0.1),
+        band_from="trial",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="slo-features", claim="SLO at scale 1 brings NFM and AGOP nearer to the EGOP than standard training",
-        paper="yes", values=(nfm[:, SLO, 0] > nfm[:, STANDARD, 0]) & (agop[:, SLO, 0] > agop[:, STANDARD, 0]),
-        band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="slo-features",
+        claim="SLO at scale 1 brings NFM and AGOP nearer to the EGOP than standard training",
+        paper="yes",
+        values=(nfm[:, SLO, 0] > nfm[:, STANDARD, 0]) & (agop[:, SLO, 0] > agop[:, STANDARD, 0]),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="identity", claim="Standard training, scale 1: the NFM resembles the identity; its cosine with the EGOP is "
-        "that of the identity", paper=0.323, values=nfm[:, STANDARD, 0], band=(0.28, 0.45),
-        band_from="theory", least=Scale.LAPTOP,
+        id="identity",
+        claim="Standard training, scale 1: the NFM resembles the identity; its cosine with the EGOP is "
+        "that of the identity",
+        paper=0.323,
+        values=nfm[:, STANDARD, 0],
+        band=(0.28, 0.45),
+        band_from="theory",
+        least=Scale.LAPTOP,
         why="No number in the print; tr(EGOP) / (sqrt(d) |EGOP|) is 0.323 for d = 32 and r = 5.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="slo-invariant", claim="SLO: the quality of the NFM does not depend on the scale (App. H): range of its "
-        "cosine with the EGOP", paper=0.0, values=numpy.ptp(nfm[:, SLO], axis=1), band=(None, 0.15), band_from="trial",
-        why="Against a range of 0.5 for standard training in trials.", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="slo-invariant",
+        claim="SLO: the quality of the NFM does not depend on the scale (App. H): range of its cosine with the EGOP",
+        paper=0.0,
+        values=numpy.ptp(nfm[:, SLO], axis=1),
+        band=(None, 0.15),
+        band_from="trial",
+        why="Against a range of 0.5 for standard training in trials.",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="interpolates", claim="SLO with eps lets the network interpolate: largest training loss over scales "
-        "(App. I)", paper=0.0, values=runs["train"][:, SLO, :, -1].max(1), band=(None, 0.05),
-        band_from="choice", least=Scale.LAPTOP,
+        id="interpolates",
+        claim="SLO with eps lets the network interpolate: largest training loss over scales (App. I)",
+        paper=0.0,
+        values=runs["train"][:, SLO, :, -1].max(1),
+        band=(None, 0.05),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="From scale 1 earlier trials ended at 0.04 to 0.13: it is still falling after the paper's 600 steps.",
-    )  # fmt: skip
+    )
 
 
 PATHS = (("uncentered", "UC-NFC"), ("centered", "C-NFC"), ("share", "C / UC"), ("train", "training loss"))

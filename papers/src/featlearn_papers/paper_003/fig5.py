@@ -45,54 +45,84 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 def _small(setup: Setup, runs: Runs) -> Iterable[Claim]:
     early = setup.measured.index(setup.early)  # steps 0 to here, of which shares() leaves out the first
     yield Claim(
-        id="early", claim=f"Early in training the ratio is insignificant: largest over scales and layers after "
-        f"{setup.first} steps", paper="insignificant", values=shares(runs)[:, :, 0].max((1, 2)),
-        band=(None, INSIGNIFICANT), band_from="choice", why="A tenth, our reading of insignificant.",
+        id="early",
+        claim=f"Early in training the ratio is insignificant: largest over scales and layers after {setup.first} steps",
+        paper="insignificant",
+        values=shares(runs)[:, :, 0].max((1, 2)),
+        band=(None, INSIGNIFICANT),
+        band_from="choice",
+        why="A tenth, our reading of insignificant.",
         choices=[
-            Choice(made=f"{setup.first} steps", other=f"{setup.early} steps",
-                   values=shares(runs)[:, :, early - 1].max((1, 2))),
+            Choice(
+                made=f"{setup.first} steps",
+                other=f"{setup.early} steps",
+                values=shares(runs)[:, :, early - 1].max((1, 2)),
+            ),
             *_other_spectra(setup, runs, lambda found: found[:, :, 0].max((1, 2))),
-        ], least=Scale.LAPTOP,
-    )  # fmt: skip
+        ],
+        least=Scale.LAPTOP,
+    )
     large = over_training(setup, shares(runs)[:, 0])
     yield Claim(
-        id="large", claim="From large weights (scale 1) the ratio is insignificant: mean over training, the larger of "
-        "both layers", paper="insignificant", values=large.max(1), band=(None, INSIGNIFICANT),
-        band_from="choice", why="A tenth. A trial had 0.36 to 0.67 in the first layer after 50 steps already, and 0.55 "
-        "and more after 800.",
+        id="large",
+        claim="From large weights (scale 1) the ratio is insignificant: mean over training, the larger of both layers",
+        paper="insignificant",
+        values=large.max(1),
+        band=(None, INSIGNIFICANT),
+        band_from="choice",
+        why="A tenth. A trial had 0.36 to 0.67 in the first layer after 50 steps already, and 0.55 and more after 800.",
         choices=[
-            Choice(made="mean over training", other=f"mean over the first {setup.early} steps",
-                   values=shares(runs)[:, 0, :early].mean(1).max(1)),
+            Choice(
+                made="mean over training",
+                other=f"mean over the first {setup.early} steps",
+                values=shares(runs)[:, 0, :early].mean(1).max(1),
+            ),
             Choice(made="the larger of both layers", other="the smaller", values=large.min(1)),
             *_other_spectra(setup, runs, lambda found: over_training(setup, found[:, 0]).max(1)),
-        ], least=Scale.LAPTOP,
-    )  # fmt: skip
+        ],
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="larger-less", claim="It is smaller from larger weights: mean over training, scale 1 less the smallest "
-        "scale, the layer where this is larger", paper="< 0",
-        values=over_training(setup, shares(runs)[:, 0] - shares(runs)[:, -1]).max(1), band=(None, 0.0),
+        id="larger-less",
+        claim="It is smaller from larger weights: mean over training, scale 1 less the smallest "
+        "scale, the layer where this is larger",
+        paper="< 0",
+        values=over_training(setup, shares(runs)[:, 0] - shares(runs)[:, -1]).max(1),
+        band=(None, 0.0),
         band_from="print",
         choices=[
-            Choice(made="mean over training", other=f"mean over the first {setup.early} steps",
-                   values=(shares(runs)[:, 0] - shares(runs)[:, -1])[:, :early].mean(1).max(1)),
+            Choice(
+                made="mean over training",
+                other=f"mean over the first {setup.early} steps",
+                values=(shares(runs)[:, 0] - shares(runs)[:, -1])[:, :early].mean(1).max(1),
+            ),
             *_other_spectra(setup, runs, lambda found: over_training(setup, found[:, 0] - found[:, -1]).max(1)),
-        ], least=Scale.LAPTOP,
-    )  # fmt: skip
+        ],
+        least=Scale.LAPTOP,
+    )
 
 
 def _later(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield Claim(
-        id="grows", claim="It grows over training: last less first value, the smallest over scales and layers",
-        paper="> 0", values=(shares(runs)[:, :, -1] - shares(runs)[:, :, 0]).min((1, 2)), band=(0.0, None),
+        id="grows",
+        claim="It grows over training: last less first value, the smallest over scales and layers",
+        paper="> 0",
+        values=(shares(runs)[:, :, -1] - shares(runs)[:, :, 0]).min((1, 2)),
+        band=(0.0, None),
         band_from="print",
         choices=_other_spectra(setup, runs, lambda found: (found[:, :, -1] - found[:, :, 0]).min((1, 2))),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="late", claim="It becomes relevant over longer periods: value after training, the smallest over scales and "
-        "layers", paper="relevant", values=shares(runs)[:, :, -1].min((1, 2)), band=(0.5, None), band_from="trial",
-        why="0.55 to 0.98 in a trial with one seed.", least=Scale.LAPTOP,
+        id="late",
+        claim="It becomes relevant over longer periods: value after training, the smallest over scales and layers",
+        paper="relevant",
+        values=shares(runs)[:, :, -1].min((1, 2)),
+        band=(0.5, None),
+        band_from="trial",
+        why="0.55 to 0.98 in a trial with one seed.",
+        least=Scale.LAPTOP,
         choices=_other_spectra(setup, runs, lambda found: found[:, :, -1].min((1, 2))),
-    )  # fmt: skip
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

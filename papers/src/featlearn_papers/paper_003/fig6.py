@@ -39,42 +39,62 @@ def largest(runs: Runs, pick: Callable[[Any], Any], places: tuple[int, ...] = SH
 def _decreases(setup: Setup, runs: Runs, pick: Callable[[Any], Any]) -> dict[str, Any]:
     hundred = max(i for i, step in enumerate(setup.measured) if step <= setup.steps // 8)
     return {
-        "paper": "< 0", "values": largest(runs, pick), "band": (None, 0.0), "band_from": "print",
+        "paper": "< 0",
+        "values": largest(runs, pick),
+        "band": (None, 0.0),
+        "band_from": "print",
         "choices": [
-            Choice(made="cosine, as printed", other="Pearson, as in the authors' code",
-                   values=largest(runs, pick, kind="pearson")),
-            Choice(made=f"until step {setup.steps}", other=f"until step {setup.measured[hundred]}",
-                   values=largest(runs, pick, until=hundred)),
+            Choice(
+                made="cosine, as printed",
+                other="Pearson, as in the authors' code",
+                values=largest(runs, pick, kind="pearson"),
+            ),
+            Choice(
+                made=f"until step {setup.steps}",
+                other=f"until step {setup.measured[hundred]}",
+                values=largest(runs, pick, until=hundred),
+            ),
             Choice(made="eigenvalues 1 and 1/(1+k)", other="1/(1+k^2)", values=largest(runs, pick, places=(2,))),
         ],
-    }  # fmt: skip
+    }
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """App. C: the correlation decreases, so that it does not drive the alignment."""
     words = f"last value less that after {setup.first} steps, the largest over spectra"
     yield Claim(
-        id="decreases-1", claim=f"Layer 1, small weights: it decreases through training; {words} and scales below 1",
+        id="decreases-1",
+        claim=f"Layer 1, small weights: it decreases through training; {words} and scales below 1",
         **_decreases(setup, runs, lambda found: found[:, 1:, 0]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="decreases-1-large", claim=f"Layer 1, scale 1: it decreases through training; {words}", least=Scale.LAPTOP,
+        id="decreases-1-large",
+        claim=f"Layer 1, scale 1: it decreases through training; {words}",
+        least=Scale.LAPTOP,
         why="On isotropic inputs a trial had 0.31 at first and 0.50 in the end.",
         **_decreases(setup, runs, lambda found: found[:, 0, 0]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="decreases-2", claim=f"Layer 2: it decreases through training; {words} and scales", least=Scale.LAPTOP,
+        id="decreases-2",
+        claim=f"Layer 2: it decreases through training; {words} and scales",
+        least=Scale.LAPTOP,
         **_decreases(setup, runs, lambda found: found[:, :, 1]),
-    )  # fmt: skip
+    )
     yield Claim(
-        id="not-driving", claim="It does not drive the UC-NFC: its change over training less that of the UC-NFC, the "
-        "largest over spectra, scales and layers", paper="< 0", values=_behind(runs), band=(None, 0.0),
-        band_from="print", least=Scale.LAPTOP,
+        id="not-driving",
+        claim="It does not drive the UC-NFC: its change over training less that of the UC-NFC, the "
+        "largest over spectra, scales and layers",
+        paper="< 0",
+        values=_behind(runs),
+        band=(None, 0.0),
+        band_from="print",
+        least=Scale.LAPTOP,
         choices=[
-            Choice(made="cosine, as printed", other="Pearson, as in the authors' code",
-                   values=_behind(runs, "pearson")),
+            Choice(
+                made="cosine, as printed", other="Pearson, as in the authors' code", values=_behind(runs, "pearson")
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _behind(runs: Runs, kind: str = "cosine") -> Any:

@@ -90,9 +90,15 @@ def tasks(setup: Setup, context: Context, decay: float) -> tuple[Tensor, tuple[T
 def ptks(setup: Setup, context: Context, x: Tensor, activation: Activation, width: int) -> PTKs:
     """Of two hidden layers as torch initialises them; the network of a seed is the same for all decays."""
     model = MLP(
-        setup.dimension, None, width=width, hidden_layers=2, activation=activation, distribution="uniform",
-        weight_variance=1 / 3, generator=context.generator(1),
-    ).double()  # fmt: skip
+        setup.dimension,
+        None,
+        width=width,
+        hidden_layers=2,
+        activation=activation,
+        distribution="uniform",
+        weight_variance=1 / 3,
+        generator=context.generator(1),
+    ).double()
     variances = (1 / (3 * setup.dimension), 1 / (3 * width), 1 / (3 * width))
     with torch.no_grad():
         outputs = model(x)
@@ -114,8 +120,9 @@ def dip(each: Any) -> Any:
     return (numpy.minimum(each[..., 0], each[..., -1]) - each[..., 1:-1].min(-1)).min(1)
 
 
-def distance(runs: Runs, activation: int, width: int, names: tuple[str, str] = ("observed", "predicted"),
-             kind: str = "cosine") -> Any:  # fmt: skip
+def distance(
+    runs: Runs, activation: int, width: int, names: tuple[str, str] = ("observed", "predicted"), kind: str = "cosine"
+) -> Any:
     """(S,): of observed and predicted values, mean over tasks and decays."""
     observed, predicted = (values(runs, name, kind)[:, activation, :, width] for name in names)
     return abs(observed - predicted).mean((1, 2))
@@ -124,9 +131,9 @@ def distance(runs: Runs, activation: int, width: int, names: tuple[str, str] = (
 def similarity(runs: Runs, activation: int, width: int = WIDE, kind: str = "cosine") -> Any:
     """(S,): correlation over decays of observed and predicted values, the smaller of both tasks."""
     both = [values(runs, name, kind)[:, activation, :, width] for name in ("observed", "predicted")]
-    return numpy.array([
-        min(numpy.corrcoef(*pair)[0, 1] for pair in zip(*seed, strict=True)) for seed in zip(*both, strict=True)
-    ])  # fmt: skip
+    return numpy.array(
+        [min(numpy.corrcoef(*pair)[0, 1] for pair in zip(*seed, strict=True)) for seed in zip(*both, strict=True)]
+    )
 
 
 PEARSON = {"made": "cosine, as printed", "other": "Pearson, as in the authors' code"}
@@ -141,40 +148,56 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         yield from _dips(setup, runs, place, activation)
     yield from _distances(setup, runs)
     yield Claim(
-        id="projector", claim="Where the data covariance approaches a projector the NFA holds: lowest observed value "
-        f"at decay rate {setup.decays[-1]:g}, over activations, tasks and widths", paper=1.0,
-        values=values(runs, "observed")[..., -1].min((1, 2, 3)), band=(0.95, None), band_from="choice",
+        id="projector",
+        claim="Where the data covariance approaches a projector the NFA holds: lowest observed value "
+        f"at decay rate {setup.decays[-1]:g}, over activations, tasks and widths",
+        paper=1.0,
+        values=values(runs, "observed")[..., -1].min((1, 2, 3)),
+        band=(0.95, None),
+        band_from="choice",
         choices=[
             Choice(**PEARSON, values=values(runs, "observed", "pearson")[..., -1].min((1, 2, 3))),
             Choice(**RESIDUALS, values=values(runs, "residual")[..., -1].min((1, 2, 3))),
         ],
-    )  # fmt: skip
+    )
 
 
 def _dips(setup: Setup, runs: Runs, place: int, activation: Activation) -> Iterable[Claim]:
     words = "how far the lowest value is below the lower of both ends, the smaller of both tasks"
     common: dict[str, Any] = {
-        "paper": "decreases", "band": (0.02, None), "band_from": "choice", "least": Scale.LAPTOP,
+        "paper": "decreases",
+        "band": (0.02, None),
+        "band_from": "choice",
+        "least": Scale.LAPTOP,
         "why": "0.02, so that scatter is no decrease.",
-    }  # fmt: skip
+    }
     yield Claim(
-        id=f"dip-observed-{activation}", claim=f"{WORDS[activation]}: the observed value decreases for intermediate "
+        id=f"dip-observed-{activation}",
+        claim=f"{WORDS[activation]}: the observed value decreases for intermediate "
         f"decay rates; {words}, width {setup.widths[WIDE]}",
-        values=dip(values(runs, "observed")[:, place, :, WIDE]), **common,
+        values=dip(values(runs, "observed")[:, place, :, WIDE]),
+        **common,
         choices=[
             Choice(**CHAIN, values=dip(values(runs, "observed")[:, place, :1, WIDE])),
-            Choice(made=f"width {setup.widths[WIDE]}", other=f"width {setup.widths[NARROW]}",
-                   values=dip(values(runs, "observed")[:, place, :, NARROW])),
+            Choice(
+                made=f"width {setup.widths[WIDE]}",
+                other=f"width {setup.widths[NARROW]}",
+                values=dip(values(runs, "observed")[:, place, :, NARROW]),
+            ),
             Choice(**PEARSON, values=dip(values(runs, "observed", "pearson")[:, place, :, WIDE])),
             Choice(**RESIDUALS, values=dip(values(runs, "residual")[:, place, :, WIDE])),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id=f"dip-predicted-{activation}", claim=f"{WORDS[activation]}: so does the predicted one; {words}",
-        values=dip(values(runs, "predicted")[:, place, :, WIDE]), **common,
-        choices=[Choice(**CHAIN, values=dip(values(runs, "predicted")[:, place, :1, WIDE])),
-                 Choice(**PEARSON, values=dip(values(runs, "predicted", "pearson")[:, place, :, WIDE]))],
-    )  # fmt: skip
+        id=f"dip-predicted-{activation}",
+        claim=f"{WORDS[activation]}: so does the predicted one; {words}",
+        values=dip(values(runs, "predicted")[:, place, :, WIDE]),
+        **common,
+        choices=[
+            Choice(**CHAIN, values=dip(values(runs, "predicted")[:, place, :1, WIDE])),
+            Choice(**PEARSON, values=dip(values(runs, "predicted", "pearson")[:, place, :, WIDE])),
+        ],
+    )
 
 
 def _distances(setup: Setup, runs: Runs) -> Iterable[Claim]:
@@ -188,32 +211,56 @@ def _distances(setup: Setup, runs: Runs) -> Iterable[Claim]:
         return distance(runs, relu, WIDE, **options) - distance(runs, quadratic, WIDE, **options)
 
     yield Claim(
-        id="wide-closer", claim=f"Quadratic: wider networks are closer to the prediction; mean distance over tasks and "
-        f"decay rates at width {setup.widths[WIDE]} less that at {setup.widths[NARROW]}", paper="< 0",
-        values=closer(), band=(None, 0.0), band_from="print", least=Scale.LAPTOP,
-        choices=[Choice(**FINITE, values=closer(names=finite)), Choice(**PEARSON, values=closer(kind="pearson")),
-                 Choice(**RESIDUALS, values=closer(names=residual))],
-    )  # fmt: skip
+        id="wide-closer",
+        claim=f"Quadratic: wider networks are closer to the prediction; mean distance over tasks and "
+        f"decay rates at width {setup.widths[WIDE]} less that at {setup.widths[NARROW]}",
+        paper="< 0",
+        values=closer(),
+        band=(None, 0.0),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(**FINITE, values=closer(names=finite)),
+            Choice(**PEARSON, values=closer(kind="pearson")),
+            Choice(**RESIDUALS, values=closer(names=residual)),
+        ],
+    )
     for place, activation in enumerate(ACTIVATIONS):
         yield Claim(
-            id=f"captured-{activation}", claim=f"{WORDS[activation]}: the prediction captures the behaviour; "
+            id=f"captured-{activation}",
+            claim=f"{WORDS[activation]}: the prediction captures the behaviour; "
             f"correlation over decay rates at width {setup.widths[WIDE]}, the smaller of both tasks",
-            paper="qualitatively" if place == quadratic else "to a lesser extent", values=similarity(runs, place),
-            band=(0.8, None), band_from="choice", least=Scale.LAPTOP,
+            paper="qualitatively" if place == quadratic else "to a lesser extent",
+            values=similarity(runs, place),
+            band=(0.8, None),
+            band_from="choice",
+            least=Scale.LAPTOP,
             choices=[
-                Choice(made=f"width {setup.widths[WIDE]}", other=f"width {setup.widths[NARROW]}",
-                       values=similarity(runs, place, NARROW)),
+                Choice(
+                    made=f"width {setup.widths[WIDE]}",
+                    other=f"width {setup.widths[NARROW]}",
+                    values=similarity(runs, place, NARROW),
+                ),
                 Choice(**PEARSON, values=similarity(runs, place, kind="pearson")),
             ],
-        )  # fmt: skip
+        )
     yield Claim(
-        id="relu-lesser", claim=f"ReLU is predicted less well than quadratic: difference of the mean distances at "
-        f"width {setup.widths[WIDE]}", paper="> 0", values=lesser(), band=(0.0, None), band_from="print",
+        id="relu-lesser",
+        claim=f"ReLU is predicted less well than quadratic: difference of the mean distances at "
+        f"width {setup.widths[WIDE]}",
+        paper="> 0",
+        values=lesser(),
+        band=(0.0, None),
+        band_from="print",
         why="A trial with two seeds had distances of 0.001 to 0.005 for ReLU and of 0.004 to 0.018 for quadratic. The "
         "difference is smaller than its spread over seeds: the first three of them give the other sign.",
-        choices=[Choice(**FINITE, values=lesser(names=finite)), Choice(**PEARSON, values=lesser(kind="pearson")),
-                 Choice(**RESIDUALS, values=lesser(names=residual))], least=Scale.LAPTOP,
-    )  # fmt: skip
+        choices=[
+            Choice(**FINITE, values=lesser(names=finite)),
+            Choice(**PEARSON, values=lesser(kind="pearson")),
+            Choice(**RESIDUALS, values=lesser(names=residual)),
+        ],
+        least=Scale.LAPTOP,
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -225,7 +272,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
             ("observed", NARROW, f"k = {setup.widths[NARROW]}", ORANGE, "--"),
             ("observed", WIDE, f"k = {setup.widths[WIDE]}", BLUE, "-"),
             ("predicted", WIDE, "predicted", GREEN, "-"),
-        ):  # fmt: skip
+        ):
             curve(ax, setup.decays, values(runs, name, kind)[:, i, task, width], label, colour=colour, style=style)
         ending = ", Pearson" if kind == "pearson" else ""
         ax.set_title(f"{WORDS[activation]}, {TASKS[task]}{ending}", loc="left")
@@ -239,13 +286,15 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(samples=24, dimension=20, widths=(16, 64), decays=(0.0, 1.0, 2.0, 5.0), degree=3),
-            seeds=1, seconds=1, mebibytes=10,
+            seeds=1,
+            seconds=1,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=22, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=22, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_7 = Reproduction(
     id="003/fig7",

@@ -142,13 +142,23 @@ SCALES = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(
-                samples=48, unseen=64, dimension=10, degree=3, width=24, scales=(1.0, 0.01), lr=0.2,
-                steps=40, early=10, stride=30,
+                samples=48,
+                unseen=64,
+                dimension=10,
+                degree=3,
+                width=24,
+                scales=(1.0, 0.01),
+                lr=0.2,
+                steps=40,
+                early=10,
+                stride=30,
             ),
-            seeds=1, seconds=2, mebibytes=10,
+            seeds=1,
+            seconds=2,
+            mebibytes=10,
         ),
         Scale.LAPTOP: Size(setup=Setup(stride=50), seeds=3, seconds=110, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(), seeds=5, seconds=220, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)

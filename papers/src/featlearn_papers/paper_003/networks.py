@@ -40,9 +40,17 @@ SECONDS = {"cifar100": 40, "mnist": 24, "svhn": 40, "cifar10": 90, "gtsrb": 30, 
 
 def _perceptron(data: str) -> AnyExperiment:
     smoke = Perceptron(
-        data="digits", samples=256, unseen=100, epochs=8, lr=10.0, batch=64, probe=64, growth=1.6, width=32,
+        data="digits",
+        samples=256,
+        unseen=100,
+        epochs=8,
+        lr=10.0,
+        batch=64,
+        probe=64,
+        growth=1.6,
+        width=32,
         hidden_layers=3,
-    )  # fmt: skip
+    )
     laptop = Perceptron(data=data, samples=2000, unseen=1000, epochs=50, probe=128, growth=1.5, **LAPTOP[data])
     paper = Perceptron(data=data, probe=1000, **PAPER[data])
     return Experiment(
@@ -65,47 +73,91 @@ VGG = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Convolutional(
-                data="digits", samples=48, unseen=16, epochs=2, lr=0.1, batch=16, momentum=0.9, probe=8, width=4,
+                data="digits",
+                samples=48,
+                unseen=16,
+                epochs=2,
+                lr=0.1,
+                batch=16,
+                momentum=0.9,
+                probe=8,
+                width=4,
                 head=16,
             ),
-            seeds=1, seconds=2, mebibytes=50,
+            seeds=1,
+            seconds=2,
+            mebibytes=50,
         ),
         Scale.LAPTOP: Size(
             setup=Convolutional(
-                data="cifar10", samples=500, unseen=500, epochs=40, lr=0.1, batch=50, momentum=0.9, probe=64,
-                growth=1.6, width=8, head=64,
+                data="cifar10",
+                samples=500,
+                unseen=500,
+                epochs=40,
+                lr=0.1,
+                batch=50,
+                momentum=0.9,
+                probe=64,
+                growth=1.6,
+                width=8,
+                head=64,
             ),
-            seeds=3, seconds=60, mebibytes=400,
+            seeds=3,
+            seconds=60,
+            mebibytes=400,
         ),
         Scale.PAPER: Size(
             setup=Convolutional(
-                data="cifar10", samples=50_000, unseen=10_000, epochs=50, lr=0.03, batch=256, momentum=0.9, warm=195,
+                data="cifar10",
+                samples=50_000,
+                unseen=10_000,
+                epochs=50,
+                lr=0.03,
+                batch=256,
+                momentum=0.9,
+                warm=195,
                 growth=1.5,
             ),
-            seeds=3, seconds=120, mebibytes=8000, device="cuda",
+            seeds=3,
+            seconds=120,
+            mebibytes=8000,
+            device="cuda",
         ),
     },
     measure=convolutional,
     paper_seeds=3,
-)  # fmt: skip
+)
 
 GPT = Experiment(
     id="003/gpt",
     sizes={
         Scale.SMOKE: Size(
             setup=Language(
-                data="cycle", blocks=1, width=16, heads=2, context=8, batch=8, warm=2, steps=20, probe=8, probes=2,
+                data="cycle",
+                blocks=1,
+                width=16,
+                heads=2,
+                context=8,
+                batch=8,
+                warm=2,
+                steps=20,
+                probe=8,
+                probes=2,
                 judged=8,
             ),
-            seeds=1, seconds=2, mebibytes=50,
+            seeds=1,
+            seconds=2,
+            mebibytes=50,
         ),
         Scale.LAPTOP: Size(
             setup=Language(width=64, heads=4, context=32, batch=16, warm=40, steps=400, growth=1.6),
-            seeds=3, seconds=40, mebibytes=400,
+            seeds=3,
+            seconds=40,
+            mebibytes=400,
         ),
         Scale.PAPER: Size(setup=Language(), seeds=3, seconds=90, mebibytes=8000, device="cuda"),
     },
     measure=language_model,
-)  # fmt: skip
+)
 
 NETWORKS: dict[str, AnyExperiment] = {**PERCEPTRONS, "vgg": VGG, "gpt": GPT}

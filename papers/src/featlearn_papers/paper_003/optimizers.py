@@ -126,36 +126,64 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     }
     made, other = "the cosine", "Pearson's"
     yield Claim(
-        id="higher", claim="The C-NFC is above the UC-NFC whatever the optimiser: difference of their means over "
-        "layers and moments, smallest of the optimisers", paper=None, values=gaps["cosine"].min(1), band=(0.0, None),
-        band_from="choice", choices=[
+        id="higher",
+        claim="The C-NFC is above the UC-NFC whatever the optimiser: difference of their means over "
+        "layers and moments, smallest of the optimisers",
+        paper=None,
+        values=gaps["cosine"].min(1),
+        band=(0.0, None),
+        band_from="choice",
+        choices=[
             Choice(made=made, other=other, values=gaps["pearson"].min(1)),
-            *(Choice(made="the optimiser where it is smallest", other=name, values=gaps["cosine"][:, k])
-              for k, name in enumerate(OPTIMIZERS)),
+            *(
+                Choice(made="the optimiser where it is smallest", other=name, values=gaps["cosine"][:, k])
+                for k, name in enumerate(OPTIMIZERS)
+            ),
         ],
-    )  # fmt: skip
+    )
     centred, pearson = early(runs, CENTRED), early(runs, CENTRED, "pearson")
     yield Claim(
-        id="adam-centred", claim="Early (first tenth of the steps) the C-NFC is lower with Adam than with SGD: "
-        "difference", paper=None, values=centred[:, SGD] - centred[:, ADAM], band=(0.0, None), band_from="choice",
-        least=Scale.LAPTOP, why="W - W0 = -lr J^T L X after one step of gradient descent, from which the C-NFC "
-        "follows; Adam moves along signs of gradients.", choices=[
+        id="adam-centred",
+        claim="Early (first tenth of the steps) the C-NFC is lower with Adam than with SGD: difference",
+        paper=None,
+        values=centred[:, SGD] - centred[:, ADAM],
+        band=(0.0, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="W - W0 = -lr J^T L X after one step of gradient descent, from which the C-NFC "
+        "follows; Adam moves along signs of gradients.",
+        choices=[
             Choice(made=made, other=other, values=pearson[:, SGD] - pearson[:, ADAM]),
-            Choice(made="the first tenth", other="the first hundredth",
-                   values=early(runs, CENTRED, share=0.01)[:, SGD] - early(runs, CENTRED, share=0.01)[:, ADAM]),
+            Choice(
+                made="the first tenth",
+                other="the first hundredth",
+                values=early(runs, CENTRED, share=0.01)[:, SGD] - early(runs, CENTRED, share=0.01)[:, ADAM],
+            ),
         ],
-    )  # fmt: skip
+    )
     last = end(runs, UNCENTRED)
     yield Claim(
-        id="adam-uncentred", claim="At the end the UC-NFC is lower with Adam than with SGD: difference", paper=None,
-        values=last[:, SGD] - last[:, ADAM], band=(0.0, None), band_from="choice", least=Scale.LAPTOP,
-        why="After as many steps the weights have moved further with Adam.", choices=[
-            Choice(made=made, other=other,
-                   values=end(runs, UNCENTRED, "pearson")[:, SGD] - end(runs, UNCENTRED, "pearson")[:, ADAM]),
-            Choice(made="the end of training", other="the first moment with a tenth of the first training loss",
-                   values=learned(runs)[:, SGD] - learned(runs)[:, ADAM]),
+        id="adam-uncentred",
+        claim="At the end the UC-NFC is lower with Adam than with SGD: difference",
+        paper=None,
+        values=last[:, SGD] - last[:, ADAM],
+        band=(0.0, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="After as many steps the weights have moved further with Adam.",
+        choices=[
+            Choice(
+                made=made,
+                other=other,
+                values=end(runs, UNCENTRED, "pearson")[:, SGD] - end(runs, UNCENTRED, "pearson")[:, ADAM],
+            ),
+            Choice(
+                made="the end of training",
+                other="the first moment with a tenth of the first training loss",
+                values=learned(runs)[:, SGD] - learned(runs)[:, ADAM],
+            ),
         ],
-    )  # fmt: skip
+    )
     yield from speed_claims(setup, runs)
 
 
@@ -163,28 +191,48 @@ def speed_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """On optimisers that set the speed of each layer."""
     last = end(runs, UNCENTRED)
     yield Claim(
-        id="lars-slo", claim="LARS does what SLO with equal speeds does: distance of their UC-NFC at the end",
-        paper=None, values=abs(last[:, LARS_AXIS] - last[:, EQUAL]), band=(None, 0.1), band_from="choice",
-        least=Scale.LAPTOP, why="Weights of hidden layers begin with similar norms.",
-    )  # fmt: skip
+        id="lars-slo",
+        claim="LARS does what SLO with equal speeds does: distance of their UC-NFC at the end",
+        paper=None,
+        values=abs(last[:, LARS_AXIS] - last[:, EQUAL]),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="Weights of hidden layers begin with similar norms.",
+    )
     first = runs["cosine"][:, :, -1, 0, UNCENTRED]
     yield Claim(
-        id="fast", claim="SLO with a fast first layer raises that layer's UC-NFC above LARS's: difference at the end",
-        paper=None, values=first[:, FAST] - first[:, LARS_AXIS], band=(0.0, None), band_from="choice",
+        id="fast",
+        claim="SLO with a fast first layer raises that layer's UC-NFC above LARS's: difference at the end",
+        paper=None,
+        values=first[:, FAST] - first[:, LARS_AXIS],
+        band=(0.0, None),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     left = runs["train"][:, :, -1] / runs["train"][:, :, 0]
     yield Claim(
-        id="learn", claim="All optimisers learn the training set: loss at the end over that of the first step, "
-        "largest of the optimisers", paper=None, values=left.max(1), band=(None, 0.2), band_from="choice",
+        id="learn",
+        claim="All optimisers learn the training set: loss at the end over that of the first step, "
+        "largest of the optimisers",
+        paper=None,
+        values=left.max(1),
+        band=(None, 0.2),
+        band_from="choice",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     moved = runs["change"][:, LARS_AXIS, 0]
     yield Claim(
-        id="lars-step", claim="The first step of LARS moves all layers by the same share of their norm: largest less "
-        "smallest, over the rate", paper=None, values=numpy.ptp(moved, axis=1) / setup.lars, band=(None, 0.01),
-        band_from="theory", check=True, why="By its definition.",
-    )  # fmt: skip
+        id="lars-step",
+        claim="The first step of LARS moves all layers by the same share of their norm: largest less "
+        "smallest, over the rate",
+        paper=None,
+        values=numpy.ptp(moved, axis=1) / setup.lars,
+        band=(None, 0.01),
+        band_from="theory",
+        check=True,
+        why="By its definition.",
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

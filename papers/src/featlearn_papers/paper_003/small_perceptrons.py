@@ -29,9 +29,14 @@ MNIST = Perceptron(
 def network(chosen: Perceptron, train: Pair, context: Context) -> MLP:
     """A perceptron as torch initialises it."""
     return MLP(
-        train[0][0].numel(), train[1].shape[1], width=chosen.width, hidden_layers=chosen.hidden_layers,
-        distribution="uniform", weight_variance=1 / 3, generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+        train[0][0].numel(),
+        train[1].shape[1],
+        width=chosen.width,
+        hidden_layers=chosen.hidden_layers,
+        distribution="uniform",
+        weight_variance=1 / 3,
+        generator=context.generator(1),
+    ).to(context.device)
 
 
 def followed(

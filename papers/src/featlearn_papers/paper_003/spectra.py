@@ -27,9 +27,15 @@ def eigenbasis(context: Context, dimension: int, rotated: bool = True) -> Tensor
 
 
 def rotated_chain(
-    context: Context, samples: int, unseen: int, variances: Tensor, basis: Tensor, *, degree: int = 5,
+    context: Context,
+    samples: int,
+    unseen: int,
+    variances: Tensor,
+    basis: Tensor,
+    *,
+    degree: int = 5,
     dtype: torch.dtype = torch.float32,
-) -> ChainTask:  # fmt: skip
+) -> ChainTask:
     """The chain monomial of the first coordinates, in units of its deviation, of inputs N(0, U diag(variances) U^T).
 
     With the axes for its basis U it is `fl.data.chain_monomial` with that spectrum.

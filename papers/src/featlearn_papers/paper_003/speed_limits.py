@@ -111,13 +111,21 @@ SPEED_LIMITS = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(
-                samples=64, unseen=64, dimension=10, degree=3, width=32, scales=(1.0, 0.01), rates=(0.03, 0.2),
+                samples=64,
+                unseen=64,
+                dimension=10,
+                degree=3,
+                width=32,
+                scales=(1.0, 0.01),
+                rates=(0.03, 0.2),
                 steps=120,
             ),
-            seeds=1, seconds=2, mebibytes=20,
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=100),
         Scale.PAPER: Size(setup=Setup(), seeds=10, seconds=30, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)

@@ -133,9 +133,14 @@ def perceptron(chosen: Perceptron, context: Context) -> dict[str, Numbers]:
     """
     train, test = images(chosen, context), images(chosen, context, "test")
     model = MLP(
-        train[0][0].numel(), train[1].shape[1], width=chosen.width, hidden_layers=chosen.hidden_layers,
-        distribution="uniform", weight_variance=1 / 3, generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+        train[0][0].numel(),
+        train[1].shape[1],
+        width=chosen.width,
+        hidden_layers=chosen.hidden_layers,
+        distribution="uniform",
+        weight_variance=1 / 3,
+        generator=context.generator(1),
+    ).to(context.device)
     return _classifier(model, train, test, chosen, context, torch.float64)
 
 
@@ -152,9 +157,13 @@ def convolutional(chosen: Convolutional, context: Context) -> dict[str, Numbers]
     else:
         train, test = pairs
     model = VGG11(
-        train[1].shape[1], inputs=train[0].shape[1], width=chosen.width, head=chosen.head,
-        weight_variance=(2.0, 2.0, 0.02), generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+        train[1].shape[1],
+        inputs=train[0].shape[1],
+        width=chosen.width,
+        head=chosen.head,
+        weight_variance=(2.0, 2.0, 0.02),
+        generator=context.generator(1),
+    ).to(context.device)
     return _classifier(model, train, test, chosen, context)
 
 
@@ -229,9 +238,13 @@ def language_model(chosen: Language, context: Context) -> dict[str, Numbers]:
     """GPT, the query, key and value layers of its blocks followed."""
     train, test = (_text(chosen, context, split) for split in ("train", "test"))
     model = GPT(
-        len(train.vocabulary), context=chosen.context, blocks=chosen.blocks, heads=chosen.heads, width=chosen.width,
+        len(train.vocabulary),
+        context=chosen.context,
+        blocks=chosen.blocks,
+        heads=chosen.heads,
+        width=chosen.width,
         generator=context.generator(1),
-    ).to(context.device)  # fmt: skip
+    ).to(context.device)
     probe, _ = train.windows(chosen.probe, chosen.context, generator=context.generator(3))
     session = fl.Session(model, probe.to(context.device), readout=lambda logits: logits.flatten(1))
     judged = {
@@ -302,9 +315,15 @@ class FeatureTracker:
     """
 
     def __init__(
-        self, session: "fl.Session", options: dict[str, Any], objective: Objective, judged: dict[str, Any], name: str,
-        context: Context, products: str = "highest",
-    ) -> None:  # fmt: skip
+        self,
+        session: "fl.Session",
+        options: dict[str, Any],
+        objective: Objective,
+        judged: dict[str, Any],
+        name: str,
+        context: Context,
+        products: str = "highest",
+    ) -> None:
         self.session, self.options, self.objective, self.judged = session, dict(options), objective, judged
         self.probes = self.options.pop("probes", None)
         self.name, self.context, self.products = f"{type(session.model).__name__} {name}", context, products

@@ -75,9 +75,14 @@ class InitialState:
 
 
 def initial_state(
-    setup: Setup, start: str, activation: str, generator: torch.Generator, *, width: int | None = None,
+    setup: Setup,
+    start: str,
+    activation: str,
+    generator: torch.Generator,
+    *,
+    width: int | None = None,
     variance: float = 10.0,
-) -> InitialState:  # fmt: skip
+) -> InitialState:
     """The four starts of the figure (Sec. 3.2, App. B.1); `variance` is that of u in the two orthogonal ones."""
     width, large = width or setup.widths(activation), start.endswith("orthogonal")
     speed = setup.sigmoid_speed if activation == "sigmoid" else setup.large_speed if large else setup.speed
@@ -156,7 +161,7 @@ def solved(setup: Setup, at: InitialState, x: float, y: float) -> Tensor:
     times = setup.stride * torch.arange(setup.moments + 1, dtype=torch.float64)
     path = fl.theory.latent.solve(
         at.u, at.w[:, None], torch.tensor([x]).double(), y, times=times, scale=at.scale, rate_u=at.lr, rate_w=at.lr
-    )  # fmt: skip
+    )
     return path.layer_alignment
 
 
@@ -196,70 +201,128 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """Those of the linear networks, then those of the others."""
     kernel, feature, orthogonal, near = (by_start(runs, start) for start in STARTS)
     yield Claim(
-        id="theory-lines", claim="The lines of Eq. 11 lie on the points, linear: largest distance", paper="overlay",
-        values=abs(runs["alignment"][:, 0] - runs["theory"]).max((1, 2)), band=(None, 0.005), band_from="theory",
+        id="theory-lines",
+        claim="The lines of Eq. 11 lie on the points, linear: largest distance",
+        paper="overlay",
+        values=abs(runs["alignment"][:, 0] - runs["theory"]).max((1, 2)),
+        band=(None, 0.005),
+        band_from="theory",
         why="Steps of descent against flow: 8e-4 at half the step size, and in proportion to it.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="kernel", claim="The increase is negligible in the kernel phase, linear", paper="about 0",
-        values=kernel[:, 0, -1] - kernel[:, 0, 0], band=(0, 3 / math.sqrt(setup.linear_width)), band_from="theory",
+        id="kernel",
+        claim="The increase is negligible in the kernel phase, linear",
+        paper="about 0",
+        values=kernel[:, 0, -1] - kernel[:, 0, 0],
+        band=(0, 3 / math.sqrt(setup.linear_width)),
+        band_from="theory",
         why=f"2 / sqrt(width) = {2 / math.sqrt(setup.linear_width):.3f} by the exact solution.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="feature", claim="In the feature phase zeta rises, linear: end", paper=round(LIMIT, 4),
-        values=feature[:, 0, -1], band=(0.85, 0.94), band_from="theory",
+        id="feature",
+        claim="In the feature phase zeta rises, linear: end",
+        paper=round(LIMIT, 4),
+        values=feature[:, 0, -1],
+        band=(0.85, 0.94),
+        band_from="theory",
         why="The paper shows the curve; 2 / sqrt(5) is the exact solution's value for infinite width.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="orthogonal", claim="From the orthogonal start zeta remains 1, linear: lowest", paper=1.0,
-        values=orthogonal[:, 0].min(1), band=(0.9999, 1.0001), band_from="theory", check=True,
+        id="orthogonal",
+        claim="From the orthogonal start zeta remains 1, linear: lowest",
+        paper=1.0,
+        values=orthogonal[:, 0].min(1),
+        band=(0.9999, 1.0001),
+        band_from="theory",
+        check=True,
         why="Equal layers get equal gradients.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="near-orthogonal", claim="From near-orthogonal layers zeta falls, linear: end", paper=round(LIMIT, 4),
-        values=near[:, 0, -1], band=(0.86, 0.93), band_from="theory", least=Scale.LAPTOP,
+        id="near-orthogonal",
+        claim="From near-orthogonal layers zeta falls, linear: end",
+        paper=round(LIMIT, 4),
+        values=near[:, 0, -1],
+        band=(0.86, 0.93),
+        band_from="theory",
+        least=Scale.LAPTOP,
         why="The value of the exact solution for infinite width, from 0.9950.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="monotone", claim="zeta is monotone, linear: up in the feature phase, down from near-orthogonal",
-        paper="yes", values=rises(feature[:, 0]) & rises(-near[:, 0]), band=(1, None), band_from="print",
-    )  # fmt: skip
+        id="monotone",
+        claim="zeta is monotone, linear: up in the feature phase, down from near-orthogonal",
+        paper="yes",
+        values=rises(feature[:, 0]) & rises(-near[:, 0]),
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        id="align", claim="Layers align for all activations: lowest end in the feature phase", paper="yes",
-        values=feature[:, :, -1].min(1), band=(0.5, None), band_from="choice", why="A change of order 1 from 0.",
-    )  # fmt: skip
+        id="align",
+        claim="Layers align for all activations: lowest end in the feature phase",
+        paper="yes",
+        values=feature[:, :, -1].min(1),
+        band=(0.5, None),
+        band_from="choice",
+        why="A change of order 1 from 0.",
+    )
     yield from vanishing(setup, runs)
     yield Claim(
-        id="disalign", claim="Near-orthogonal layers disalign for all activations: least fall of zeta", paper="yes",
-        values=(near[:, :, 0] - near[:, :, -1]).min(1), band=(0.005, None), band_from="trial", least=Scale.LAPTOP,
+        id="disalign",
+        claim="Near-orthogonal layers disalign for all activations: least fall of zeta",
+        paper="yes",
+        values=(near[:, :, 0] - near[:, :, -1]).min(1),
+        band=(0.005, None),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="ReLU networks must only fall to 0.97 of 0.995: half of their units carry each side.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="disalign-monotone", claim="They do so monotonically for all activations", paper="yes",
-        values=numpy.all(rises(-near), axis=1), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        id="disalign-monotone",
+        claim="They do so monotonically for all activations",
+        paper="yes",
+        values=numpy.all(rises(-near), axis=1),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="Sigmoid units begin with too small an output (slope 0.87 < 2): zeta first rises, then falls.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="orthogonal-homogeneous", claim="Orthogonal layers stay parallel with ReLU and leaky ReLU: lowest zeta",
-        paper=1.0, values=orthogonal[:, [1, 4]].min((1, 2)), band=(0.999, 1.0001), band_from="theory",
-        check=True, why="Both layers of a homogeneous unit get the same gradient where they are equal.",
-    )  # fmt: skip
+        id="orthogonal-homogeneous",
+        claim="Orthogonal layers stay parallel with ReLU and leaky ReLU: lowest zeta",
+        paper=1.0,
+        values=orthogonal[:, [1, 4]].min((1, 2)),
+        band=(0.999, 1.0001),
+        band_from="theory",
+        check=True,
+        why="Both layers of a homogeneous unit get the same gradient where they are equal.",
+    )
     yield Claim(
-        id="orthogonal-swish", claim="And nearly so with swish: lowest zeta", paper="about 1",
-        values=orthogonal[:, 3].min(1), band=(0.9, 1.0001), band_from="theory", check=True,
+        id="orthogonal-swish",
+        claim="And nearly so with swish: lowest zeta",
+        paper="about 1",
+        values=orthogonal[:, 3].min(1),
+        band=(0.9, 1.0001),
+        band_from="theory",
+        check=True,
         why="The gradients differ by z^2 s'(z), s the logistic function, which is even in the input and averages out.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="orthogonal-sigmoid", claim="And nearly so with sigmoid: lowest zeta", paper="about 1",
-        values=orthogonal[:, 2].min(1), band=(0.9, 1.0001), band_from="trial",
+        id="orthogonal-sigmoid",
+        claim="And nearly so with sigmoid: lowest zeta",
+        paper="about 1",
+        values=orthogonal[:, 2].min(1),
+        band=(0.9, 1.0001),
+        band_from="trial",
         why="No law keeps the layers equal; 0.91 was found in the classification of Fig. 7. It falls as far as "
         "variance, learning rate and steps allow; the paper gives none of them.",
         choices=[
-            Choice(made="weights of variance 10, as near-orthogonal ones", other=f"variance {variance:g}",
-                   values=runs["lowest"][:, i])
+            Choice(
+                made="weights of variance 10, as near-orthogonal ones",
+                other=f"variance {variance:g}",
+                values=runs["lowest"][:, i],
+            )
             for i, variance in enumerate(setup.variances)
         ],
-    )  # fmt: skip
+    )
 
 
 def vanishing(setup: Setup, runs: Runs) -> Iterable[Claim]:
@@ -269,20 +332,35 @@ def vanishing(setup: Setup, runs: Runs) -> Iterable[Claim]:
     furthest = numpy.take_along_axis(others, abs(others + 0.5).argmax(1)[:, None], axis=1)[:, 0]
     widths = ", ".join(map(str, setup.law_widths))
     yield Claim(
-        id="kernel-others", claim="In the kernel phase the rise of zeta vanishes with the width, ReLU, swish, leaky "
-        "ReLU: exponent that is furthest from -1/2", paper="about 0", values=furthest, band=(-0.6, -0.4),
-        band_from="theory", least=Scale.LAPTOP, why=f"Widths {widths}. The paper shows one width.",
-    )  # fmt: skip
+        id="kernel-others",
+        claim="In the kernel phase the rise of zeta vanishes with the width, ReLU, swish, leaky "
+        "ReLU: exponent that is furthest from -1/2",
+        paper="about 0",
+        values=furthest,
+        band=(-0.6, -0.4),
+        band_from="theory",
+        least=Scale.LAPTOP,
+        why=f"Widths {widths}. The paper shows one width.",
+    )
     found = ", ".join(f"{value:.1f}" for value in ends[:, 1].mean(0))
     yield Claim(
-        id="kernel-sigmoid", claim="So it does with sigmoid: exponent", paper="about 0", values=powers[:, 1],
-        band=(-0.6, -0.4), band_from="theory", least=Scale.LAPTOP,
+        id="kernel-sigmoid",
+        claim="So it does with sigmoid: exponent",
+        paper="about 0",
+        values=powers[:, 1],
+        band=(-0.6, -0.4),
+        band_from="theory",
+        least=Scale.LAPTOP,
         why=f"zeta sqrt(width) is {found} at widths {widths}: units of slope 1/4 and less must turn further.",
         choices=[
-            Choice(made="how zeta vanishes with the width", other="zeta sqrt(width) at most 6, at one width",
-                   values=abs(by_start(runs, "kernel")[:, 2, -1]) * math.sqrt(setup.width), band=(None, 6)),
+            Choice(
+                made="how zeta vanishes with the width",
+                other="zeta sqrt(width) at most 6, at one width",
+                values=abs(by_start(runs, "kernel")[:, 2, -1]) * math.sqrt(setup.width),
+                band=(None, 6),
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def law_exponents(setup: Setup, runs: Runs) -> Array:
@@ -307,8 +385,15 @@ def plot(setup: Setup, runs: Runs) -> Any:
     for i in range(len(ACTIVATIONS)):
         for j, start in enumerate(STARTS):
             ax = axes[i + len(ACTIVATIONS) * (j // 2)]
-            curve(ax, steps, by_start(runs, start)[:, i], start, colour=COLOURS[j],
-                  style="o" if i == 0 and solved else "-", markersize=2)  # fmt: skip
+            curve(
+                ax,
+                steps,
+                by_start(runs, start)[:, i],
+                start,
+                colour=COLOURS[j],
+                style="o" if i == 0 and solved else "-",
+                markersize=2,
+            )
             if i == 0 and solved:
                 label = "Eq. 11" if j == 1 else f"_Eq. 11, {start}"
                 curve(ax, steps, runs["theory"][0, j], label, colour="black", linewidth=0.8)
@@ -335,18 +420,31 @@ EXPERIMENT = Experiment(
     id="004/fig1",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(width=100, linear_width=1000, samples=40, steps=300, speed=4e-3, large_speed=8e-4, moments=10,
-                        law_widths=(50, 200)),
-            seeds=1, seconds=5, mebibytes=20,
+            setup=Setup(
+                width=100,
+                linear_width=1000,
+                samples=40,
+                steps=300,
+                speed=4e-3,
+                large_speed=8e-4,
+                moments=10,
+                law_widths=(50, 200),
+            ),
+            seeds=1,
+            seconds=5,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=40, mebibytes=50),
         Scale.PAPER: Size(
-            setup=Setup(width=10_000, law_widths=(1000, 3000, 10_000)), seeds=3, seconds=176, mebibytes=100,
+            setup=Setup(width=10_000, law_widths=(1000, 3000, 10_000)),
+            seeds=3,
+            seconds=176,
+            mebibytes=100,
             device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_1 = Reproduction(
     id="004/fig1",

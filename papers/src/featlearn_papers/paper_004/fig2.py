@@ -51,41 +51,74 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
         return {"id": id, "values": found[id], "choices": [] if id == "start" else [other]}
 
     yield Claim(
-        **judged("accuracy"), claim="Models converge well (App. B.1): lowest training accuracy over sigma",
-        paper="> 0.95", band=(0.95, 1), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        **judged("accuracy"),
+        claim="Models converge well (App. B.1): lowest training accuracy over sigma",
+        paper="> 0.95",
+        band=(0.95, 1),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        **judged("start"), claim="The initial alignment (dashed) times sqrt(width)", paper=1.0,
-        band=(0.97, 1.03), band_from="theory", check=True,
+        **judged("start"),
+        claim="The initial alignment (dashed) times sqrt(width)",
+        paper=1.0,
+        band=(0.97, 1.03),
+        band_from="theory",
+        check=True,
         why="1 / sqrt(width) for random weights in the Frobenius norm; the paper draws it, without a number.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("rises"), claim="The alignment between consecutive layers increases during training, sigma = 1 (a)",
-        paper="yes", band=(1, None), band_from="print", least=Scale.LAPTOP,
+        **judged("rises"),
+        claim="The alignment between consecutive layers increases during training, sigma = 1 (a)",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="All pairs of layers. Expected to be small: 0.089, 0.090, 0.101 from 0.088 on a made-up task.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("falls-with-scale"), claim="Final alignment falls with sigma, mean over pairs (b)", paper="yes",
-        band=(1, None), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        **judged("falls-with-scale"),
+        claim="Final alignment falls with sigma, mean over pairs (b)",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        **judged("small"), claim=f"Layers align at sigma = {setup.sigmas[0]:g} (b): least ratio of last to first",
-        paper="yes", band=(1.3, None), band_from="trial", least=Scale.LAPTOP, why="1.7 to 2.6 on a made-up task.",
-    )  # fmt: skip
+        **judged("small"),
+        claim=f"Layers align at sigma = {setup.sigmas[0]:g} (b): least ratio of last to first",
+        paper="yes",
+        band=(1.3, None),
+        band_from="trial",
+        least=Scale.LAPTOP,
+        why="1.7 to 2.6 on a made-up task.",
+    )
     yield Claim(
-        **judged("large"), claim=f"They stop being aligned at sigma = {largest:g} (b): largest relative change",
-        paper="about 0", band=(None, 0.1), band_from="trial", least=Scale.LAPTOP,
+        **judged("large"),
+        claim=f"They stop being aligned at sigma = {largest:g} (b): largest relative change",
+        paper="about 0",
+        band=(None, 0.1),
+        band_from="trial",
+        least=Scale.LAPTOP,
         why="0.05 on a made-up task.",
-    )  # fmt: skip
+    )
     yield Claim(
-        **judged("spectral"), claim=f"In the spectral norm layers align as well at sigma = {setup.sigmas[0]:g}: all "
-        "pairs", paper="yes", band=(1, None), band_from="print", least=Scale.LAPTOP,
-        why="\"The L2 norm for matrices is used\" can mean either norm.",
-    )  # fmt: skip
+        **judged("spectral"),
+        claim=f"In the spectral norm layers align as well at sigma = {setup.sigmas[0]:g}: all pairs",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        why='"The L2 norm for matrices is used" can mean either norm.',
+    )
     yield Claim(
-        **judged("spectral-large"), claim="And not at the largest sigma: largest relative change", paper="about 0",
-        band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        **judged("spectral-large"),
+        claim="And not at the largest sigma: largest relative change",
+        paper="about 0",
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
 
 
 def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
@@ -103,8 +136,15 @@ def alignment_panels(setup: Setup, runs: Runs) -> Any:
             label = f"layers {pair + 1} and {pair + 2}"
             curve(left, runs["steps"][0], runs["alignment"][:, setup.unscaled, row, pair], label, colour=COLOURS[pair])
             curve(right, setup.sigmas, last[:, :, pair], label, colour=COLOURS[pair], style="o-")
-            curve(right, setup.sigmas, first[:, :, pair].mean(0), f"_{label}, initial", colour=COLOURS[pair],
-                  style="--", linewidth=0.8)  # fmt: skip
+            curve(
+                right,
+                setup.sigmas,
+                first[:, :, pair].mean(0),
+                f"_{label}, initial",
+                colour=COLOURS[pair],
+                style="--",
+                linewidth=0.8,
+            )
         left.set(xlabel="iteration", ylabel=r"$\zeta$ at $\sigma = 1$")
         right.set(xlabel=r"$\sigma$ (dashed: initial)", ylabel=r"$\zeta$ after training", xscale="log")
         right.set_xticks(setup.sigmas, [f"{sigma:g}" for sigma in setup.sigmas])

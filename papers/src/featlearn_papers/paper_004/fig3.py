@@ -57,9 +57,14 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found = []
     for i, sigma in enumerate(setup.sigmas):
         model = ResNet18(
-            10, inputs=train[0].shape[1], width=setup.width, bias=True, distribution="uniform", weight_variance=1 / 3,
+            10,
+            inputs=train[0].shape[1],
+            width=setup.width,
+            bias=True,
+            distribution="uniform",
+            weight_variance=1 / 3,
             generator=context.generator(1),
-        )  # fmt: skip
+        )
         fl.steer.scale_init(model, sigma)
         # as the crops lie in memory
         model = model.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -102,9 +107,13 @@ def trained(
     fitted = accuracy(model, x, labels)
     aligned = [pair.value / pair.random for pair in fl.layer_alignment(model.cpu().eval(), x[:2].cpu()).values()]
     return {
-        "train": fitted, "test": tests, "loss": losses, "norm": weight_norm(model),
-        "initial_norm": start, "alignment": sum(aligned) / len(aligned),
-    }  # fmt: skip
+        "train": fitted,
+        "test": tests,
+        "loss": losses,
+        "norm": weight_norm(model),
+        "initial_norm": start,
+        "alignment": sum(aligned) / len(aligned),
+    }
 
 
 def crops(x: Tensor, batch: int, padding: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -150,46 +159,76 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     test, norm, alignment = runs["test"][:, :, -1], runs["norm"], runs["alignment"]
     here, ends = setup.unscaled, f"after {setup.epochs} epochs"
     yield Claim(
-        id="correlates", claim="The initial scale correlates negatively with the test accuracy: correlation with log "
-        "sigma", paper="negative", values=[correlation(setup, row) for row in test], band=(None, 0.0),
-        band_from="print", least=Scale.LAPTOP,
-        choices=[Choice(made=ends, other="half of the epochs",
-                        values=[correlation(setup, row) for row in runs["test"][:, :, setup.epochs // 2 - 1]])],
-    )  # fmt: skip
-    yield Claim(
-        id="falls", claim="A larger initialisation leads to worse performance: test accuracy falls from each sigma to "
-        "the next", paper="yes", values=falls(test[:, here:]), band=(1, None), band_from="print",
+        id="correlates",
+        claim="The initial scale correlates negatively with the test accuracy: correlation with log sigma",
+        paper="negative",
+        values=[correlation(setup, row) for row in test],
+        band=(None, 0.0),
+        band_from="print",
         least=Scale.LAPTOP,
-        choices=[Choice(made="from sigma = 1 on", other=f"from {setup.sigmas[0]:g} on",
-                        values=falls(test))],
-    )  # fmt: skip
+        choices=[
+            Choice(
+                made=ends,
+                other="half of the epochs",
+                values=[correlation(setup, row) for row in runs["test"][:, :, setup.epochs // 2 - 1]],
+            )
+        ],
+    )
     yield Claim(
-        id="train", claim="All models achieve a training accuracy of 100 %: lowest over sigma", paper=1.0,
-        values=runs["train"].min(1), band=(0.995, 1), band_from="print", least=Scale.LAPTOP,
+        id="falls",
+        claim="A larger initialisation leads to worse performance: test accuracy falls from each sigma to the next",
+        paper="yes",
+        values=falls(test[:, here:]),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[Choice(made="from sigma = 1 on", other=f"from {setup.sigmas[0]:g} on", values=falls(test))],
+    )
+    yield Claim(
+        id="train",
+        claim="All models achieve a training accuracy of 100 %: lowest over sigma",
+        paper=1.0,
+        values=runs["train"].min(1),
+        band=(0.995, 1),
+        band_from="print",
+        least=Scale.LAPTOP,
         why=f"Ours {ends}, the recipe's after 200. Larger weights in front of a norm learn more slowly, at a rate of "
         "lr / sigma^2.",
         choices=[Choice(made="all sigma", other="sigma = 1 alone", values=runs["train"][:, here])],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="norm", claim="Larger initial weights converge to solutions with larger norm: it grows from each sigma to "
-        "the next", paper="yes", values=falls(-norm), band=(1, None), band_from="print",
+        id="norm",
+        claim="Larger initial weights converge to solutions with larger norm: it grows from each sigma to the next",
+        paper="yes",
+        values=falls(-norm),
+        band=(1, None),
+        band_from="print",
         why="Weight decay shrinks weights by exp(-lr decay steps / 2) over the cosine schedule, "
         f"{shrinkage(setup):.2f} here and 0.14 in 200 epochs of 50000 images: ours still shows the start.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="forgets", claim="Training makes the norms more alike: their ratio, largest to smallest sigma, at the end "
-        "against the start, as a quotient of logarithms", paper=None,
-        values=numpy.log(norm[:, -1] / norm[:, 0]) / numpy.log(setup.sigmas[-1] / setup.sigmas[0]), band=(None, 0.9),
-        band_from="choice", least=Scale.LAPTOP, why="1 would be a norm that only remembers the start.",
-    )  # fmt: skip
+        id="forgets",
+        claim="Training makes the norms more alike: their ratio, largest to smallest sigma, at the end "
+        "against the start, as a quotient of logarithms",
+        paper=None,
+        values=numpy.log(norm[:, -1] / norm[:, 0]) / numpy.log(setup.sigmas[-1] / setup.sigmas[0]),
+        band=(None, 0.9),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="1 would be a norm that only remembers the start.",
+    )
     yield Claim(
-        id="misaligned", claim="The larger norm is a sign that layers are misaligned: zeta relative to random weights, "
-        "mean over consecutive layers, falls from each sigma to the next", paper="yes",
-        values=falls(alignment[:, here:]), band=(1, None), band_from="print", least=Scale.LAPTOP,
+        id="misaligned",
+        claim="The larger norm is a sign that layers are misaligned: zeta relative to random weights, "
+        "mean over consecutive layers, falls from each sigma to the next",
+        paper="yes",
+        values=falls(alignment[:, here:]),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="The paper infers it from the norm; here it is measured.",
-        choices=[Choice(made="from sigma = 1 on", other=f"from {setup.sigmas[0]:g} on",
-                        values=falls(alignment))],
-    )  # fmt: skip
+        choices=[Choice(made="from sigma = 1 on", other=f"from {setup.sigmas[0]:g} on", values=falls(alignment))],
+    )
 
 
 def falls(values: Array) -> Array:
@@ -237,18 +276,23 @@ EXPERIMENT = Experiment(
     id="004/fig3",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=200, test_samples=100, width=2, sigmas=(1.0, 9.0), batch=50, padding=1,
-                        epochs=2),
-            seeds=1, seconds=2, mebibytes=50,
+            setup=Setup(
+                data="digits", samples=200, test_samples=100, width=2, sigmas=(1.0, 9.0), batch=50, padding=1, epochs=2
+            ),
+            seeds=1,
+            seconds=2,
+            mebibytes=50,
         ),
         Scale.LAPTOP: Size(
-            setup=Setup(samples=500, test_samples=2000, pooling=2, width=8, padding=2, epochs=120), seeds=3,
-            seconds=250, mebibytes=200,
+            setup=Setup(samples=500, test_samples=2000, pooling=2, width=8, padding=2, epochs=120),
+            seeds=3,
+            seconds=250,
+            mebibytes=200,
         ),
         Scale.PAPER: Size(setup=Setup(), seeds=3, seconds=140, mebibytes=6000, device="cuda"),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_3 = Reproduction(
     id="004/fig3",

@@ -21,8 +21,11 @@ SCHEMES = ("ntk", "mean_field", "kaiming-", "kaiming+", "xavier-", "xavier+")
 PAIRS = {"NTK and mean field": (0, 1), "Kaiming": (2, 3), "Xavier": (4, 5)}
 """kernel and learning phase of what is one network at the base width"""
 LABELS = ("NTK", "mean field", "Kaiming$^-$", "Kaiming$^+$", "Xavier$^-$", "Xavier$^+$")
-GAINS = {"NTK and mean field": ("about 0.05", (0.02, 0.08)), "Kaiming": ("about 0.05", (0.02, 0.08)),
-         "Xavier": ("about 0.10", (0.05, 0.15))}  # fmt: skip
+GAINS = {
+    "NTK and mean field": ("about 0.05", (0.02, 0.08)),
+    "Kaiming": ("about 0.05", (0.02, 0.08)),
+    "Xavier": ("about 0.10", (0.05, 0.15)),
+}
 VANISHES, STAYS = -0.25, -0.15
 """exponents of the distance over the width: at most, in the kernel phase; at least, in the learning phase"""
 NARROW = (
@@ -69,10 +72,16 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     yield from distances(setup, runs)
     gap = [runs["test"][:, 0, kernel] - runs["test"][:, 0, learning] for kernel, learning in PAIRS.values()]
     yield Claim(
-        id="same", claim=f"The two of a pair are the same network at width {setup.base_width}: largest difference of "
-        "their test accuracies", paper=0.0, values=abs(numpy.array(gap)).max(0), band=(None, 0.0), band_from="print",
-        check=True, why="The constants of App. B.3 are chosen so.",
-    )  # fmt: skip
+        id="same",
+        claim=f"The two of a pair are the same network at width {setup.base_width}: largest difference of "
+        "their test accuracies",
+        paper=0.0,
+        values=abs(numpy.array(gap)).max(0),
+        band=(None, 0.0),
+        band_from="print",
+        check=True,
+        why="The constants of App. B.3 are chosen so.",
+    )
 
 
 def accuracies(setup: Setup, runs: Runs) -> Iterator[Claim]:
@@ -81,19 +90,31 @@ def accuracies(setup: Setup, runs: Runs) -> Iterator[Claim]:
         gain = runs["test"][:, :, learning] - runs["test"][:, :, kernel]
         printed, band = GAINS[name]
         yield Claim(
-            id=f"gain-{slug(name)}", claim=f"{name}: test accuracy is higher in the learning phase, at the largest "
-            "width by", paper=printed, values=gain[:, -1], band=band, band_from="choice", least=Scale.LAPTOP,
+            id=f"gain-{slug(name)}",
+            claim=f"{name}: test accuracy is higher in the learning phase, at the largest width by",
+            paper=printed,
+            values=gain[:, -1],
+            band=band,
+            band_from="choice",
+            least=Scale.LAPTOP,
             why=f"The paper's widths are not known, its networks have 10000 epochs, ours {setup.epochs}.",
             choices=[Choice(made=f"width {setup.widths[-1]}", other=f"width {setup.widths[-2]}", values=gain[:, -2])],
-        )  # fmt: skip
+        )
     better = numpy.stack([runs["test"][:, -1, i] - runs["test"][:, 0, i] for _, i in PAIRS.values()])
     yield Claim(
-        id="larger", claim="In the learning phase a larger model generally leads to better performance: gain in test "
-        "accuracy from the smallest width to the largest, mean over the three", paper="positive",
-        values=better.mean(0), band=(0.0, None), band_from="print", least=Scale.LAPTOP,
-        choices=[Choice(made="mean over the three", other=name, values=row)
-                 for name, row in zip(("mean field", "Kaiming", "Xavier"), better, strict=True)],
-    )  # fmt: skip
+        id="larger",
+        claim="In the learning phase a larger model generally leads to better performance: gain in test "
+        "accuracy from the smallest width to the largest, mean over the three",
+        paper="positive",
+        values=better.mean(0),
+        band=(0.0, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(made="mean over the three", other=name, values=row)
+            for name, row in zip(("mean field", "Kaiming", "Xavier"), better, strict=True)
+        ],
+    )
 
 
 def distances(setup: Setup, runs: Runs) -> Iterator[Claim]:
@@ -103,15 +124,21 @@ def distances(setup: Setup, runs: Runs) -> Iterator[Claim]:
         learning, phase = i % 2 == 1, ("kernel", "learning")[i % 2]
         said = "does not vanish" if learning else "vanishes"
         yield Claim(
-            id=f"distance-{scheme}", claim=f"{plain(label)}, {phase} phase: the relative "
+            id=f"distance-{scheme}",
+            claim=f"{plain(label)}, {phase} phase: the relative "
             f"distance from the initial weights {said} with the width: exponent",
-            paper=said, values=slopes[:, i, 2], band=(STAYS, None) if learning else (None, VANISHES),
-            band_from="choice", least=Scale.LAPTOP,
+            paper=said,
+            values=slopes[:, i, 2],
+            band=(STAYS, None) if learning else (None, VANISHES),
+            band_from="choice",
+            least=Scale.LAPTOP,
             why="Theory of the limit: 0 or more in the learning phase, -1/2 or less in the kernel phase."
             + (f" {NARROW}" if scheme == "xavier+" else ""),
-            choices=[Choice(made="all weights together", other=layer, values=slopes[:, i, j])
-                     for j, layer in enumerate(("first layer", "readout"))],
-        )  # fmt: skip
+            choices=[
+                Choice(made="all weights together", other=layer, values=slopes[:, i, j])
+                for j, layer in enumerate(("first layer", "readout"))
+            ],
+        )
 
 
 def exponents(setup: Setup, values: Array) -> Array:
@@ -148,16 +175,20 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(data="digits", samples=200, test_samples=100, widths=(100, 300), batch=50, epochs=4, every=2),
-            seeds=1, seconds=1, mebibytes=20,
+            seeds=1,
+            seconds=1,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(
-            setup=Setup(samples=1000, test_samples=1000, pooling=2, widths=(100, 300, 1000, 3000), epochs=60), seeds=3,
-            seconds=200, mebibytes=500,
+            setup=Setup(samples=1000, test_samples=1000, pooling=2, widths=(100, 300, 1000, 3000), epochs=60),
+            seeds=3,
+            seconds=200,
+            mebibytes=500,
         ),
         Scale.PAPER: Size(setup=Setup(), seeds=3, seconds=45, mebibytes=6000, device="cuda"),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_4 = Reproduction(
     id="004/fig4",

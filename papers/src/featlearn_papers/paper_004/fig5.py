@@ -67,53 +67,91 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     train, test, distance = runs["train"], runs["test"], runs["distance"][:, :, : len(LAYERS)]
     found = " ".join(str(phases.classify(scaling(c)).value) for c in setup.exponents)
     yield Claim(
-        id="phases", claim="The network is in the kernel phase if and only if c > 0 (Theorem 2)", paper="yes",
-        values=found, band=" ".join("kernel" if yes else "learning" for yes in kernel), band_from="theory", check=True,
-    )  # fmt: skip
+        id="phases",
+        claim="The network is in the kernel phase if and only if c > 0 (Theorem 2)",
+        paper="yes",
+        values=found,
+        band=" ".join("kernel" if yes else "learning" for yes in kernel),
+        band_from="theory",
+        check=True,
+    )
     yield Claim(
-        id="train-learning", claim="(1) The training accuracy reaches 1 in the learning phase (a): lowest, c <= 0",
-        paper=1.0, values=train[:, ~kernel].min(1), band=(0.995, 1), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="train-learning",
+        claim="(1) The training accuracy reaches 1 in the learning phase (a): lowest, c <= 0",
+        paper=1.0,
+        values=train[:, ~kernel].min(1),
+        band=(0.995, 1),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="train-kernel", claim="(1) But not in the kernel phase (a): at the largest c", paper="below 1",
-        values=train[:, -1], band=(None, 0.99), band_from="print", least=Scale.LAPTOP,
+        id="train-kernel",
+        claim="(1) But not in the kernel phase (a): at the largest c",
+        paper="below 1",
+        values=train[:, -1],
+        band=(None, 0.99),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="The paper trains on 50000 images. A fixed kernel can fit all of them where weights are more than images, "
         "as here: that it has not is a matter of the epochs.",
         choices=[Choice(made="the largest c", other="the least c > 0", values=train[:, first])],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="test-gap", claim="(2) Test accuracy is higher in the learning phase (a): mean of c < 0 less mean of c > 0",
-        paper="about 0.05", values=test[:, numpy.array(setup.exponents) < 0].mean(1) - test[:, kernel].mean(1),
-        band=(0.02, 0.08), band_from="choice", least=Scale.LAPTOP,
+        id="test-gap",
+        claim="(2) Test accuracy is higher in the learning phase (a): mean of c < 0 less mean of c > 0",
+        paper="about 0.05",
+        values=test[:, numpy.array(setup.exponents) < 0].mean(1) - test[:, kernel].mean(1),
+        band=(0.02, 0.08),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why=f"Ours with {setup.samples} images and {setup.epochs} epochs, the paper's with 50000 and 10000.",
-        choices=[Choice(made="all c of a phase", other="the c next to 0",
-                        values=test[:, first - 2] - test[:, first])],
-    )  # fmt: skip
+        choices=[Choice(made="all c of a phase", other="the c next to 0", values=test[:, first - 2] - test[:, first])],
+    )
     yield Claim(
-        id="moves", claim="(3) The weights evolve significantly in the learning phase (b): relative distance of the "
-        f"first layer, c = {setup.exponents[0]:g}", paper="yes", values=distance[:, 0, 0], band=(0.5, None),
-        band_from="choice", least=Scale.LAPTOP,
-        choices=[Choice(made="the smallest c, whose weights begin small", other="c = 0",
-                        values=distance[:, first - 1, 0])],
-    )  # fmt: skip
+        id="moves",
+        claim="(3) The weights evolve significantly in the learning phase (b): relative distance of the "
+        f"first layer, c = {setup.exponents[0]:g}",
+        paper="yes",
+        values=distance[:, 0, 0],
+        band=(0.5, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        choices=[
+            Choice(made="the smallest c, whose weights begin small", other="c = 0", values=distance[:, first - 1, 0])
+        ],
+    )
     yield Claim(
-        id="stays", claim=f"(3) But not in the kernel phase (b): largest of both layers, c = {largest:g}",
-        paper="about 0", values=distance[:, -1].max(1), band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="stays",
+        claim=f"(3) But not in the kernel phase (b): largest of both layers, c = {largest:g}",
+        paper="about 0",
+        values=distance[:, -1].max(1),
+        band=(None, 0.1),
+        band_from="choice",
+        least=Scale.LAPTOP,
+    )
     slopes = exponents_of(setup, distance)
     furthest = numpy.take_along_axis(slopes, abs(slopes + 0.5).argmax(1)[:, None], axis=1)[:, 0]
     yield Claim(
-        id="law", claim="In the kernel phase the distance falls as kappa^(-c/2): exponent furthest from -1/2 of both "
-        "layers", paper=None, values=furthest, band=(-0.6, -0.4), band_from="theory", least=Scale.LAPTOP,
+        id="law",
+        claim="In the kernel phase the distance falls as kappa^(-c/2): exponent furthest from -1/2 of both layers",
+        paper=None,
+        values=furthest,
+        band=(-0.6, -0.4),
+        band_from="theory",
+        least=Scale.LAPTOP,
         why="Changes of the weights are rate x gamma x weights of the other layer, of order kappa^0; the weights "
         "themselves are of order kappa^(c/2). Fitted from c = 0 on. It takes errors to be of order 1; the run showed "
         "that they are not: the initial output, which has to be unlearned, grows with c (see the last claim).",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="output", claim="The initial output is of order 1: its exponent over c > 0", paper=0.0,
-        values=exponents_of(setup, runs["output"]), band=(-0.1, 0.1), band_from="print",
+        id="output",
+        claim="The initial output is of order 1: its exponent over c > 0",
+        paper=0.0,
+        values=exponents_of(setup, runs["output"]),
+        band=(-0.1, 0.1),
+        band_from="print",
         known="Its exponent is c_gamma + (c_u + c_w) / 2 = -c/2 + c = c/2 for c > 0, so 1/2 for each unit of c.",
-    )  # fmt: skip
+    )
 
 
 def exponents_of(setup: Setup, values: Array) -> Array:
@@ -146,17 +184,22 @@ EXPERIMENT = Experiment(
     id="004/fig5",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=200, test_samples=100, width=50, batch=64, epochs=10, every=5), seeds=1,
-            seconds=2, mebibytes=20,
+            setup=Setup(data="digits", samples=200, test_samples=100, width=50, batch=64, epochs=10, every=5),
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=85, mebibytes=100),
         Scale.PAPER: Size(
-            setup=Setup(samples=10_000, test_samples=10_000, width=2000, epochs=1000, every=20), seeds=3, seconds=45,
-            mebibytes=2000, device="cuda",
+            setup=Setup(samples=10_000, test_samples=10_000, width=2000, epochs=1000, every=20),
+            seeds=3,
+            seconds=45,
+            mebibytes=2000,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_5 = Reproduction(
     id="004/fig5",

@@ -37,50 +37,94 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
         return {"id": id, "values": found[id], "least": Scale.LAPTOP}
 
     yield Claim(
-        **judged("accuracy"), claim="Models converge well: lowest training accuracy over sigma", paper="> 0.95",
-        band=(0.95, 1), band_from="print",
-    )  # fmt: skip
+        **judged("accuracy"),
+        claim="Models converge well: lowest training accuracy over sigma",
+        paper="> 0.95",
+        band=(0.95, 1),
+        band_from="print",
+    )
     yield Claim(
-        **judged("start"), claim="The initial alignment (dashed) times sqrt(width)", paper=1.0, band=(0.97, 1.03),
-        band_from="theory", check=True, why="1 / sqrt(width) for random weights in the Frobenius norm.",
-    )  # fmt: skip
+        **judged("start"),
+        claim="The initial alignment (dashed) times sqrt(width)",
+        paper=1.0,
+        band=(0.97, 1.03),
+        band_from="theory",
+        check=True,
+        why="1 / sqrt(width) for random weights in the Frobenius norm.",
+    )
     yield Claim(
-        **judged("rises"), claim="The alignment between consecutive layers increases during training, sigma = 1 (a)",
-        paper="yes", band=(1, None), band_from="print", why="All pairs of layers.",
-        choices=[Choice(made="all pairs", other="mean over pairs",
-                        values=(last.mean(2) > first.mean(2))[:, setup.unscaled])],
-    )  # fmt: skip
+        **judged("rises"),
+        claim="The alignment between consecutive layers increases during training, sigma = 1 (a)",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+        why="All pairs of layers.",
+        choices=[
+            Choice(made="all pairs", other="mean over pairs", values=(last.mean(2) > first.mean(2))[:, setup.unscaled])
+        ],
+    )
     yield Claim(
-        **judged("falls-with-scale"), claim="Final alignment falls with sigma, mean over pairs (b)", paper="yes",
-        band=(1, None), band_from="print",
-        choices=[Choice(made="at every step of sigma", other="rises below 1 % are taken as equal",
-                        values=(numpy.diff(numpy.log(last.mean(2)), axis=1) < 0.01).all(1))],
-    )  # fmt: skip
+        **judged("falls-with-scale"),
+        claim="Final alignment falls with sigma, mean over pairs (b)",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+        choices=[
+            Choice(
+                made="at every step of sigma",
+                other="rises below 1 % are taken as equal",
+                values=(numpy.diff(numpy.log(last.mean(2)), axis=1) < 0.01).all(1),
+            )
+        ],
+    )
     yield Claim(
-        **judged("small"), claim=f"Layers align at sigma = {smallest:g} (b): least ratio of last to first", paper="yes",
-        band=(1.3, None), band_from="choice", why="The band of Fig. 2, where the least ratio was 1.8.",
-    )  # fmt: skip
+        **judged("small"),
+        claim=f"Layers align at sigma = {smallest:g} (b): least ratio of last to first",
+        paper="yes",
+        band=(1.3, None),
+        band_from="choice",
+        why="The band of Fig. 2, where the least ratio was 1.8.",
+    )
     yield Claim(
-        **judged("large"), claim=f"They stop being aligned at sigma = {largest:g} (b): largest relative change",
-        paper="about 0", band=(None, 0.1), band_from="choice", why="The band of Fig. 2.",
-    )  # fmt: skip
+        **judged("large"),
+        claim=f"They stop being aligned at sigma = {largest:g} (b): largest relative change",
+        paper="about 0",
+        band=(None, 0.1),
+        band_from="choice",
+        why="The band of Fig. 2.",
+    )
     yield Claim(
-        **judged("spectral"), claim=f"In the spectral norm layers align as well at sigma = {smallest:g}: all pairs",
-        paper="yes", band=(1, None), band_from="print",
-    )  # fmt: skip
+        **judged("spectral"),
+        claim=f"In the spectral norm layers align as well at sigma = {smallest:g}: all pairs",
+        paper="yes",
+        band=(1, None),
+        band_from="print",
+    )
     yield Claim(
-        **judged("spectral-large"), claim="And not at the largest sigma: largest relative change", paper="about 0",
-        band=(None, 0.1), band_from="choice",
-    )  # fmt: skip
+        **judged("spectral-large"),
+        claim="And not at the largest sigma: largest relative change",
+        paper="about 0",
+        band=(None, 0.1),
+        band_from="choice",
+    )
     four, deep = (setups["four"], runs["four"]), (setup, runs["six"])
     yield Claim(
-        id="less-stable", claim="Training is less stable than with four layers (App. B.1): zeta at sigma = 1 goes back "
-        "and forth further", paper="yes", values=unsteadiness(*deep) > unsteadiness(*four), band=(1, None),
-        band_from="print", least=Scale.LAPTOP,
+        id="less-stable",
+        claim="Training is less stable than with four layers (App. B.1): zeta at sigma = 1 goes back and forth further",
+        paper="yes",
+        values=unsteadiness(*deep) > unsteadiness(*four),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
         why="At the same learning rate, images, moments and steps. The paper does not say what it means by stable.",
-        choices=[Choice(made="the way of zeta beyond its net change", other="the loss rises at more moments",
-                        values=rising_losses(*deep) > rising_losses(*four))],
-    )  # fmt: skip
+        choices=[
+            Choice(
+                made="the way of zeta beyond its net change",
+                other="the loss rises at more moments",
+                values=rising_losses(*deep) > rising_losses(*four),
+            )
+        ],
+    )
 
 
 def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:

@@ -20,55 +20,98 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     _, feature, orthogonal, near = (by_start(runs, start) for start in STARTS)
     lowest = dict(zip(ACTIVATIONS, numpy.moveaxis(orthogonal.min(2), 1, 0), strict=True))
     yield Claim(
-        id="align", claim="Layers align for all activations: lowest end in the feature phase", paper="yes",
-        values=feature[:, :, -1].min(1), band=(0.5, None), band_from="choice", least=Scale.LAPTOP,
+        id="align",
+        claim="Layers align for all activations: lowest end in the feature phase",
+        paper="yes",
+        values=feature[:, :, -1].min(1),
+        band=(0.5, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="A change of order 1 from 0, as in Fig. 1; 0.80 to 0.97 after 1500 steps of an earlier trial.",
-    )  # fmt: skip
+    )
     yield from vanishing(setup, runs)
     yield Claim(
-        id="disalign", claim="And vice versa: near-orthogonal layers disalign for all activations: least fall of zeta",
-        paper="yes", values=(near[:, :, 0] - near[:, :, -1]).min(1), band=(0.005, None), band_from="trial",
-        least=Scale.LAPTOP, why="The band of Fig. 1; from 0.995 to 0.977 and lower in an earlier trial.",
-    )  # fmt: skip
+        id="disalign",
+        claim="And vice versa: near-orthogonal layers disalign for all activations: least fall of zeta",
+        paper="yes",
+        values=(near[:, :, 0] - near[:, :, -1]).min(1),
+        band=(0.005, None),
+        band_from="trial",
+        least=Scale.LAPTOP,
+        why="The band of Fig. 1; from 0.995 to 0.977 and lower in an earlier trial.",
+    )
     yield Claim(
-        id="monotone", claim="They do so monotonically for all activations", paper="yes",
-        values=numpy.all(rises(-near), axis=1), band=(1, None), band_from="print", least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="monotone",
+        claim="They do so monotonically for all activations",
+        paper="yes",
+        values=numpy.all(rises(-near), axis=1),
+        band=(1, None),
+        band_from="print",
+        least=Scale.LAPTOP,
+    )
     yield Claim(
-        id="keeps-falling", claim="zeta keeps decreasing even after the loss converges: least fall after it, over "
-        "activations", paper="yes", values=later_fall(runs, 0.99).min(1), band=(1e-3, None), band_from="choice",
-        least=Scale.LAPTOP, why="Near-orthogonal start; a thousandth is the least that a picture shows.",
+        id="keeps-falling",
+        claim="zeta keeps decreasing even after the loss converges: least fall after it, over activations",
+        paper="yes",
+        values=later_fall(runs, 0.99).min(1),
+        band=(1e-3, None),
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="Near-orthogonal start; a thousandth is the least that a picture shows.",
         choices=[
-            Choice(made="converged: 99 % of the fall of the loss are done", other="90 %",
-                   values=later_fall(runs, 0.9).min(1)),
+            Choice(
+                made="converged: 99 % of the fall of the loss are done",
+                other="90 %",
+                values=later_fall(runs, 0.9).min(1),
+            ),
             Choice(made="least over activations", other="mean", values=later_fall(runs, 0.99).mean(1)),
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deviates-sigmoid", claim="From the orthogonal start zeta deviates from one with sigmoid: lowest",
-        paper="below 1", values=lowest["sigmoid"], band=BEYOND, band_from="choice", least=Scale.LAPTOP,
+        id="deviates-sigmoid",
+        claim="From the orthogonal start zeta deviates from one with sigmoid: lowest",
+        paper="below 1",
+        values=lowest["sigmoid"],
+        band=BEYOND,
+        band_from="choice",
+        least=Scale.LAPTOP,
         why="0.91 in an earlier trial.",
         choices=[
             Choice(made="weights of variance 10", other=f"variance {variance:g}", values=runs["lowest"][:, i])
             for i, variance in enumerate(setup.variances)
         ],
-    )  # fmt: skip
+    )
     yield Claim(
-        id="deviates-swish", claim="So it does with swish: lowest", paper="below 1", values=lowest["swish"],
-        band=BEYOND, band_from="choice", least=Scale.LAPTOP, why="0.957 in an earlier trial.",
-    )  # fmt: skip
+        id="deviates-swish",
+        claim="So it does with swish: lowest",
+        paper="below 1",
+        values=lowest["swish"],
+        band=BEYOND,
+        band_from="choice",
+        least=Scale.LAPTOP,
+        why="0.957 in an earlier trial.",
+    )
     yield Claim(
-        id="deviates-leaky", claim="So it does with leaky ReLU: lowest", paper="below 1",
-        values=lowest["leaky_relu"], band=BEYOND, band_from="choice",
+        id="deviates-leaky",
+        claim="So it does with leaky ReLU: lowest",
+        paper="below 1",
+        values=lowest["leaky_relu"],
+        band=BEYOND,
+        band_from="choice",
         known="Leaky ReLU is homogeneous: phi(z) = z phi'(z). Where u = w the gradients scale sum_x r(x) phi(w x) and "
         "scale sum_x r(x) u phi'(w x) x are equal for every loss, and the layers stay equal. Only activations that "
         "are not homogeneous leave 1, so the exception is ReLU and leaky ReLU.",
-    )  # fmt: skip
+    )
     yield Claim(
-        id="stays", claim="It stays at one with ReLU, and in the linear network: lowest", paper=1.0,
-        values=numpy.minimum(lowest["relu"], lowest["linear"]), band=(0.999, 1.0001), band_from="theory", check=True,
+        id="stays",
+        claim="It stays at one with ReLU, and in the linear network: lowest",
+        paper=1.0,
+        values=numpy.minimum(lowest["relu"], lowest["linear"]),
+        band=(0.999, 1.0001),
+        band_from="theory",
+        check=True,
         why="Both layers of a homogeneous unit get the same gradient where they are equal.",
-    )  # fmt: skip
+    )
 
 
 def later_fall(runs: Runs, share: float) -> Array:
@@ -84,22 +127,45 @@ EXPERIMENT = Experiment(
     id="004/fig7",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(task="classification", width=100, linear_width=100, samples=40, speed=0.04, large_speed=0.02,
-                        sigmoid_speed=0.2, steps=100, moments=5, law_widths=(50, 200)),
-            seeds=1, seconds=3, mebibytes=20,
+            setup=Setup(
+                task="classification",
+                width=100,
+                linear_width=100,
+                samples=40,
+                speed=0.04,
+                large_speed=0.02,
+                sigmoid_speed=0.2,
+                steps=100,
+                moments=5,
+                law_widths=(50, 200),
+            ),
+            seeds=1,
+            seconds=3,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(
             setup=Setup(task="classification", linear_width=1000, speed=0.02, large_speed=0.02, sigmoid_speed=0.1),
-            seeds=3, seconds=60, mebibytes=50,
+            seeds=3,
+            seconds=60,
+            mebibytes=50,
         ),
         Scale.PAPER: Size(
-            setup=Setup(task="classification", width=10_000, speed=0.02, large_speed=0.02, sigmoid_speed=0.1,
-                        law_widths=(1000, 3000, 10_000)),
-            seeds=3, seconds=200, mebibytes=100, device="cuda",
+            setup=Setup(
+                task="classification",
+                width=10_000,
+                speed=0.02,
+                large_speed=0.02,
+                sigmoid_speed=0.1,
+                law_widths=(1000, 3000, 10_000),
+            ),
+            seeds=3,
+            seconds=200,
+            mebibytes=100,
+            device="cuda",
         ),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 FIG_7 = Reproduction(
     id="004/fig7",

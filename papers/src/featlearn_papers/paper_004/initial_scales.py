@@ -51,16 +51,23 @@ class Setup:
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     """zeta (sigmas, norms, pairs, T), loss and training accuracy (sigmas, T), for the same draws, scaled."""
     data = context.dataset(
-        setup.data, samples=setup.samples, generator=context.generator(), flatten=True,
+        setup.data,
+        samples=setup.samples,
+        generator=context.generator(),
+        flatten=True,
         normalization=setup.normalization,
-    )  # fmt: skip
+    )
     x, labels = data.x.to(context.device), data.labels.to(context.device)
     found = []
     for i, (sigma, lr) in enumerate(zip(setup.sigmas, setup.lrs, strict=True)):
         model = MLP(
-            x.shape[1], 10, width=setup.width, hidden_layers=setup.hidden_layers, weight_variance=2.0,
+            x.shape[1],
+            10,
+            width=setup.width,
+            hidden_layers=setup.hidden_layers,
+            weight_variance=2.0,
             generator=context.generator(1),
-        ).to(context.device)  # fmt: skip
+        ).to(context.device)
         fl.steer.scale_init(model, sigma)
         found.append(trained(setup, model, x, labels, lr))
         context.progress(i + 1, len(setup.sigmas), sigma=sigma, loss=found[-1]["loss"][-1])
@@ -76,10 +83,12 @@ def trained(setup: Setup, model: torch.nn.Module, x: Tensor, labels: Tensor, lr:
         f = model(x)
         loss = torch.nn.functional.cross_entropy(f, labels)
         if step % setup.stride == 0:
-            alignments.append([
-                [pair.value for pair in fl.layer_alignment(model, x[:2], norm=norm).values()]  # type: ignore[arg-type]
-                for norm in NORMS
-            ])  # fmt: skip
+            alignments.append(
+                [
+                    [pair.value for pair in fl.layer_alignment(model, x[:2], norm=norm).values()]  # type: ignore[arg-type]
+                    for norm in NORMS
+                ]
+            )
             losses.append(float(loss.detach()))
             accuracies.append(float((f.argmax(1) == labels).double().mean()))
         optimizer.zero_grad()
@@ -90,13 +99,16 @@ def trained(setup: Setup, model: torch.nn.Module, x: Tensor, labels: Tensor, lr:
 
 SIZES = {
     Scale.SMOKE: Size(
-        setup=Setup(data="digits", samples=200, width=32, sigmas=(0.5, 1.0, 3.0), lrs=(0.1, 0.1, 0.001), steps=100,
-                    moments=5),
-        seeds=1, seconds=1, mebibytes=20,
+        setup=Setup(
+            data="digits", samples=200, width=32, sigmas=(0.5, 1.0, 3.0), lrs=(0.1, 0.1, 0.001), steps=100, moments=5
+        ),
+        seeds=1,
+        seconds=1,
+        mebibytes=20,
     ),
     Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=60, mebibytes=100),
     Scale.PAPER: Size(setup=Setup(samples=2000), seeds=5, seconds=136, mebibytes=200),
-}  # fmt: skip
+}
 
 
 def raw(setup: Setup) -> Setup:
@@ -122,15 +134,25 @@ SIX_LAYERS = Experiment(
     id="004/six-layers",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=200, width=32, hidden_layers=5, sigmas=(0.5, 1.0, 3.0),
-                        lrs=(0.1, 0.1, 3e-5), steps=100, moments=5),
-            seeds=1, seconds=2, mebibytes=20,
+            setup=Setup(
+                data="digits",
+                samples=200,
+                width=32,
+                hidden_layers=5,
+                sigmas=(0.5, 1.0, 3.0),
+                lrs=(0.1, 0.1, 3e-5),
+                steps=100,
+                moments=5,
+            ),
+            seeds=1,
+            seconds=2,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=SIX, seeds=3, seconds=85, mebibytes=100),
         Scale.PAPER: Size(setup=replace(SIX, samples=2000), seeds=5, seconds=300, mebibytes=200),
     },
     measure=measure,
-)  # fmt: skip
+)
 FOUR_LAYERS_UNSCALED = Experiment(
     id="004/four-layers-unscaled",
     sizes={scale: replace(size, setup=unscaled(size.setup), seconds=size.seconds / 5) for scale, size in SIZES.items()},

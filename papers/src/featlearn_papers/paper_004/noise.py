@@ -84,13 +84,15 @@ def descended(
     for step in range(setup.steps + 1):
         slope = scale * (u * w).sum(1)
         if step in moments:
-            rows.append({
-                "alignment": (u * w).sum(1) / (u.norm(dim=1) * w.norm(dim=1)),
-                "loss": (slope[:, None] * a - y).square().mean(1),
-                "off": (scale * u @ off).square().mean(1),
-                "product": (u.square() - w.square()).norm(dim=1) / balance.norm(dim=1),
-                "spent": spent.clone(),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "alignment": (u * w).sum(1) / (u.norm(dim=1) * w.norm(dim=1)),
+                    "loss": (slope[:, None] * a - y).square().mean(1),
+                    "off": (scale * u @ off).square().mean(1),
+                    "product": (u.square() - w.square()).norm(dim=1) / balance.norm(dim=1),
+                    "spent": spent.clone(),
+                }
+            )
         square, product = mean if order is None else (squares[order[step]], products[order[step]])
         c = 2 * setup.lr * scale * (square * slope - product)
         u, w = u - c[:, None] * w, w - c[:, None] * u
@@ -103,11 +105,17 @@ def solved(setup: LineSetup, u: Tensor, w: Tensor, a: Tensor, y: Tensor, steps: 
     line = fl.theory.latent.reduce_line(a[:, None], y)
     paths = [
         fl.theory.latent.solve(
-            u[i], w[i][:, None], line.x, line.y, times=steps.double(), scale=setup.width**-0.5, rate_u=setup.lr,
+            u[i],
+            w[i][:, None],
+            line.x,
+            line.y,
+            times=steps.double(),
+            scale=setup.width**-0.5,
+            rate_u=setup.lr,
             rate_w=setup.lr,
         )
         for i in range(STARTS.index("saddle"))
-    ]  # fmt: skip
+    ]
     return torch.stack([path.layer_alignment for path in paths]) * line.x.sign()
 
 
@@ -169,9 +177,11 @@ IMAGES = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=ImageSetup(data="digits", samples=100, test_samples=50, pooling=1, width=20, steps=100, checks=2),
-            seeds=1, seconds=1, mebibytes=20,
+            seeds=1,
+            seconds=1,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=ImageSetup(), seeds=5, seconds=80, mebibytes=100),
     },
     measure=measure_images,
-)  # fmt: skip
+)

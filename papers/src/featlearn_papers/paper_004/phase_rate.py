@@ -129,30 +129,48 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     lazy, rich = (slopes(setup, runs["limit"], lazy=choice) for choice in (True, False))
     for i, layers in enumerate(setup.layers):
         yield Claim(
-            id=f"lazy-{layers}", claim=f"{layers} layers, gamma up to {setup.lazy:g}: exponent of the largest stable "
-            "rate over gamma", paper=2.0, values=lazy[:, i], band=(1.9, 2.1), band_from="theory",
+            id=f"lazy-{layers}",
+            claim=f"{layers} layers, gamma up to {setup.lazy:g}: exponent of the largest stable rate over gamma",
+            paper=2.0,
+            values=lazy[:, i],
+            band=(1.9, 2.1),
+            band_from="theory",
             why="The kernel of f / gamma goes as gamma^-2 and does not change.",
-        )  # fmt: skip
+        )
         yield Claim(
-            id=f"rich-{layers}", claim=f"{layers} layers, gamma from {setup.rich:g} on: exponent of the largest stable "
-            "rate over gamma", paper=2 / layers, values=rich[:, i], band=(2 / layers - 0.1, 2 / layers + 0.1),
-            band_from="theory", least=Scale.LAPTOP,
+            id=f"rich-{layers}",
+            claim=f"{layers} layers, gamma from {setup.rich:g} on: exponent of the largest stable rate over gamma",
+            paper=2 / layers,
+            values=rich[:, i],
+            band=(2 / layers - 0.1, 2 / layers + 0.1),
+            band_from="theory",
+            least=Scale.LAPTOP,
             why=f"Weights grow to gamma^(1/{layers}), where the kernel is gamma^(-2/{layers}). The range of gamma was "
             "chosen by the one that needs most: with 4 layers, weights are beyond their initial scale from 1000 on.",
-        )  # fmt: skip
+        )
     yield Claim(
-        id="order", claim="Very rich, deeper networks gain less: the exponent falls from each depth to the next",
-        paper="yes", values=numpy.all(numpy.diff(rich) < 0, axis=1), band=(1, None), band_from="theory",
+        id="order",
+        claim="Very rich, deeper networks gain less: the exponent falls from each depth to the next",
+        paper="yes",
+        values=numpy.all(numpy.diff(rich) < 0, axis=1),
+        band=(1, None),
+        band_from="theory",
         least=Scale.LAPTOP,
-    )  # fmt: skip
+    )
     rows = setup.chosen(True)
     limit = runs["limit"][:, :, rows] / numpy.array(setup.gammas)[rows] ** 2
     yield Claim(
-        id="limit", claim="The lazy boundary is 2 / largest eigenvalue of the Hessian at the start: measured rate "
-        "relative to it, furthest from 1", paper=1.0, values=furthest(limit), band=(0.9, 1.1), band_from="theory",
-        least=Scale.LAPTOP, why="A loss slightly beyond the limit needs many steps to rise above its start.",
+        id="limit",
+        claim="The lazy boundary is 2 / largest eigenvalue of the Hessian at the start: measured rate "
+        "relative to it, furthest from 1",
+        paper=1.0,
+        values=furthest(limit),
+        band=(0.9, 1.1),
+        band_from="theory",
+        least=Scale.LAPTOP,
+        why="A loss slightly beyond the limit needs many steps to rise above its start.",
         choices=[Choice(made=f"{setup.steps} steps", other="more")],
-    )  # fmt: skip
+    )
 
 
 def furthest(values: Array) -> Array:
@@ -203,14 +221,25 @@ EXPERIMENT = Experiment(
     id="004/phase-rate",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=20, pooling=2, width=16, layers=(2,), gammas=(0.01, 0.1, 1000.0, 3000.0),
-                        rates=tuple(10.0**i for i in range(-5, 6)), steps=60, halvings=3),
-            seeds=1, seconds=1, mebibytes=20,
+            setup=Setup(
+                data="digits",
+                samples=20,
+                pooling=2,
+                width=16,
+                layers=(2,),
+                gammas=(0.01, 0.1, 1000.0, 3000.0),
+                rates=tuple(10.0**i for i in range(-5, 6)),
+                steps=60,
+                halvings=3,
+            ),
+            seeds=1,
+            seconds=1,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=200, mebibytes=600),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 PHASE_RATE = Reproduction(
     id="004/phase-rate",

@@ -83,9 +83,13 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     The map is (sigmas, widths).
     """
     data = context.dataset(
-        setup.data, classes=(0, 1), samples=setup.samples, balanced=True, generator=context.generator(),
+        setup.data,
+        classes=(0, 1),
+        samples=setup.samples,
+        balanced=True,
+        generator=context.generator(),
         normalization="channel",
-    )  # fmt: skip
+    )
     x, y = nn.functional.avg_pool2d(data.x, setup.pooling).flatten(1).double(), 2.0 * data.labels.double() - 1
     found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in (*ACTIVATIONS, "map")}
     for activation in ACTIVATIONS:
@@ -116,9 +120,14 @@ def along(
 
 
 def scaled(
-    setup: Setup, exponents: phases.Exponents, kappa: int, lr: float, activation: Activation, x: Tensor,
+    setup: Setup,
+    exponents: phases.Exponents,
+    kappa: int,
+    lr: float,
+    activation: Activation,
+    x: Tensor,
     generator: torch.Generator,
-) -> tuple[nn.Module, list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A network of Table 1 with its initial output subtracted, and groups for an optimiser."""
     width = setup.base_width * (kappa if exponents.d else 1)
     model = MLP(x.shape[1], None, width=width, hidden_layers=1, activation=activation).double()
@@ -179,28 +188,45 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         growing = "kappa" if scaling == "lazy" else "the width"
         smooth, kinked = (runs[activation][:, i] for activation in ACTIVATIONS)
         yield Claim(
-            id=f"slope-{scaling.replace('_', '-')}", claim=f"{name}, {phase} phase at the stable rate: exponent of the "
-            f"kernel's relative motion over {growing}", paper=expected, values=slopes(setup, smooth),
-            band=(expected - 0.15, expected + 0.15), band_from="theory", least=Scale.LAPTOP,
+            id=f"slope-{scaling.replace('_', '-')}",
+            claim=f"{name}, {phase} phase at the stable rate: exponent of the kernel's relative motion over {growing}",
+            paper=expected,
+            values=slopes(setup, smooth),
+            band=(expected - 0.15, expected + 0.15),
+            band_from="theory",
+            least=Scale.LAPTOP,
             why="From the first- and second-order change of the kernel for residuals of order 1.",
             choices=[
-                Choice(made="a smooth activation (swish)", other="ReLU, whose units also switch: " + SWITCH,
-                       values=slopes(setup, kinked)),
+                Choice(
+                    made="a smooth activation (swish)",
+                    other="ReLU, whose units also switch: " + SWITCH,
+                    values=slopes(setup, kinked),
+                ),
                 Choice(made=f"kappa from {setup.fitted} on", other="all kappa", values=slopes(setup, smooth, 1)),
             ],
-        )  # fmt: skip
+        )
     yield Claim(
-        id="boundary", claim="Without an output scale, at stable rates, the boundary between the phases is the Xavier "
-        f"scaling, sigma ~ width^(-1/2): exponent at a motion of {LEVEL:g}", paper=-0.5,
-        values=slopes(setup, numpy.exp(boundary(setup, runs["map"]))), band=(-0.6, -0.4), band_from="theory",
+        id="boundary",
+        claim="Without an output scale, at stable rates, the boundary between the phases is the Xavier "
+        f"scaling, sigma ~ width^(-1/2): exponent at a motion of {LEVEL:g}",
+        paper=-0.5,
+        values=slopes(setup, numpy.exp(boundary(setup, runs["map"]))),
+        band=(-0.6, -0.4),
+        band_from="theory",
         least=Scale.LAPTOP,
         why="The kernel is of order sigma^2 width and the rate its inverse: the motion goes as (sigma^2 width)^-2.",
-    )  # fmt: skip
+    )
     left = numpy.stack([runs[f"{name}/left"].max((1, 2)) for name in ACTIVATIONS])
     yield Claim(
-        id="learned", claim="All networks have learned: most of the loss that is left, over scalings", paper=None,
-        values=left.max(0), band=(None, 0.5), band_from="choice", check=True, least=Scale.LAPTOP,
-    )  # fmt: skip
+        id="learned",
+        claim="All networks have learned: most of the loss that is left, over scalings",
+        paper=None,
+        values=left.max(0),
+        band=(None, 0.5),
+        band_from="choice",
+        check=True,
+        least=Scale.LAPTOP,
+    )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
@@ -241,14 +267,25 @@ EXPERIMENT = Experiment(
     id="004/phase-scalings",
     sizes={
         Scale.SMOKE: Size(
-            setup=Setup(data="digits", samples=10, pooling=2, base_width=16, kappas=(1, 4), sigmas=(0.5, 2.0), steps=20,
-                        draws=1, fitted=1),
-            seeds=1, seconds=1, mebibytes=20,
+            setup=Setup(
+                data="digits",
+                samples=10,
+                pooling=2,
+                base_width=16,
+                kappas=(1, 4),
+                sigmas=(0.5, 2.0),
+                steps=20,
+                draws=1,
+                fitted=1,
+            ),
+            seeds=1,
+            seconds=1,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=100, mebibytes=50),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 PHASE_SCALINGS = Reproduction(
     id="004/phase-scalings",

@@ -60,8 +60,9 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for task in setup.tasks:
         x, y = two_classes(task, context)
-        places = [(width, gamma, draw) for width in task.widths for gamma in setup.gammas
-                  for draw in range(setup.draws)]  # fmt: skip
+        places = [
+            (width, gamma, draw) for width in task.widths for gamma in setup.gammas for draw in range(setup.draws)
+        ]
         numbers = numpy.array([trained(setup, task, *place, x, y, context) for place in places])
         gap, left = numbers.reshape(len(task.widths), len(setup.gammas), setup.draws, 2).transpose(3, 0, 1, 2)
         found[f"{task.network}/gap"], found[f"{task.network}/left"] = gap.mean(2), left.max(2)
@@ -72,9 +73,13 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def two_classes(task: Task, context: Context) -> tuple[Tensor, Tensor]:
     """Images, flattened for a perceptron, and targets -1 and 1, of classes 0 and 1."""
     data = context.dataset(
-        task.data, classes=(0, 1), samples=task.samples, balanced=True, generator=context.generator(),
+        task.data,
+        classes=(0, 1),
+        samples=task.samples,
+        balanced=True,
+        generator=context.generator(),
         normalization="channel",
-    )  # fmt: skip
+    )
     x = nn.functional.avg_pool2d(data.x, task.pooling)
     return (x.flatten(1) if task.network == "mlp" else x), 2.0 * data.labels - 1
 
@@ -86,10 +91,17 @@ def trained(
     network: Any = MLP if task.network == "mlp" else CNN
     options = {} if task.network == "mlp" else {"kernel_size": 3}
     model = fl.steer.scale_output(
-        network(x.shape[1], None, width=width, hidden_layers=2, parametrization="ntk",
-                generator=context.generator(1 + draw), **options),
+        network(
+            x.shape[1],
+            None,
+            width=width,
+            hidden_layers=2,
+            parametrization="ntk",
+            generator=context.generator(1 + draw),
+            **options,
+        ),
         gamma,
-    )  # fmt: skip
+    )
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=fl.steer.safe_lr(model, x, "mean", share=setup.share))
@@ -130,30 +142,51 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         gaps, left = runs[f"{task.network}/gap"], runs[f"{task.network}/left"]
         name = f"{task.network.upper()} on {task.data}"
         yield Claim(
-            id=f"{task.network}-boundary", claim=f"{name}: the boundary between lazy and rich goes as sqrt(width): "
-            f"exponent of gamma over the width at a linearisation gap of {LEVEL:g}", paper=0.5,
-            values=boundary_exponent(setup, task, gaps), band=(0.4, 0.6), band_from="theory", least=Scale.LAPTOP,
+            id=f"{task.network}-boundary",
+            claim=f"{name}: the boundary between lazy and rich goes as sqrt(width): "
+            f"exponent of gamma over the width at a linearisation gap of {LEVEL:g}",
+            paper=0.5,
+            values=boundary_exponent(setup, task, gaps),
+            band=(0.4, 0.6),
+            band_from="theory",
+            least=Scale.LAPTOP,
             why="With f = F / (gamma sqrt(width)), mean field is gamma ~ sqrt(width): gamma / sqrt(width) alone "
             "decides at large width.",
             choices=[
-                Choice(made=f"a gap of {LEVEL:g}", other=f"{level:g}",
-                       values=boundary_exponent(setup, task, gaps, level))
+                Choice(
+                    made=f"a gap of {LEVEL:g}", other=f"{level:g}", values=boundary_exponent(setup, task, gaps, level)
+                )
                 for level in (0.1, 0.5)
             ],
-        )  # fmt: skip
+        )
         yield Claim(
-            id=f"{task.network}-lazy", claim=f"{name}: the widest network with the smallest gamma is lazy: gap",
-            paper="about 0", values=gaps[:, -1, 0], band=(None, 0.1), band_from="choice", least=Scale.LAPTOP,
-        )  # fmt: skip
-        yield Claim(
-            id=f"{task.network}-rich", claim=f"{name}: the narrowest with the largest gamma is rich: gap",
-            paper="about 1", values=gaps[:, 0, -1], band=(0.7, None), band_from="choice", least=Scale.LAPTOP,
-        )  # fmt: skip
-        yield Claim(
-            id=f"{task.network}-trained", claim=f"{name}: every network was trained to the end: most of the loss left",
-            paper=None, values=left.max((1, 2)), band=(None, task.end), band_from="choice", check=True,
+            id=f"{task.network}-lazy",
+            claim=f"{name}: the widest network with the smallest gamma is lazy: gap",
+            paper="about 0",
+            values=gaps[:, -1, 0],
+            band=(None, 0.1),
+            band_from="choice",
             least=Scale.LAPTOP,
-        )  # fmt: skip
+        )
+        yield Claim(
+            id=f"{task.network}-rich",
+            claim=f"{name}: the narrowest with the largest gamma is rich: gap",
+            paper="about 1",
+            values=gaps[:, 0, -1],
+            band=(0.7, None),
+            band_from="choice",
+            least=Scale.LAPTOP,
+        )
+        yield Claim(
+            id=f"{task.network}-trained",
+            claim=f"{name}: every network was trained to the end: most of the loss left",
+            paper=None,
+            values=left.max((1, 2)),
+            band=(None, task.end),
+            band_from="choice",
+            check=True,
+            least=Scale.LAPTOP,
+        )
 
 
 def edges(values: Any) -> Array:
@@ -195,16 +228,21 @@ EXPERIMENT = Experiment(
     sizes={
         Scale.SMOKE: Size(
             setup=Setup(
-                tasks=(Task(network="mlp", data="digits", pooling=2, widths=(8, 32), samples=10, most=20),
-                       Task(network="cnn", data="digits", pooling=2, widths=(4, 8), samples=10, most=20)),
-                gammas=(0.3, 3.0), draws=1,
+                tasks=(
+                    Task(network="mlp", data="digits", pooling=2, widths=(8, 32), samples=10, most=20),
+                    Task(network="cnn", data="digits", pooling=2, widths=(4, 8), samples=10, most=20),
+                ),
+                gammas=(0.3, 3.0),
+                draws=1,
             ),
-            seeds=1, seconds=1, mebibytes=20,
+            seeds=1,
+            seconds=1,
+            mebibytes=20,
         ),
         Scale.LAPTOP: Size(setup=Setup(), seeds=3, seconds=200, mebibytes=100),
     },
     measure=measure,
-)  # fmt: skip
+)
 
 PHASE_WIDTH = Reproduction(
     id="004/phase-width",

@@ -28,13 +28,21 @@ BLOCKS = {
     "stable": ("a stable learning rate, Cor. 1", "0 kernel", "1 learning", "0 learning", "-1 kernel", "-2 kernel"),
     "learning": (
         "rate and scale for feature learning, Cor. 2",
-        "1 -1 learning", "1 -1 learning", "0 0 learning", "1 -1 learning", "0 0 learning",
+        "1 -1 learning",
+        "1 -1 learning",
+        "0 0 learning",
+        "1 -1 learning",
+        "0 0 learning",
     ),
     "kernel": (
         "rate and scale for the kernel phase, Cor. 3",
-        "0 -1/2 kernel", "0 -1/2 kernel", "-2 1 kernel", "-1 0 kernel", "-2 1 kernel",
+        "0 -1/2 kernel",
+        "0 -1/2 kernel",
+        "-2 1 kernel",
+        "-1 0 kernel",
+        "-2 1 kernel",
     ),
-}  # fmt: skip
+}
 """block -> what it is, then the printed cells: c_eta, in the last two blocks c_gamma too, and the phase"""
 
 EXCHANGED = (
@@ -80,17 +88,26 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """One for each cell, and one for the exponents at the head of each column."""
     for scaling, name in SCALINGS.items():
         yield Claim(
-            id=f"{scaling}-start", claim=f"{name}: exponents of width, output scale and variances of u and w",
-            paper=STARTS[scaling], values=start_of(runs, scaling), band=STARTS[scaling], band_from="print",
-            known=EXCHANGED if scaling == "kaiming" else None, check=True,
+            id=f"{scaling}-start",
+            claim=f"{name}: exponents of width, output scale and variances of u and w",
+            paper=STARTS[scaling],
+            values=start_of(runs, scaling),
+            band=STARTS[scaling],
+            band_from="print",
+            known=EXCHANGED if scaling == "kaiming" else None,
+            check=True,
             why="What the scaling is by definition: an input of the table.",
-        )  # fmt: skip
+        )
     for block, (meaning, *cells) in BLOCKS.items():
         for (scaling, name), printed in zip(SCALINGS.items(), cells, strict=True):
             yield Claim(
-                id=f"{scaling}-{block}", claim=f"{name}: {meaning}", paper=printed,
-                values=cell_of(runs, scaling, block), band=printed, band_from="print",
-            )  # fmt: skip
+                id=f"{scaling}-{block}",
+                claim=f"{name}: {meaning}",
+                paper=printed,
+                values=cell_of(runs, scaling, block),
+                band=printed,
+                band_from="print",
+            )
 
 
 def plot(setup: Setup, runs: Runs) -> Any:

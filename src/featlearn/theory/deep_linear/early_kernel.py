@@ -108,10 +108,15 @@ class TwoLayerStart:
         second = first.T @ forward
         eye = torch.eye(first.shape[1], dtype=first.dtype, device=first.device)
         return TwoLayerStart(
-            s=size, beta=direction, metric0=first.T @ first + last.square().sum() * eye,
-            q0=(last.square().sum() + forward.square().sum()) / 2, r0=last @ forward,
-            w0=second - (direction @ second) * direction, p0=back - (direction @ back) * direction, span=span,
-        )  # fmt: skip
+            s=size,
+            beta=direction,
+            metric0=first.T @ first + last.square().sum() * eye,
+            q0=(last.square().sum() + forward.square().sum()) / 2,
+            r0=last @ forward,
+            w0=second - (direction @ second) * direction,
+            p0=back - (direction @ back) * direction,
+            span=span,
+        )
 
     def strength(self, moments: Tensor) -> Tensor:
         """r(t), the shape of `moments`."""

@@ -13,9 +13,7 @@ from featlearn.theory.deep_linear.arguments import checked_outputs, checked_path
 from featlearn.theory.deep_linear.path import LinearPath, Task
 
 
-def flow(
-    weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0
-) -> LinearPath:  # fmt: skip
+def flow(weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0) -> LinearPath:
     """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2, by numerical integration.
 
     See Atanasov et al. 2022, Eq. 9.
@@ -81,9 +79,14 @@ def _integrated(layers: list[Tensor], task: Task, times: Tensor, rates: list[flo
     moments = times.cpu().numpy()
     scale = max(float(numpy.abs(start).max()), 1e-300)
     solution = solve_ivp(
-        velocity, (0.0, max(float(moments[-1]), 1e-300)), start, method="DOP853", t_eval=moments, rtol=1e-12,
+        velocity,
+        (0.0, max(float(moments[-1]), 1e-300)),
+        start,
+        method="DOP853",
+        t_eval=moments,
+        rtol=1e-12,
         atol=1e-12 * scale,
-    )  # fmt: skip
+    )
     if not solution.success:
         raise FeatlearnError(f"gradient flow could not be integrated: {solution.message}")
     states = torch.as_tensor(solution.y.T.copy(), device=times.device)

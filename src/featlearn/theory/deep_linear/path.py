@@ -104,9 +104,14 @@ class Task:
         return size
 
     def path(
-        self, times: Tensor, weights: Tensor, metric: Callable[[int], Tensor], loss: Tensor | None = None,
-        strength: Tensor | None = None, layers: tuple[Tensor, ...] | None = None,
-    ) -> LinearPath:  # fmt: skip
+        self,
+        times: Tensor,
+        weights: Tensor,
+        metric: Callable[[int], Tensor],
+        loss: Tensor | None = None,
+        strength: Tensor | None = None,
+        layers: tuple[Tensor, ...] | None = None,
+    ) -> LinearPath:
         """Everything that follows from the product of the layers (T, C, D) and from M(t).
 
         `loss` and `strength` where they are known better than from `weights`.
@@ -119,10 +124,18 @@ class Task:
         overlap, square, trace = sums.unbind(1)
         norm = square.clamp(min=0).sqrt()
         return LinearPath(
-            times=times, X=self.X, loss=loss, weights=weights, strength=strength,
-            alignment=ratio(overlap, norm * (self.targets.T @ self.targets).norm()), norm=norm, trace=trace,
-            task=overlap / self.targets.square().sum(), metric=metric, layers=layers,
-        )  # fmt: skip
+            times=times,
+            X=self.X,
+            loss=loss,
+            weights=weights,
+            strength=strength,
+            alignment=ratio(overlap, norm * (self.targets.T @ self.targets).norm()),
+            norm=norm,
+            trace=trace,
+            task=overlap / self.targets.square().sum(),
+            metric=metric,
+            layers=layers,
+        )
 
     def _kernel_sums(self, metric: Tensor) -> Tensor:
         """<K, Y Y^T>, |K|^2 and the trace, without a P x P matrix."""

@@ -14,9 +14,7 @@ from featlearn.theory.deep_linear.path import LinearPath, Task
 from featlearn.theory.deep_linear.strength import remaining, strength
 
 
-def solve(
-    X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate: float = 1.0
-) -> LinearPath:  # fmt: skip
+def solve(X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate: float = 1.0) -> LinearPath:
     """A balanced linear network of any depth on whitened inputs, each mode on its own.
 
     See Atanasov et al. 2022, Sec. 4, App. E.1, H.
@@ -49,14 +47,15 @@ def solve(
     missed = (rows @ task.teacher.T - task.targets).square().sum()
     missed = torch.where(missed > 1e-24 * task.targets.square().sum(), missed, torch.zeros_like(missed))  # rounding
     return task.path(
-        moments, weights, lambda i: traced_metric(c[i].abs(), task.v, task.targets.shape[1], depth),
-        loss=size * left.square().sum(1) + missed, strength=c,
-    )  # fmt: skip
+        moments,
+        weights,
+        lambda i: traced_metric(c[i].abs(), task.v, task.targets.shape[1], depth),
+        loss=size * left.square().sum(1) + missed,
+        strength=c,
+    )
 
 
-def silent_alignment(
-    X: Tensor, y: Tensor, W0: Tensor, a0: Tensor, *, times: Any, rate: float = 1.0
-) -> LinearPath:  # fmt: skip
+def silent_alignment(X: Tensor, y: Tensor, W0: Tensor, a0: Tensor, *, times: Any, rate: float = 1.0) -> LinearPath:
     """A two-layer linear network f = a^T W x from its own small weights, on whitened inputs: both phases.
 
     See Atanasov et al. 2022, Sec. 3.

@@ -81,9 +81,7 @@ def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor)
         )
     direction = checked_direction(beta, size)
     straight, tilted = first @ direction, first @ (sigma @ direction)
-    return torch.stack([
-        straight @ readout, readout @ readout, straight @ tilted, tilted @ readout, tilted @ tilted
-    ])  # fmt: skip
+    return torch.stack([straight @ readout, readout @ readout, straight @ tilted, tilted @ readout, tilted @ tilted])
 
 
 def unwhitened_path(times: Any, variables: Tensor, a: Any, b: Any, s: Any) -> Tensor:

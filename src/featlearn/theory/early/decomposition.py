@@ -44,9 +44,13 @@ class MeanAndCovarianceTerms:
 
 
 def mean_and_covariance_terms(
-    X: Tensor, residual: Tensor, ptks: Tensor | Callable[[torch.Generator], Tensor], *,
-    samples: int | None = None, generator: torch.Generator | None = None,
-) -> MeanAndCovarianceTerms:  # fmt: skip
+    X: Tensor,
+    residual: Tensor,
+    ptks: Tensor | Callable[[torch.Generator], Tensor],
+    *,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> MeanAndCovarianceTerms:
     """What the mean PTK and what its spread over networks gives to the early correlation.
 
     See Beaglehole et al. 2024, Eq. 7.

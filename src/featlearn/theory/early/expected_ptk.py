@@ -17,9 +17,13 @@ Activation = Literal["relu", "quadratic"]
 
 
 def expected_ptk(
-    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Numbers,
+    X: Tensor,
+    width: int | tuple[int, int],
+    activation: Activation,
+    hidden_layers: int,
+    variances: Numbers,
     exact: bool | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """E[calK] of the first layer over networks, (n, n), for inputs `X` (n, d): calK = J J^T, J = df/dh_0, no 1/n.
 
     | hidden layers | network | variances |
@@ -55,9 +59,13 @@ def expected_ptk(
 
 
 def drawn_ptk(
-    X: Tensor, width: int | tuple[int, int], activation: Activation, hidden_layers: int, variances: Numbers,
+    X: Tensor,
+    width: int | tuple[int, int],
+    activation: Activation,
+    hidden_layers: int,
+    variances: Numbers,
     generator: torch.Generator | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """calK = J J^T of the first layer of one random network, (n, n): a draw of what `expected_ptk` averages.
 
     Arguments as there (Beaglehole et al. 2024, App. D). Weights are drawn first layer first, each (fan-out, fan-in), a

@@ -49,9 +49,13 @@ def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
     spread, leading = 3 / k * second.trace(), 1 + 5 / k
     nfm, agop = 4 * fourth, 16 * (spread * fourth + leading * sandwiched)
     return QuadraticMeans(
-        nfm=nfm, agop=agop, ptk=4 * outer, squared_ptk=16 * (spread * outer + leading * outer @ outer),
-        correlation=correlation(nfm, agop), limit_correlation=correlation(fourth, sandwiched),
-    )  # fmt: skip
+        nfm=nfm,
+        agop=agop,
+        ptk=4 * outer,
+        squared_ptk=16 * (spread * outer + leading * outer @ outer),
+        correlation=correlation(nfm, agop),
+        limit_correlation=correlation(fourth, sandwiched),
+    )
 
 
 def data_matrices(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

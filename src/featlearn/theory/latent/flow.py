@@ -39,9 +39,16 @@ class Flow(Prediction):
 
 
 def integrate(
-    u: Tensor, W: Tensor, X: Tensor, y: float | Tensor, *, times: Numbers,
-    scale: float | Tensor = 1.0, rate_u: float | Tensor = 1.0, rate_w: float | Tensor = 1.0,
-) -> Flow:  # fmt: skip
+    u: Tensor,
+    W: Tensor,
+    X: Tensor,
+    y: float | Tensor,
+    *,
+    times: Numbers,
+    scale: float | Tensor = 1.0,
+    rate_u: float | Tensor = 1.0,
+    rate_w: float | Tensor = 1.0,
+) -> Flow:
     """Gradient flow of f(x) = scale u . W x on mean_k (f(x_k) - y_k)^2, integrated to 12 digits (DOP853).
 
     For samples off a line, which have no closed form, and as the independent check of `solve`. See Xu & Ziyin
@@ -75,8 +82,15 @@ def integrate(
     first = torch.cat([readout, weight.flatten()]).cpu().numpy()
     order, place = moments.cpu().unique(return_inverse=True)
     tolerance = 1e-15 * max(float(numpy.abs(first).max()), 1e-300)
-    path = solve_ivp(velocity, (0.0, float(order[-1]) if len(order) else 0.0), first, method="DOP853",
-                     t_eval=order.numpy(), rtol=1e-12, atol=tolerance)  # fmt: skip
+    path = solve_ivp(
+        velocity,
+        (0.0, float(order[-1]) if len(order) else 0.0),
+        first,
+        method="DOP853",
+        t_eval=order.numpy(),
+        rtol=1e-12,
+        atol=tolerance,
+    )
     if not path.success:
         raise FeatlearnError(f"integration stopped at t = {path.t[-1] if len(path.t) else 0.0}: {path.message}")
     states = torch.as_tensor(path.y.T)[place].to(readout.device)

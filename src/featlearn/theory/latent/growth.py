@@ -100,9 +100,17 @@ class Scales(NamedTuple):
 
 
 def scales(
-    times: Any, P: Any, Q: Any, y: Any, *, width: Any, rho: Any = 1.0, scale: Any = 1.0, rate_u: Any = 1.0,
+    times: Any,
+    P: Any,
+    Q: Any,
+    y: Any,
+    *,
+    width: Any,
+    rho: Any = 1.0,
+    scale: Any = 1.0,
+    rate_u: Any = 1.0,
     rate_w: Any = 1.0,
-) -> Scales:  # fmt: skip
+) -> Scales:
     """Growth, time scale and kernel of a start given by P = mean p^2 and Q = mean q^2.
 
     See Xu & Ziyin 2024, Eq. 5 to 10 (corrected).

@@ -263,9 +263,16 @@ class Latent(Prediction):
 
 
 def solve(
-    u: Tensor, W: Tensor, x: Tensor, y: float | Tensor, *, times: Numbers,
-    scale: float | Tensor = 1.0, rate_u: float | Tensor = 1.0, rate_w: float | Tensor = 1.0,
-) -> Latent:  # fmt: skip
+    u: Tensor,
+    W: Tensor,
+    x: Tensor,
+    y: float | Tensor,
+    *,
+    times: Numbers,
+    scale: float | Tensor = 1.0,
+    rate_u: float | Tensor = 1.0,
+    rate_w: float | Tensor = 1.0,
+) -> Latent:
     """The exact path of a two-layer linear network on one sample (Xu & Ziyin 2024, Theorem 1, corrected).
 
     f(x) = scale u . W x, loss (f(x) - y)^2 without 1/2, du/dt = -rate_u dL/du, dW/dt = -rate_w dL/dW. Exact for every

@@ -49,9 +49,14 @@ class IntegratedPath(Prediction):
 
 
 def integrate(
-    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None,
+    K0: Tensor,
+    y: Tensor,
+    gamma: float,
+    times: Numbers,
+    *,
+    f0: Tensor | None = None,
     rate: float = 1.0,
-) -> IntegratedPath:  # fmt: skip
+) -> IntegratedPath:
     """The equations of `solve` integrated step by step (DOP853, relative tolerance 1e-12), arguments as there.
 
         dDelta/dt = -rate Psi^T Psi Delta,   dPsi/dt = rate gamma Psi Delta Delta^T

@@ -20,9 +20,13 @@ class Scalar(NamedTuple):
 
 
 def scalar(
-    times: Numbers, psi0: Numbers, residual0: Numbers, gamma: Numbers, *,
+    times: Numbers,
+    psi0: Numbers,
+    residual0: Numbers,
+    gamma: Numbers,
+    *,
     rate: Numbers = 1.0,
-) -> Scalar:  # fmt: skip
+) -> Scalar:
     """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2.
 
     See Shan & Bordelon 2021a, Eq. 24 to 27.

@@ -59,9 +59,14 @@ def conserved_modes(problem: Problem, gamma: float) -> Modes:
     rates = values[touched]
     moving = (gamma / rates).log() / 2 if gamma > 0 else torch.full_like(rates, -torch.inf)
     return Modes(
-        values, vectors, turn, touched, torch.cat([rates, torch.zeros_like(logs)]),
-        torch.cat([inside[touched], still]), torch.cat([moving, logs]),
-    )  # fmt: skip
+        values,
+        vectors,
+        turn,
+        touched,
+        torch.cat([rates, torch.zeros_like(logs)]),
+        torch.cat([inside[touched], still]),
+        torch.cat([moving, logs]),
+    )
 
 
 class EigenbasisStart(NamedTuple):

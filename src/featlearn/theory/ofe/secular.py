@@ -80,10 +80,14 @@ def _distinct(poles: Tensor, z: Tensor, weight: float) -> Update:
     reach = torch.cat([gaps[:-1] / 2, gaps[-1:]])
     offsets = poles - poles[nearest, None]  # (root, pole)
     rows = max(1, ELEMENTS // len(poles))
-    distance = torch.cat([
-        secular_roots(part, weights.expand_as(part), *(each[first : first + rows] for each in (nearest, sign, reach)))
-        for first, part in zip(range(0, len(poles), rows), offsets.split(rows), strict=True)
-    ])  # fmt: skip
+    distance = torch.cat(
+        [
+            secular_roots(
+                part, weights.expand_as(part), *(each[first : first + rows] for each in (nearest, sign, reach))
+            )
+            for first, part in zip(range(0, len(poles), rows), offsets.split(rows), strict=True)
+        ]
+    )
     away = (sign * distance)[:, None] - offsets  # c_k - lambda_i, (root k, pole i)
     # Loewner: the z for which these roots are exact, without which the vectors would not be orthogonal
     apart = (poles[:, None] - poles).fill_diagonal_(1.0)

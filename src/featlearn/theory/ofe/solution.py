@@ -102,9 +102,15 @@ class Solution(Prediction):
 
 
 def solve(
-    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None,
-    rate: float = 1.0, rank_tolerance: float | None = None,
-) -> Solution:  # fmt: skip
+    K0: Tensor,
+    y: Tensor,
+    gamma: float,
+    times: Numbers,
+    *,
+    f0: Tensor | None = None,
+    rate: float = 1.0,
+    rank_tolerance: float | None = None,
+) -> Solution:
     """Optimal feature evolution: features move to lower the loss after the next step.
 
     See Shan & Bordelon 2021a, Sec. 4; 2021b, Sec. 4.1.

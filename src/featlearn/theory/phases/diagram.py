@@ -87,17 +87,27 @@ class Diagram:
         labels = [str(phase) for phase in Phase if phase in shown]
         # its own ground: the colours of the plane are also those of the handles
         ax.legend(handles, labels, fontsize="small", frameon=True, facecolor="white", framealpha=1)
-        ax.set(xlabel=SYMBOLS[self.x], ylabel=SYMBOLS[self.y],
-               xlim=(float(self.x_values[0]), float(self.x_values[-1])),
-               ylim=(float(self.y_values[0]), float(self.y_values[-1])))  # fmt: skip
+        ax.set(
+            xlabel=SYMBOLS[self.x],
+            ylabel=SYMBOLS[self.y],
+            xlim=(float(self.x_values[0]), float(self.x_values[-1])),
+            ylim=(float(self.y_values[0]), float(self.y_values[-1])),
+        )
         return ax
 
 
 def diagram(
-    exponents: Exponents, x: str = "gamma", y: str = "rate", *, x_range: Point = (-2.0, 2.0),
-    y_range: Point = (-2.0, 2.0), points: int = 81, balanced_start: bool = True, correlated_target: bool = True,
+    exponents: Exponents,
+    x: str = "gamma",
+    y: str = "rate",
+    *,
+    x_range: Point = (-2.0, 2.0),
+    y_range: Point = (-2.0, 2.0),
+    points: int = 81,
+    balanced_start: bool = True,
+    correlated_target: bool = True,
     at_stable_rate: bool = False,
-) -> Diagram:  # fmt: skip
+) -> Diagram:
     """The phase diagram over two exponents, the others as in `exponents` (Xu & Ziyin 2024, Theorem 2).
 
     Frozen and unstable fill the plane; kernel and learning lie on the line between them, max(A, B) = 0. With

@@ -114,9 +114,14 @@ class Growth(Prediction):
 
 
 def growth(
-    times: Numbers, f: Tensor, y: Tensor, rate: float = 1.0, *, K_V: Tensor | None = None,
+    times: Numbers,
+    f: Tensor,
+    y: Tensor,
+    rate: float = 1.0,
+    *,
+    K_V: Tensor | None = None,
     K_W: Tensor | None = None,
-) -> Growth:  # fmt: skip
+) -> Growth:
     """The kernel's growth along a run whose outputs are known: `growth_rates` summed over time.
 
     See Shan & Bordelon 2021b, Fig. 6 C to F.

@@ -12,9 +12,14 @@ from featlearn.theory.relu.arguments import checked_rate
 
 
 def mixture_rates(
-    f: Tensor, samples_per_class: Any, overlap: Any = 1.0, rate: float = 1.0, *, square_norm: Any = 1.0,
+    f: Tensor,
+    samples_per_class: Any,
+    overlap: Any = 1.0,
+    rate: float = 1.0,
+    *,
+    square_norm: Any = 1.0,
     Q: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """d/dt of y_d^T K_W^cc y_d for a mixture of C classes: (..., C, C), rows kernels c, columns one-hot targets d.
 
         2 rate n^2 [|x|^2 + (n-1) m] {1/2 sum_e s_ce + 1/2 s_cd},      s_ce = (delta_ce - f_c(e)) f_c(e)

@@ -15,7 +15,7 @@ from featlearn.theory.relu.growth import Growth
 
 def solve(
     K_V: Tensor, K_W: Tensor, y: Tensor, *, times: Numbers, rate: float = 1.0, f0: Tensor | None = None
-) -> Growth:  # fmt: skip
+) -> Growth:
     """Training under the ansatz, from the initial kernel alone: outputs and kernel drive each other.
 
         df/dt = rate (K_V + K_W)(y - f)
@@ -67,6 +67,13 @@ def _grown(times: Tensor, states: Tensor, target: Tensor, rest: Tensor) -> Growt
     along = [torch.einsum("m,tmn,n->t", target, part, target) / size for part in (readout, hidden, kernels)]
     mean = [part.diagonal(dim1=1, dim2=2).mean(1) for part in (readout, hidden)]
     return Growth(
-        times, outputs, (outputs - target).square().sum(1), along[0], mean[0], along[1], mean[1], kernels,
+        times,
+        outputs,
+        (outputs - target).square().sum(1),
+        along[0],
+        mean[0],
+        along[1],
+        mean[1],
+        kernels,
         ratio(along[2], torch.linalg.matrix_norm(kernels)),
-    )  # fmt: skip
+    )
