@@ -17,7 +17,7 @@ CONTRACTION = {"errors", "shapes", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "audited_model"}
-MEASURING = FOUNDATION | AUDITED_MODEL | {"layers", "quantities", "readouts", "session"}
+MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
 LIBRARY |= {"explorer", "live", "function_source", "process_pool", "executors", "sweeps", "widths"}
@@ -40,10 +40,11 @@ ALLOWED: dict[str, set[str]] = {
     "measurement": GRADIENTS | {"audit"},
     "planning": MEASUREMENT,
     "distributed": {"errors", "shapes", "contraction", "network"},
-    "layers": MEASUREMENT - {"audit"},
+    "linear_maps": MEASUREMENT - {"audit"},
     "audited_model": MEASUREMENT | {"planning", "distributed"},
-    "quantities": FOUNDATION | AUDITED_MODEL | {"layers", "readouts", "dynamics"},
-    "session": FOUNDATION | AUDITED_MODEL | {"layers", "quantities"},
+    "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
+    "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
+    "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},
     "metrics": FOUNDATION,
     "dynamics": FOUNDATION | {"network"},  # fused ops taken apart, for Taylor expansions
     "theory": FOUNDATION,
@@ -165,7 +166,7 @@ def test_the_table_has_no_cycle():
         ("featlearn.audit.audit", "from featlearn.measurement import Measurement"),
         ("featlearn.measurement", "from featlearn.planning.chunks import grouped"),
         ("featlearn.quantities.ntk", "from featlearn.session import Session"),
-        ("featlearn.layers.weight_matrices", "from featlearn.planning.cost import parameter_plans"),
+        ("featlearn.linear_maps.weight_matrices", "from featlearn.planning.cost import parameter_plans"),
         ("featlearn.record.run", "import torch.nn"),
         ("featlearn.reporting.page", "from featlearn.quantities import ntk"),
         ("featlearn.quantities.ntk", "from featlearn import models"),

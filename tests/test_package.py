@@ -38,7 +38,7 @@ def test_a_kernel_loads_what_it_needs_and_nothing_of_ranks_and_sketches():
     loaded = modules_after(
         "import featlearn as fl, torch; fl.ntk(torch.nn.Linear(3, 2), torch.ones(4, 3), outputs='each', verify=True)"
     )
-    assert "featlearn.quantities.kernel_execution" in loaded
+    assert "featlearn.kernel.execution" in loaded
     unneeded = ("divided", "sketched", "distributed.exchange", "layered_weights", "stream", "operator", "neural")
     assert not [name for name in loaded for word in unneeded if name.startswith("featlearn") and word in name]
 

@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec, resolve_name
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,25 @@ def _text(node: ast.stmt | ast.Module, former_names: Mapping[str, str]) -> str:
         elif isinstance(inner, ast.alias):
             inner.name = _former(inner.name, former_names)
         if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
-            inner.body = [one for one in inner.body if not _is_string(one)] or [ast.Pass()]
+            inner.body = [statement for statement in inner.body if not _is_string(statement)] or [ast.Pass()]
+    if former_names and isinstance(node, ast.Module):
+        node.body = _sorted_imports(node.body)
     return _dumped(node)
+
+
+def _sorted_imports(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Sort adjacent imports of featlearn by module name: a module that has moved stands elsewhere among them."""
+    ordered: list[ast.stmt] = []
+    for is_import, group in groupby(body, _is_library_import):
+        statements = list(group)
+        if is_import:
+            statements.sort(key=lambda node: getattr(node, "module", ""))
+        ordered += statements
+    return ordered
+
+
+def _is_library_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("featlearn")
 
 
 def _former(name: str, former_names: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, FeatlearnError
+from featlearn.kernel.jacobian_products import JvpMethod
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
@@ -19,7 +20,6 @@ from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
 from featlearn.network.initial_network import network_at
-from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.record import Run
 
 COMPARED = {"features": 3.0}

@@ -18,10 +18,10 @@ from featlearn.distributed.first_rank import buffers_of_first, tensors_of_first
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError
 from featlearn.gradients.directions import Outputs, Probes
+from featlearn.kernel.divided_kernel import divided_kernels
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.network.inputs import Inputs, map_tensors, tensors_in
-from featlearn.quantities.divided_kernel import divided_kernels
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.neural_features import neural_features_of
 

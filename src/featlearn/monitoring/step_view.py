@@ -13,20 +13,20 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import Outputs, Probes
-from featlearn.layers.consecutive import Pair, consecutive
+from featlearn.kernel.jacobian_products import JvpMethod
+from featlearn.kernel.step_rates import Rate, step_rates
+from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
-from featlearn.quantities.jacobian_products import JvpMethod
 from featlearn.quantities.layer_balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
-from featlearn.quantities.optimizer_kernel import Rate, step_rates
 from featlearn.quantities.representation import outputs_with_features
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8

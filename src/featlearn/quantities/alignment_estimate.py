@@ -12,15 +12,15 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.agreement import same_arguments, same_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.kernel.jacobian_products import inner_products
+from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.nystrom import norm, normalised_overlap, surveyed
 from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
-from featlearn.quantities.jacobian_products import inner_products
 from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
 from featlearn.quantities.sketched_alignment import sketched_alignment
-from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
 
 # Targets with at most this many distinct rows are those of classes.

@@ -11,14 +11,14 @@ from featlearn.contraction.squared_norms import weighted_squared_norms
 from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
+from featlearn.kernel.stream import taken
+from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import columns_at_once
 from featlearn.quantities.ntk import measured_kernels
-from featlearn.quantities.stream import taken
-from featlearn.quantities.sweep import Sweeps
 
 
 class KernelColumns:

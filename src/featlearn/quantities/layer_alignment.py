@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
-from featlearn.layers.consecutive import Pair, consecutive
+from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.quantities.neural_features import refuse_no_layers
 

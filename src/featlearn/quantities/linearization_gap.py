@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
+from featlearn.kernel.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size
-from featlearn.quantities.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""

@@ -12,8 +12,8 @@ from featlearn.distributed.agreement import same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, Probes, output_directions
-from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
-from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
+from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.initial_network import network_at

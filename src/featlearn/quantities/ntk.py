@@ -16,6 +16,9 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.kernel.execution import KernelExecution, refuse_not_finite
+from featlearn.kernel.step_rates import Rate, elementwise, step_rates
+from featlearn.kernel.verification import KernelVerification
 from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
@@ -24,9 +27,6 @@ from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import PlannedKernel
-from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
-from featlearn.quantities.optimizer_kernel import Rate, elementwise, step_rates
-from featlearn.quantities.verification import KernelVerification
 
 Found = TypeVar("Found")
 
@@ -169,7 +169,7 @@ def tangent_kernel(
 ) -> Tensor | Kernels:
     """The tangent kernel of an audited model: see `fl.ntk`."""
     if audited.group.given:
-        from featlearn.quantities.divided_kernel import divided_kernels
+        from featlearn.kernel.divided_kernel import divided_kernels
 
         divided = divided_kernels(
             audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer)
@@ -196,7 +196,7 @@ def sketched_kernel(
     verify: bool = False,
 ) -> Estimate | dict[str, Estimate]:
     """The sketched kernel of an audited model: see `fl.ntk`."""
-    from featlearn.quantities.sketched_kernel import checked_sketch, sketched_kernels
+    from featlearn.kernel.sketched_kernel import checked_sketch, sketched_kernels
 
     with audited.group.together():  # one rank alone may ask for it
         checked_sketch(sketch, outputs, verify)

@@ -14,6 +14,9 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.kernel.sketched_kernel import checked_sketch
+from featlearn.kernel.step_rates import Rate, elementwise
+from featlearn.kernel.stream import taken
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.exchange import shared_kernel, shared_parameters
 from featlearn.planning.kernel_plan import plan_kernel
@@ -21,9 +24,6 @@ from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import checked_by, checked_rates
-from featlearn.quantities.optimizer_kernel import Rate, elementwise
-from featlearn.quantities.sketched_kernel import checked_sketch
-from featlearn.quantities.stream import taken
 
 
 @overload

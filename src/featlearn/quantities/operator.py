@@ -14,6 +14,10 @@ from featlearn.distributed.group import Expectation
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Probes
+from featlearn.kernel.jacobian_products import jvp_method
+from featlearn.kernel.step_rates import Rate, step_rates
+from featlearn.kernel.stream import SampleStream
+from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, surveyed
@@ -22,10 +26,6 @@ from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
-from featlearn.quantities.jacobian_products import jvp_method
-from featlearn.quantities.optimizer_kernel import Rate, step_rates
-from featlearn.quantities.stream import SampleStream
-from featlearn.quantities.sweep import Sweeps
 from featlearn.shapes import checked_finite
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
-from featlearn.layers.preactivation_gradients import PreactivationGradients, chosen_layers
-from featlearn.layers.weight_matrices import WeightMatrices, weight_matrices
+from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
 from featlearn.planning.chunks import samples_within

@@ -8,14 +8,14 @@ from torch import Tensor
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import output_directions
+from featlearn.kernel.sketched_kernel import SketchedFeatures, checked_sketch
+from featlearn.kernel.step_rates import elementwise
+from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sketch_plan import plan_sketch
-from featlearn.quantities.optimizer_kernel import elementwise
-from featlearn.quantities.sketched_kernel import SketchedFeatures, checked_sketch
-from featlearn.quantities.sweep import Sweeps
 
 
 def sketched_alignment(sweeps: Sweeps, targets: Tensor, task: float, sketch: Sketch, *, centered: bool) -> Estimate:

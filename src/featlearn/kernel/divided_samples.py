@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.contraction.factors import Dense, Factors, Gradients, as_dense, dense_slice
 from featlearn.distributed.exchange import Swap, TensorKind, contents, refilled, swapped
 from featlearn.distributed.group import RankGroup
-from featlearn.quantities.kernel_execution import sample_blocks
+from featlearn.kernel.execution import sample_blocks
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from featlearn.contraction.kernel_sum import Kernels, KernelSum
 from featlearn.distributed.exchange import TensorKind, kinds, swapped
 from featlearn.distributed.same_directions import same_directions
 from featlearn.gradients.directions import Directions
+from featlearn.kernel.divided_samples import DividedGradients, Division, alike
+from featlearn.kernel.execution import KernelExecution
+from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.exchange import SharedKernel, shared_parameters
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.divided_samples import DividedGradients, Division, alike
-from featlearn.quantities.kernel_execution import KernelExecution
-from featlearn.quantities.verification import KernelVerification
 
 Places = Sequence[slice]
 """The samples of every rank."""

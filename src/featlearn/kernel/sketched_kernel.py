@@ -11,13 +11,13 @@ from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables, add_sketch
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch, sketch_view
-from featlearn.quantities.optimizer_kernel import Rate, elementwise, with_rates
 
 Features = dict[str, Tensor]
 """Key of a kernel (layer, parameter, or "" for the network) -> sketches (repeats, samples, k)."""

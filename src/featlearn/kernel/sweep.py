@@ -8,13 +8,13 @@ from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.group import RankGroup
+from featlearn.kernel.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
+from featlearn.kernel.step_rates import Rate
+from featlearn.kernel.stream import SampleStream
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
-from featlearn.quantities.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
-from featlearn.quantities.optimizer_kernel import Rate
-from featlearn.quantities.stream import SampleStream
 
 
 @dataclass(frozen=True)

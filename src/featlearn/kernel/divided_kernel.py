@@ -12,6 +12,12 @@ from featlearn.distributed.exchange import TensorKind, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.kernel.divided_execution import DividedExecution
+from featlearn.kernel.divided_samples import Division
+from featlearn.kernel.execution import KernelExecution, refuse_not_finite
+from featlearn.kernel.step_rates import Rate, elementwise
+from featlearn.kernel.stream import taken
+from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, batch_size, describe
@@ -19,12 +25,6 @@ from featlearn.network.isolation import collector_paused
 from featlearn.planning.exchange import shared_kernel
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
-from featlearn.quantities.divided_execution import DividedExecution
-from featlearn.quantities.divided_samples import Division
-from featlearn.quantities.kernel_execution import KernelExecution, refuse_not_finite
-from featlearn.quantities.optimizer_kernel import Rate, elementwise
-from featlearn.quantities.stream import taken
-from featlearn.quantities.verification import KernelVerification
 
 
 def divided_kernels(

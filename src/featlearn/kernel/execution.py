@@ -12,13 +12,13 @@ from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions
+from featlearn.kernel.step_rates import Rate, elementwise, with_rates
+from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.quantities.optimizer_kernel import Rate, elementwise, with_rates
-from featlearn.quantities.verification import KernelVerification
 
 
 class KernelExecution:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions, nearest
-from featlearn.layers.consecutive import consecutive
-from featlearn.layers.weight_matrices import WeightMatrices, weight_matrices
+from featlearn.linear_maps.consecutive import consecutive
+from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
 from tests.zoo.case import Net, default_dtype, parameter
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
+from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import matching
 from featlearn.network.inputs import ModelWithInputs

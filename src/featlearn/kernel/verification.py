@@ -18,9 +18,9 @@ from featlearn.distributed.group import RankGroup
 from featlearn.errors import VerificationError
 from featlearn.gradients.directions import Directions
 from featlearn.graph.graph import numbers
+from featlearn.kernel.step_rates import Rate
 from featlearn.measurement import Measurement
 from featlearn.planning.plan import Plan
-from featlearn.quantities.optimizer_kernel import Rate
 
 VECTORS = 2
 """Vectors w: a row that is nearly orthogonal to one of them is hardly so to both."""

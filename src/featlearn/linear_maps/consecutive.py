@@ -17,7 +17,7 @@ from featlearn.gradients.chunk import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions
 from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.uses import REARRANGEMENTS
-from featlearn.layers.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
+from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.ops import Outer
 from featlearn.ops.form import Form
 from featlearn.ops.reading import Reading

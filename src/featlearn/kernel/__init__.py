@@ -1,0 +1,1 @@
+"""One tangent kernel: executed by its plan, divided among ranks, sketched, verified."""
