@@ -11,7 +11,7 @@ import featlearn
 
 ROOT = Path(featlearn.__file__).parent
 
-FOUNDATION = {"errors", "shapes", "linalg"}
+FOUNDATION = {"errors", "shapes", "linalg", "signatures"}
 # from per-sample gradients to kernels, in the order in which data flows
 CONTRACTION = {"errors", "shapes", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "citations": {"errors"},
     "shapes": {"errors"},
+    "signatures": {"errors"},
     "function_source": set(),
     "process_pool": {"errors"},
     "executors": {"errors", "process_pool"},
