@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import featlearn as fl
+from featlearn_papers.data import shakespeare
 
 
 def next_tokens(output: object, x: dict[str, Tensor]) -> Tensor:
@@ -32,7 +33,7 @@ def samples(options: argparse.Namespace, vocabulary: int) -> tuple[Tensor, Tenso
     count, length = options.sequences, options.length
     if options.data is None:
         return torch.randint(vocabulary, (count, length)), torch.ones(count)
-    text = fl.data.shakespeare(options.data)
+    text = shakespeare(options.data)
     x, _ = text.windows(count, length)
     newline = text.vocabulary.index("\n")
     begins = ((x[:, :-1] == newline) & (x[:, 1:] == newline)).any(1)

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.record import Run
+from featlearn_papers.data import image_reader
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROBE = 128
@@ -52,7 +52,7 @@ def images(name: str, samples: int, tested: int, smoke: bool) -> Images:
         x = data.x.view(-1, 1, 8, 8).expand(-1, 3, 8, 8).contiguous()
         parts = [x[:128], data.labels[:128], x[128:144], data.labels[128:144]]
     else:
-        read: Callable[..., fl.data.Labelled] = getattr(fl.data, name)
+        read = image_reader(name)
         train, test = (read(split=split, samples=n) for split, n in (("train", samples), ("test", tested)))
         parts = [train.x, train.labels, test.x, test.labels]
     mean, deviation = parts[0].mean((0, 2, 3), keepdim=True), parts[0].std((0, 2, 3), keepdim=True)

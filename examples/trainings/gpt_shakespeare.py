@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.models import GPT
+from featlearn_papers import data
 
 CYCLE = "to be, or not to be. "
 
 
-def text(split: str, smoke: bool) -> fl.data.Text:
+def text(split: str, smoke: bool) -> data.Text:
     """The plays, or one sentence over and over."""
     if not smoke:
-        return fl.data.shakespeare(split=split)  # type: ignore[arg-type]
+        return data.shakespeare(split=split)  # type: ignore[arg-type]
     letters = sorted(set(CYCLE))
-    return fl.data.Text(torch.tensor([letters.index(letter) for letter in CYCLE * 50]), "".join(letters))
+    return data.Text(torch.tensor([letters.index(letter) for letter in CYCLE * 50]), "".join(letters))
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

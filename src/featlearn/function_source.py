@@ -10,7 +10,10 @@ from typing import Any
 
 
 def reachable_source(
-    function: Callable[..., Any], shared: str | None = None, former_names: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    shared: str | None = None,
+    former_names: Mapping[str, str] | None = None,
+    former_code: Mapping[str, str] | None = None,
 ) -> str:
     """Return the definitions that a function reaches in its module, without comments and docstrings.
 
@@ -21,6 +24,7 @@ def reachable_source(
         function: Function to follow.
         shared: Prefix of module names; modules with it that the definitions import are added whole.
         former_names: Prefixes of module names, replaced in imports: code that has moved keeps its text.
+        former_code: Dotted names and import statements, replaced by their former ones. An empty one is removed.
     """
     module = inspect.getmodule(function)
     if module is None or getattr(module, "__file__", None) is None:
@@ -35,7 +39,30 @@ def reachable_source(
         reached[name] = defined[name]
         waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
     behind = {} if shared is None else _shared(reached.values(), module.__package__ or "", shared)
-    return "\n".join(_text(nodes[name], former_names or {}) for nodes in (reached, behind) for name in sorted(nodes))
+    former = _FormerCode(former_code or {})
+    texts = (
+        _text(node, former_names or {})
+        for nodes in (reached, behind)
+        for name in sorted(nodes)
+        if (node := former.visit(nodes[name])) is not None
+    )
+    return "\n".join(texts)
+
+
+class _FormerCode(ast.NodeTransformer):
+    """Replace names and import statements by their former ones."""
+
+    def __init__(self, former: Mapping[str, str]) -> None:
+        self.former = former
+
+    def visit(self, node: ast.AST) -> Any:
+        match node:
+            case ast.Attribute() | ast.ImportFrom() if (text := ast.unparse(node)) in self.former:
+                body = ast.parse(self.former[text]).body
+                return None if not body else body[0].value if isinstance(body[0], ast.Expr) else body[0]
+            case ast.Constant(value=str() as text) if text in self.former:  # a quoted annotation
+                return ast.Constant(self.former[text])
+        return self.generic_visit(node)
 
 
 def _parsed(path: str) -> ast.Module:

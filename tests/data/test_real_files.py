@@ -3,7 +3,6 @@
 import hashlib
 import os
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -34,19 +33,3 @@ def test_cifar10():
     assert checksum(data.x) == "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04"
     assert data.labels.bincount().tolist() == [1000] * 10
     assert fl.data.cifar10(batches=(1,), samples=5).labels.tolist() == [6, 9, 9, 4, 1]
-
-
-def test_svhn_is_in_the_official_order():
-    """A part of the set will do: its first digits are those of house numbers 19, 23, 25, 93, 31."""
-    assert fl.data.svhn(samples=10).labels.tolist() == [1, 9, 2, 3, 2, 5, 9, 3, 3, 1]
-    means = fl.data.svhn(samples=5000, generator=torch.Generator().manual_seed(0), normalization="channel").x.mean(
-        (0, 2, 3)
-    )
-    assert means.abs().max() < 0.1
-
-
-def test_shakespeare():
-    train, test = fl.data.shakespeare(), fl.data.shakespeare(split="test")
-    assert (len(train.tokens), len(test.tokens), len(train.vocabulary)) == (1003854, 111540, 65)
-    assert train.text(train.tokens[:14]) == "First Citizen:"
-    assert numpy.array_equal(train.tokens.unique().numpy(), numpy.arange(65))

@@ -13,14 +13,14 @@ __all__ = ["Labelled"]
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples and their class labels; ``x, labels = data`` unpacks the two.
+    """Samples and their class labels. ``x, labels = data`` unpacks the two.
 
     Attributes:
-        x: inputs, shape (P, ...), float32.
-        labels: classes from 0 to ``classes - 1``, shape (P,), int64.
-        classes: number of classes C, whether or not each of them occurs.
-        name: of the data set.
-        centers: means of the classes, shape (C, ...), float64, for a mixture that was made of them; None otherwise.
+        x: Inputs, shape (P, ...), float32.
+        labels: Classes from 0 to ``classes - 1``, shape (P,), int64.
+        classes: Number of classes C, including classes without samples.
+        name: Name of the data set.
+        centers: Means of the classes of a synthetic mixture, shape (C, ...), float64. None for other data.
     """
 
     x: Tensor
@@ -40,19 +40,19 @@ class Labelled:
         return iter((self.x, self.labels))
 
     def one_hot(self, *, centered: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Targets of shape (P, C): one at the label and zero elsewhere.
+        """Return targets of shape (P, C): 1 at the label and 0 elsewhere.
 
-        ``centered=True`` subtracts 1/C, so that each row sums to zero. The target of a sample then still depends on
+        With ``centered=True``, 1/C is subtracted, so that each row sums to zero. The target of a sample depends on
         that sample alone.
         """
         targets = torch.nn.functional.one_hot(self.labels, self.classes).to(dtype)
         return targets - 1 / self.classes if centered else targets
 
     def signs(self, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Targets of shape (P,) for two classes: -1 for class 0 and +1 for class 1."""
+        """Return targets of shape (P,) for two classes: -1 for class 0 and +1 for class 1."""
         if self.classes != 2:
             raise InputValueError(
-                f"there are {self.classes} classes, expected two for targets -1 and +1; choose them, classes=(0, 1), "
-                "or take one_hot()"
+                f"there are {self.classes} classes, expected two for targets -1 and +1; select two with "
+                "classes=(0, 1), or use one_hot()"
             )
         return (2 * self.labels - 1).to(dtype)

@@ -1,4 +1,4 @@
-"""The boundary of synthetic tasks: how many samples, and where the random numbers come from."""
+"""Check the arguments of data sets, and draw their random numbers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from featlearn.shapes import checked_tensor
 
 
 def checked_count(value: Any, name: str) -> int:
-    """A whole number >= 1."""
+    """Return a whole number >= 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputTypeError(f"{name} is {value!r}, expected a whole number >= 1")
     if value < 1:
@@ -18,7 +18,7 @@ def checked_count(value: Any, name: str) -> int:
 
 
 def checked_generator(generator: Any) -> torch.Generator:
-    """The generator given, or a new one with seed 0: the global random numbers are not touched."""
+    """Return the generator, or a new one with seed 0. The global generator is never used."""
     if generator is None:
         return torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
@@ -31,12 +31,12 @@ def checked_generator(generator: Any) -> torch.Generator:
 
 
 def standard_normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
-    """N(0, 1) in double, on the generator's device."""
+    """Draw from N(0, 1) in float64, on the generator's device."""
     return torch.randn(*shape, dtype=torch.float64, generator=generator, device=generator.device)
 
 
 def checked_spectrum(spectrum: torch.Tensor | None, dimension: int) -> torch.Tensor:
-    """Variances of the coordinates, (d,), in double; ones by default."""
+    """Return variances of the coordinates, shape (d,), float64. Ones by default."""
     if spectrum is None:
         return torch.ones(dimension, dtype=torch.float64)
     variances = checked_tensor(spectrum, "spectrum")
@@ -49,7 +49,7 @@ def checked_spectrum(spectrum: torch.Tensor | None, dimension: int) -> torch.Ten
 
 
 def checked_nonnegative(value: Any, name: str) -> float:
-    """A finite number >= 0."""
+    """Return a finite number >= 0."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         raise InputTypeError(f"{name} is {value!r}, expected a number >= 0")
     if not 0 <= value < float("inf"):

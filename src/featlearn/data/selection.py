@@ -1,4 +1,4 @@
-"""Which samples of a data set are taken, and in what form: the options that the image sets share."""
+"""Select samples of an image set and choose their form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,28 +19,28 @@ Classes = Sequence[int | Sequence[int]]
 
 
 class ImageOptions(TypedDict, total=False):
-    """What every image set can be asked for, by keyword."""
+    """Keyword options that all image sets share."""
 
     classes: Classes | None
-    """the classes to keep, in the order of their new labels 0, 1 ...; a tuple of classes becomes one class:
-    ``classes=((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))`` tells even from odd digits. All by default."""
+    """Classes to keep, in the order of their new labels 0, 1, and so on. A tuple of classes becomes one class:
+    ``classes=((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))`` separates even and odd digits. All classes by default."""
     samples: int | None
-    """P, how many of the samples of these classes: the first in the order of the files. All by default."""
+    """Number of samples P: the first of these classes, in the order of the files. All by default."""
     balanced: bool
-    """take P / C samples of each class, or, without `samples`, as many as the rarest class has"""
+    """Take P / C samples of each class or, without `samples`, as many as the rarest class has."""
     generator: torch.Generator | None
-    """draw the samples, without replacement and in random order, in place of taking the first"""
+    """Draw samples without replacement, in random order, instead of taking the first."""
     flatten: bool
-    """x of shape (P, d) in place of (P, channels, height, width)"""
+    """Return x of shape (P, d) instead of (P, channels, height, width)."""
     normalization: Normalization
-    """``"unit"``, the default: values from 0 to 1, the bytes of the file divided by 255. ``"channel"``: less the mean
-    and divided by the standard deviation of that channel over the whole training set, numbers that are published, so
-    that train and test set are treated alike. For others see `standardize`."""
+    """``"unit"`` (default): bytes divided by 255, from 0 to 1. ``"channel"``: minus the mean and divided by the
+    standard deviation of each channel over the whole training set. Both numbers are published, so that training and
+    test sets are treated alike. For other statistics see `standardize`."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """`ImageOptions` with their defaults, checked."""
+class Selection:
+    """Checked `ImageOptions` with their defaults."""
 
     classes: Classes | None = None
     samples: int | None = None
@@ -58,61 +58,67 @@ class Choice:
             raise InputValueError(f"normalization={self.normalization!r}, expected 'unit' or 'channel'")
 
     @classmethod
-    def of(cls, options: Any) -> "Choice":
-        """From the keywords of a reader."""
-        known = [field.name for field in fields(cls)]
+    def from_options(cls, options: Any) -> "Selection":
+        """Return the selection for keyword options, and reject unknown names."""
+        names = [field.name for field in fields(cls)]
         for name in options:
-            if name not in known:
-                close = get_close_matches(name, known, n=1)
+            if name not in names:
+                close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise InputTypeError(f"{name!r} is no option, expected some of {', '.join(known)}{hint}")
+                raise InputTypeError(f"{name!r} is no option, expected some of {', '.join(names)}{hint}")
         return cls(**options)
 
     def rows(self, labels: NDArray[Any], classes: int, name: str) -> tuple[NDArray[numpy.int64], Tensor, int]:
-        """Which samples, their new labels, and the number of classes."""
-        renamed, count = self._renamed(labels, classes)
-        kept = numpy.flatnonzero(renamed >= 0)
+        """Return the indices of the selected samples, their new labels, and the number of classes."""
+        new_labels, count = self._new_labels(labels, classes)
+        rows = numpy.flatnonzero(new_labels >= 0)
         if self.generator is not None:
-            order = torch.randperm(len(kept), generator=self.generator, device=self.generator.device)
-            kept = kept[order.cpu().numpy()]
-        kept = self._balanced(kept, renamed[kept], count, name) if self.balanced else kept
-        if self.samples is not None and self.samples > len(kept):
-            raise InputValueError(f"samples={self.samples}, but {name} has {len(kept)} of these classes; take fewer")
-        kept = kept[: self.samples]
-        return kept, torch.from_numpy(renamed[kept]), count
+            order = torch.randperm(len(rows), generator=self.generator, device=self.generator.device)
+            rows = rows[order.cpu().numpy()]
+        if self.balanced:
+            rows = self._balanced_rows(rows, new_labels[rows], count, name)
+        if self.samples is not None and self.samples > len(rows):
+            raise InputValueError(f"samples={self.samples}, but {name} has {len(rows)} of these classes; take fewer")
+        rows = rows[: self.samples]
+        return rows, torch.from_numpy(new_labels[rows]), count
 
-    def _renamed(self, labels: NDArray[Any], classes: int) -> tuple[NDArray[numpy.int64], int]:
-        """New labels, -1 for what is not wanted."""
+    def _new_labels(self, labels: NDArray[Any], classes: int) -> tuple[NDArray[numpy.int64], int]:
+        """Return new labels, -1 for classes that are left out, and the number of classes."""
         if self.classes is None:
             return labels.astype(numpy.int64), classes
         groups = [(group,) if isinstance(group, int) else tuple(group) for group in self.classes]
-        flat = [each for group in groups for each in group]
-        plain = all(isinstance(each, int) and not isinstance(each, bool) for each in flat)
-        if not flat or () in groups or not plain or len({*flat}) < len(flat) or not all(0 <= c < classes for c in flat):
+        flat = [label for group in groups for label in group]
+        integers = all(isinstance(label, int) and not isinstance(label, bool) for label in flat)
+        if (
+            not flat
+            or () in groups
+            or not integers
+            or len({*flat}) < len(flat)
+            or not all(0 <= c < classes for c in flat)
+        ):
             raise InputValueError(
                 f"classes={self.classes!r}, expected different numbers from 0 to {classes - 1}, or tuples of them"
             )
         table = numpy.full(classes, -1, dtype=numpy.int64)
         for position, group in enumerate(groups):
             table[list(group)] = position
-        found: NDArray[numpy.int64] = table[labels]
-        return found, len(groups)
+        return numpy.asarray(table[labels]), len(groups)
 
-    def _balanced(
-        self, kept: NDArray[numpy.int64], labels: NDArray[numpy.int64], count: int, name: str
+    def _balanced_rows(
+        self, rows: NDArray[numpy.int64], labels: NDArray[numpy.int64], classes: int, name: str
     ) -> NDArray[numpy.int64]:
-        """As many of each class, the first ones, in the order in which they come."""
-        have = numpy.bincount(labels, minlength=count)
-        if self.samples is not None and self.samples % count:
-            raise InputValueError(f"samples={self.samples} of {count} classes, expected a multiple for balanced=True")
-        each = int(have.min()) if self.samples is None else self.samples // count
-        if each > have.min() or each == 0:
+        """Return the first rows of each class, equally many, in their order."""
+        available = numpy.bincount(labels, minlength=classes)
+        if self.samples is not None and self.samples % classes:
+            raise InputValueError(f"samples={self.samples} of {classes} classes, expected a multiple for balanced=True")
+        per_class = int(available.min()) if self.samples is None else self.samples // classes
+        if per_class > available.min() or per_class == 0:
             raise InputValueError(
-                f"samples={self.samples} and balanced=True, but {name} has only {have.min()} samples of class "
-                f"{int(have.argmin())}; take fewer"
+                f"samples={self.samples} and balanced=True, but {name} has only {available.min()} samples of class "
+                f"{int(available.argmin())}; take fewer"
             )
-        chosen = [numpy.flatnonzero(labels == label)[:each] for label in range(count)]
-        return kept[numpy.sort(numpy.concatenate(chosen))]
+        positions = [numpy.flatnonzero(labels == label)[:per_class] for label in range(classes)]
+        return rows[numpy.sort(numpy.concatenate(positions))]
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,16 @@ class Channels:
 
 
 def labelled_images(
-    pixels: NDArray[numpy.uint8], labels: Tensor, classes: int, name: str, choice: Choice, channels: Channels | None
+    pixels: NDArray[numpy.uint8],
+    labels: Tensor,
+    classes: int,
+    name: str,
+    selection: Selection,
+    channels: Channels | None,
 ) -> Labelled:
-    """Images (P, channels, height, width) of bytes as numbers."""
+    """Convert images of bytes, (P, channels, height, width), to numbers in the selected form."""
     x = torch.from_numpy(numpy.ascontiguousarray(pixels)).to(torch.float32).div_(255)
-    if choice.normalization == "channel":
+    if selection.normalization == "channel":
         if channels is None:
             raise InputValueError(
                 f"normalization='channel', but no statistics of {name} are known here, expected 'unit'; then "
@@ -136,4 +147,4 @@ def labelled_images(
             )
         shape = (1, -1, 1, 1)
         x.sub_(torch.tensor(channels.mean).view(shape)).div_(torch.tensor(channels.deviation).view(shape))
-    return Labelled(x.flatten(1) if choice.flatten else x, labels, classes, name)
+    return Labelled(x.flatten(1) if selection.flatten else x, labels, classes, name)

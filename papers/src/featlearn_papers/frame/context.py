@@ -43,13 +43,13 @@ class Context:
 
         Raises what the reader raises where files are missing, which says where to put them.
         """
-        from featlearn import data
         from featlearn.errors import InputValueError
+        from featlearn_papers.data import image_reader
 
         if name == DIGITS:
             return _digits(split, options)
         try:
-            found: Labelled = getattr(data, name)(root=self.data_root, split=split, **options)
+            return image_reader(name)(root=self.data_root, split=split, **options)
         except InputValueError as error:
             if not self.fallback_digits:
                 raise
@@ -57,7 +57,6 @@ class Context:
             with (self.folder / STOOD_IN).open("a") as file:
                 file.write(f"{name}\n")
             return _stand_in(name, split, options)
-        return found
 
     def progress(self, step: int, of: int, **values: float) -> None:
         """One line on stderr, whenever the step has doubled since the last, and at the end."""
@@ -86,10 +85,11 @@ def _stand_in(name: str, split: Any, options: dict[str, Any]) -> "Labelled":
 def _digits(split: Any, options: dict[str, Any]) -> "Labelled":
     """The digits with the options of the image sets; those of one set alone mean nothing here."""
     from featlearn import data
-    from featlearn.data.selection import Choice
+    from featlearn.data.selection import Selection
 
-    choice = Choice.of({name: value for name, value in options.items() if name in Choice.__dataclass_fields__})
+    known = {name: value for name, value in options.items() if name in Selection.__dataclass_fields__}
+    selection = Selection.from_options(known)
     whole = data.digits(split)
-    rows, labels, classes = choice.rows(whole.labels.numpy(), whole.classes, f"digits {split}")
+    rows, labels, classes = selection.rows(whole.labels.numpy(), whole.classes, f"digits {split}")
     x = whole.x[rows]
-    return data.Labelled(x if choice.flatten else x.view(-1, 1, 8, 8), labels, classes, DIGITS)
+    return data.Labelled(x if selection.flatten else x.view(-1, 1, 8, 8), labels, classes, DIGITS)

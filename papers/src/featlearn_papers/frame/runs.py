@@ -30,7 +30,13 @@ FORMER_NAMES = {
     "featlearn_papers.data": "featlearn.data",
     "featlearn.models": "featlearn.papers.models",
 }
-"""Begins of module names -> those that cache keys hash, so that seeds of earlier versions are still found."""
+"""Prefix of module names -> the former one, which cache keys hash, so that seeds of earlier versions are found."""
+FORMER_CODE = {
+    "from featlearn_papers import data": "",
+    "data.Text": "fl.data.Text",
+    "data.shakespeare": "fl.data.shakespeare",
+}
+"""Names and imports -> the former ones, for the same purpose."""
 SECONDS = "_seconds"
 """Wall time of a seed, kept with its numbers."""
 VERSIONS = "_versions"
@@ -95,7 +101,12 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
                 f"of them, as JSON can hold: {error}"
             ) from error
     settings = {"id": id, "setup": dataclasses.asdict(setup), **surroundings}
-    return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(reachable_source(measure, SHARED, FORMER_NAMES))}"
+    return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(source_text(measure))}"
+
+
+def source_text(measure: Callable[..., Any]) -> str:
+    """Return the source that the numbers of a seed depend on, by its former names."""
+    return reachable_source(measure, SHARED, FORMER_NAMES, FORMER_CODE)
 
 
 def _hash(text: str) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.models import GPT, MLP, VGG11
+from featlearn_papers import data
 from featlearn_papers.frame.context import Context
 from featlearn_papers.frame.runs import Numbers
 from featlearn_papers.frame.schedule import growing_steps
@@ -256,7 +257,7 @@ def language_model(chosen: Language, context: Context) -> dict[str, Numbers]:
     return tracker.through(language_descent(model, train, chosen, context), chosen.steps, chosen.growth)
 
 
-def language_descent(model: nn.Module, text: "fl.data.Text", chosen: Language, context: Context) -> Callable[[], None]:
+def language_descent(model: nn.Module, text: "data.Text", chosen: Language, context: Context) -> Callable[[], None]:
     """Each call is one step of Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=chosen.lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, chosen.rate)
@@ -273,14 +274,14 @@ def language_descent(model: nn.Module, text: "fl.data.Text", chosen: Language, c
     return advance
 
 
-def _text(chosen: Language, context: Context, split: str) -> "fl.data.Text":
+def _text(chosen: Language, context: Context, split: str) -> "data.Text":
     """Or a text with a period of seven: enough to see that everything runs."""
     if chosen.data == "cycle":
-        return fl.data.Text(torch.arange(5000) % 7, "abcdefg", "cycle")
-    return fl.data.shakespeare(context.data_root, split)  # type: ignore[arg-type]
+        return data.Text(torch.arange(5000) % 7, "abcdefg", "cycle")
+    return data.shakespeare(context.data_root, split)  # type: ignore[arg-type]
 
 
-def _stretches(text: "fl.data.Text", chosen: Language, context: Context) -> Iterator[Pair]:
+def _stretches(text: "data.Text", chosen: Language, context: Context) -> Iterator[Pair]:
     """Batches without end, some at a time on the device: a copy for each would make it wait."""
     generator = context.generator(2)
     while True:
@@ -288,7 +289,7 @@ def _stretches(text: "fl.data.Text", chosen: Language, context: Context) -> Iter
         yield from zip(x.split(chosen.batch), y.split(chosen.batch), strict=True)
 
 
-def _windows(text: "fl.data.Text", samples: int, length: int, generator: torch.Generator, device: str) -> Pair:
+def _windows(text: "data.Text", samples: int, length: int, generator: torch.Generator, device: str) -> Pair:
     x, y = text.windows(samples, length, generator=generator)
     return x.to(device), y.to(device)
 

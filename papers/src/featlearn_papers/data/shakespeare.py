@@ -1,4 +1,4 @@
-"""A text of a million characters to be continued, character by character."""
+"""Tiny Shakespeare, a text of a million characters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,14 +7,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from featlearn.data.files import Root, damaged, located
+from featlearn.data.files import Root, damaged, locate
 from featlearn.data.sampling import checked_count, checked_generator
 from featlearn.errors import InputValueError
 
 __all__ = ["Text", "shakespeare"]
 
 _FOLDERS = ("shakespeare", "tinyshakespeare", "shakespeare_char", "")
-_MOST = 1 << 30  # bytes
+_MAX_BYTES = 1 << 30
 _TRAIN = 0.9
 
 
@@ -23,9 +23,9 @@ class Text:
     """Characters as numbers.
 
     Attributes:
-        tokens: (N,), int64, positions in `vocabulary`.
-        vocabulary: the different characters of the whole text, sorted.
-        name: of the text.
+        tokens: Positions in `vocabulary`, shape (N,), int64.
+        vocabulary: Different characters of the whole text, sorted.
+        name: Name of the text.
     """
 
     tokens: Tensor
@@ -33,47 +33,47 @@ class Text:
     name: str = ""
 
     def windows(self, samples: int, context: int, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Stretches of the text and what follows: x and y (samples, context), y[:, t] the character after x[:, t].
+        """Draw windows of the text: x and y (samples, context), with y[:, t] the character after x[:, t].
 
-        They begin at places drawn uniformly, and may overlap; `generator` is a new one with seed 0 by default.
+        Windows start at uniformly drawn positions and may overlap. `generator` is a new one with seed 0 by default.
         """
         rows, length = checked_count(samples, "samples"), checked_count(context, "context")
-        places = len(self.tokens) - length
-        if places < 1:
+        positions = len(self.tokens) - length
+        if positions < 1:
             raise InputValueError(f"context={length}, but the text has {len(self.tokens)} characters; take fewer")
         generator = checked_generator(generator)
-        starts = torch.randint(places, (rows, 1), generator=generator, device=generator.device).cpu()
-        stretches = self.tokens[starts + torch.arange(length + 1)]
-        return stretches[:, :-1], stretches[:, 1:]
+        starts = torch.randint(positions, (rows, 1), generator=generator, device=generator.device).cpu()
+        windows = self.tokens[starts + torch.arange(length + 1)]
+        return windows[:, :-1], windows[:, 1:]
 
     def text(self, tokens: Tensor) -> str:
-        """Tokens (T,) as characters."""
+        """Return tokens (T,) as characters."""
         return "".join(self.vocabulary[int(token)] for token in tokens)
 
 
 def shakespeare(root: Root = None, split: Literal["train", "test", "all"] = "train") -> Text:
-    """Tiny Shakespeare: 1115394 characters of plays, 65 different ones; the text of Beaglehole et al. 2024, Fig. 2D.
+    """Read Tiny Shakespeare: 1,115,394 characters of plays, 65 different ones (Beaglehole et al. 2024, Fig. 2D).
 
     Args:
-        root: the directory with ``shakespeare/input.txt``, or ``tinyshakespeare/input.txt``; FEATLEARN_DATA by default.
-        split: ``"train"`` the first 90 % of the text, ``"test"`` the rest, as nanoGPT does (no split is official); or
-            ``"all"``.
+        root: Directory with ``shakespeare/input.txt`` or ``tinyshakespeare/input.txt``. FEATLEARN_DATA by default.
+        split: ``"train"``, the first 90 % of the text; ``"test"``, the rest; or ``"all"``. nanoGPT uses the same split;
+            none is official.
 
     Returns:
         `Text` with `tokens` (N,), `vocabulary`, and `windows(samples, context)` for inputs and targets.
     """
     if split not in ("train", "test", "all"):
         raise InputValueError(f"split is {split!r}, expected 'train', 'test' or 'all'")
-    path = located(root, _FOLDERS, ("input.txt",), "shakespeare")
-    if not 0 < path.stat().st_size <= _MOST:
+    path = locate(root, _FOLDERS, ("input.txt",), "shakespeare")
+    if not 0 < path.stat().st_size <= _MAX_BYTES:
         raise damaged(path, f"has {path.stat().st_size} bytes", "a text of about a million")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise damaged(path, f"is not text ({error})", "characters in UTF-8") from error
     codes = numpy.frombuffer(text.encode("utf-32-le"), dtype=numpy.uint32)
-    known, tokens = numpy.unique(codes, return_inverse=True)
+    characters, tokens = numpy.unique(codes, return_inverse=True)
     cut = int(_TRAIN * len(tokens))
     part = {"train": slice(cut), "test": slice(cut, None), "all": slice(None)}[split]
-    vocabulary = "".join(chr(code) for code in known)
+    vocabulary = "".join(chr(code) for code in characters)
     return Text(torch.from_numpy(tokens.reshape(-1)[part].astype(numpy.int64)), vocabulary, "shakespeare")
