@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from featlearn import papers
+import featlearn_papers
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 from featlearn.function_source import reachable_source
 from featlearn_papers.frame.registry import load
@@ -142,7 +142,7 @@ def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, o
     folder.mkdir()
     for one, text in {"__init__": "", **FILES}.items():
         (folder / f"{one}.py").write_text(text)
-    monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
+    monkeypatch.setattr(featlearn_papers, "__path__", [*featlearn_papers.__path__, str(tmp_path)])
     try:
         measure = importlib.import_module("featlearn_papers.paper_900.figure").measure
         first = key("900/fig1", made_up.Setup(), measure)
@@ -152,7 +152,7 @@ def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, o
     finally:
         for one in [one for one in sys.modules if one.startswith("featlearn_papers.paper_900")]:
             del sys.modules[one]
-        vars(papers).pop("paper_900", None)
+        vars(featlearn_papers).pop("paper_900", None)
 
 
 def test_a_figure_depends_on_modules_that_it_reaches_through_others():

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import featlearn as fl
 from featlearn.errors import InputValueError
+from featlearn.kernel import jacobian_products
 from featlearn.kernel.jacobian_products import jvp_method
-from featlearn.quantities import jacobian_products
 from tests.linalg.test_nystrom import assert_covers
 from tests.references.jacobian import dense_jacobian, dense_ntk
 
