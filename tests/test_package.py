@@ -43,6 +43,26 @@ def test_a_kernel_loads_what_it_needs_and_nothing_of_ranks_and_sketches():
     assert not [name for name in loaded for word in unneeded if name.startswith("featlearn") and word in name]
 
 
+def test_a_watched_run_loads_only_what_it_uses(tmp_path: Path):
+    loaded = modules_after(
+        f"""if True:
+        import featlearn as fl, torch
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with fl.watch(model, probe=(torch.randn(5, 3), torch.randn(5, 2)), out={str(tmp_path / "run")!r}) as watch:
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(5, 3)).square().mean().backward()
+                optimizer.step()
+                watch.step()
+        """
+    )
+    modules = {name for name in loaded if name.partition(".")[0] == "featlearn"}
+    rooms = {name.split(".")[1] for name in modules if "." in name}
+    assert not rooms & {"diagnosis", "dynamics", "live", "reporting", "steer", "sweeps", "theory", "widths"}
+    assert len(modules) <= 135
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_resolves_and_is_documented(name: str):
     assert inspect.getdoc(getattr(fl, name))

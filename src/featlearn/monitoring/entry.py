@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.dynamics.rate import NEEDS
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
@@ -21,8 +20,6 @@ from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.record.replacement import refuse_unless_run
-
-LOSSES = (*NEEDS, "cross-entropy", "binary-cross-entropy")
 
 
 def watch(
@@ -102,8 +99,12 @@ def watch(
         "every": every_entry(every),
         "settings": None if settings is None else _plain_settings(settings),
     }
-    if loss is not None and loss not in LOSSES:
-        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))} or None")
+    if loss is not None:
+        from featlearn.dynamics.rate import NEEDS  # late: it loads the theory of kernels
+
+        losses = (*NEEDS, "cross-entropy", "binary-cross-entropy")
+        if loss not in losses:
+            raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))} or None")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
     if live:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
-from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
 from featlearn.network.initial_network import network_at
 from featlearn.record import Run
+
+if TYPE_CHECKING:
+    from featlearn.monitoring.shared_measurement import SharedMeasurement
 
 COMPARED = {"features": 3.0}
 """Quantity -> factor by which it is slower once there is a baseline to compare with."""
@@ -85,7 +87,10 @@ class Observer:
 
     def share(self, ranks: Ranks) -> None:
         """From now on ranks may measure together."""
-        self.shared = None if ranks.size == 1 else SharedMeasurement(ranks, self.watched, self._audited)
+        if ranks.size > 1:
+            from featlearn.monitoring.shared_measurement import SharedMeasurement
+
+            self.shared = SharedMeasurement(ranks, self.watched, self._audited)
 
     def divides(self, names: Collection[str]) -> bool:
         """On rank 0: whether these quantities are to be measured by all ranks together."""

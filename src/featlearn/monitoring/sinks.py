@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featlearn.errors import FeatlearnError, InputTypeError
-from featlearn.live.process import LivePage, check_installed
 
 
 class Sink(Protocol):
@@ -38,6 +37,8 @@ def checked_sinks(given: Any) -> None:
     """Raise for a sink that is unknown or not installed, before anything runs."""
     for one in [given] if isinstance(given, str) or not isinstance(given, Sequence) else given:
         if one == "live":
+            from featlearn.live.process import check_installed  # late: it loads the report
+
             check_installed()
         elif isinstance(one, str) and one in _MODULES:
             _module(one)
@@ -49,6 +50,8 @@ def checked_sinks(given: Any) -> None:
 
 def _opened(one: Any, path: Path) -> Sink:
     if one == "live":
+        from featlearn.live.process import LivePage
+
         return LivePage(path)
     if isinstance(one, str):
         return TensorBoard(path / "tensorboard") if one == "tensorboard" else WandB(path)

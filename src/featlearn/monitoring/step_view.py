@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
-from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
@@ -28,6 +28,9 @@ from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.representation import outputs_with_features
+
+if TYPE_CHECKING:
+    from featlearn.monitoring.shared_measurement import SharedMeasurement
 
 MANY_OUTPUTS, DIRECTIONS = 16, 8
 """Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
@@ -72,7 +75,7 @@ class StepView:
         jvp: dict[str, JvpMethod],
         *,
         end: bool = False,
-        shared: SharedMeasurement | None = None,
+        shared: "SharedMeasurement | None" = None,
     ) -> None:
         self.watched, self.step, self._audited, self._end, self._jvp = watched, step, audited, end, jvp
         self.baseline = baseline
@@ -366,7 +369,7 @@ def step_view(
     jvp: dict[str, JvpMethod],
     *,
     end: bool = False,
-    shared: SharedMeasurement | None = None,
+    shared: "SharedMeasurement | None" = None,
 ) -> Iterator[StepView]:
     """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
 
