@@ -20,16 +20,13 @@ AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "live", "function_source", "process_pool", "executors", "sweeps", "widths"}
+LIBRARY |= {"explorer", "live", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "citations": {"errors"},
     "shapes": {"errors"},
     "signatures": {"errors"},
-    "function_source": set(),
-    "process_pool": {"errors"},
-    "executors": {"errors", "process_pool"},
     "linalg": {"errors", "shapes"},
     "readouts": {"errors", "shapes"},
     "contraction": {"errors", "shapes"},
@@ -58,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record", "live"},
     "integrations": {"errors", "record", "monitoring"},
-    "sweeps": {"errors", "function_source", "process_pool", "executors", "record", "diagnosis", "reporting"},
+    "sweeps": {"errors", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},
     "models": FOUNDATION | {"theory"},
     "cli": LIBRARY | {"featlearn"},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from featlearn.errors import FeatlearnError, InputValueError, WorkerKilledError
-from featlearn.process_pool import Serial
+from featlearn.sweeps.process_pool import Serial
 from featlearn_papers.frame import execution
 from featlearn_papers.frame.context import Context
 from featlearn_papers.frame.execution import cache_folder, execute, finished

@@ -10,7 +10,7 @@ import torch
 
 import featlearn_papers
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
-from featlearn.function_source import reachable_source
+from featlearn.sweeps.function_source import reachable_source
 from featlearn_papers.frame.registry import load
 from featlearn_papers.frame.runs import SHARED, Runs, key, save, saved
 from papers.tests import made_up

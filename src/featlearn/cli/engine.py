@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import UsageError
 from featlearn.errors import InputValueError
-from featlearn.executors import Executor, dask_executor, slurm_executor, slurm_settings
+
+if TYPE_CHECKING:
+    from featlearn.sweeps.executors import Executor
 
 
 def one_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
@@ -15,6 +18,8 @@ def one_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are given, expected one of them")
     if slurm is not None:
+        from featlearn.sweeps.executors import slurm_settings
+
         try:
             slurm_settings(slurm)
         except InputValueError as error:
@@ -22,8 +27,10 @@ def one_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
 
 
 @contextmanager
-def chosen_executor(dask: str | None, slurm: str | None, logs: Path) -> Iterator[Executor | None]:
+def chosen_executor(dask: str | None, slurm: str | None, logs: Path) -> "Iterator[Executor | None]":
     """The executor that was asked for, None for processes of this machine; logs of Slurm jobs go to a folder."""
+    from featlearn.sweeps.executors import dask_executor, slurm_executor
+
     if dask is not None:
         with dask_executor(dask) as executor:
             yield executor

@@ -9,7 +9,7 @@ from featlearn.cli.seeds import seeds_in
 from featlearn.cli.sweep_file import SweepFile, read_sweep_file, renamed
 
 if TYPE_CHECKING:
-    from featlearn.process_pool import ProcessPool
+    from featlearn.sweeps.process_pool import ProcessPool
     from featlearn.sweeps.results import Sweep
 
 FOLDER = Path("sweeps")
@@ -92,8 +92,8 @@ def sweep(
     chosen = seeds_in(seeds) if seeds is not None else file.seeds
     folder = out or FOLDER / grid.stem
     from featlearn.cli.swept_function import points_and_function
-    from featlearn.process_pool import ProcessPool, available_cores
     from featlearn.sweeps.entry import run_sweep
+    from featlearn.sweeps.process_pool import ProcessPool, available_cores
 
     points, function = points_and_function(file, chosen)
     given = {"x": x, "y": y, "value": value}

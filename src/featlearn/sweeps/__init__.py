@@ -3,7 +3,7 @@
 `ProcessPool` and `Serial` are executors; a `Sweep` is what comes back.
 """
 
-from featlearn.process_pool import ProcessPool, Serial
+from featlearn.sweeps.process_pool import ProcessPool, Serial
 from featlearn.sweeps.results import Sweep
 
 __all__ = ["ProcessPool", "Serial", "Sweep"]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
-from featlearn.executors import Executor, cancel, ended
-from featlearn.process_pool import ProcessPool, available_cores
 from featlearn.record.atomic import PART
+from featlearn.sweeps.executors import Executor, cancel, ended
 from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
 from featlearn.sweeps.function import SweptFunction, check_importable, swept_function
 from featlearn.sweeps.grid import Grid, Point, points_of, seeds_of
 from featlearn.sweeps.point_run import one_line, run_seed
+from featlearn.sweeps.process_pool import ProcessPool, available_cores
 from featlearn.sweeps.progress import SweepProgress
 from featlearn.sweeps.results import Sweep
 

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.function_source import reachable_source
+from featlearn.sweeps.function_source import reachable_source
 from featlearn.sweeps.grid import Point
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError
-from featlearn.process_pool import Serial
 from featlearn.record import Run, open_run
 from featlearn.sweeps.folder import Outcome, SweepFolder
 from featlearn.sweeps.grid import RESERVED, Point
+from featlearn.sweeps.process_pool import Serial
 
 if TYPE_CHECKING:
     from featlearn.sweeps.cells import Cells

@@ -12,13 +12,13 @@ from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
 from featlearn.cli.engine import chosen_executor, one_engine
 from featlearn.cli.seeds import seeds_in
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.executors import Executor
 from featlearn_papers.frame import registry
 from featlearn_papers.frame.claims import KINDS, counted, failed, share, verdict
 from featlearn_papers.frame.results import Result, keep, kept
 from featlearn_papers.frame.scale import Scale
 
 if TYPE_CHECKING:
+    from featlearn.sweeps.executors import Executor
     from featlearn_papers.frame.request import CostEstimate, Request
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -136,7 +136,7 @@ def _chosen(figures: tuple[str, ...], every: bool) -> list[registry.Declaration]
     return [_declared(figure) for figure in figures]
 
 
-def _judged(requests: "list[Request]", executor: Executor | None, *, keep_result: bool) -> list[Answer]:
+def _judged(requests: "list[Request]", executor: "Executor | None", *, keep_result: bool) -> list[Answer]:
     """One answer for each figure; where there are several, an error of one does not stop the others."""
     from featlearn_papers.frame.execution import refuse_failures
     from featlearn_papers.frame.request import estimate, refresh, run_seeds

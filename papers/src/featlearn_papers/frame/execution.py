@@ -9,8 +9,8 @@ from tempfile import gettempprefix
 from typing import Any
 
 from featlearn.errors import FeatlearnError, InputValueError, WorkerKilledError
-from featlearn.executors import Executor, cancel, ended
-from featlearn.process_pool import ProcessPool
+from featlearn.sweeps.executors import Executor, cancel, ended
+from featlearn.sweeps.process_pool import ProcessPool
 from featlearn_papers.frame.context import STOOD_IN, Context
 from featlearn_papers.frame.experiment import AnyExperiment
 from featlearn_papers.frame.results import versions

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.executors import Executor
-from featlearn.process_pool import available_cores
+from featlearn.sweeps.executors import Executor
+from featlearn.sweeps.process_pool import available_cores
 from featlearn_papers.frame.claims import Claim, counted
 from featlearn_papers.frame.context import Context
 from featlearn_papers.frame.drawing import STYLE, save

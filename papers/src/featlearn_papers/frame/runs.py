@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.function_source import reachable_source
+from featlearn.sweeps.function_source import reachable_source
 
 Numbers = Any
 """A number, a nested sequence of them, an array or a tensor."""

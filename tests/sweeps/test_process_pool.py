@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from featlearn.errors import InputValueError, WorkerKilledError, WorkerStartError
-from featlearn.process_pool import THREADS, ProcessPool, Serial, available_cores
+from featlearn.sweeps.process_pool import THREADS, ProcessPool, Serial, available_cores
 
 
 def killed(path: str, times: int) -> int:
@@ -100,7 +100,7 @@ def test_an_interrupt_ends_the_workers_at_once(tmp_path):
 def test_a_script_that_starts_workers_as_it_is_imported_is_told_what_to_do(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import math\nfrom featlearn.process_pool import ProcessPool\n"
+        "import math\nfrom featlearn.sweeps.process_pool import ProcessPool\n"
         "with ProcessPool(1) as pool:\n    pool.submit(math.sqrt, 4).result()\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
@@ -137,7 +137,7 @@ def test_serial_jobs_run_here_when_they_are_asked_for():
 
 PARENT = """
 import os, time
-from featlearn.process_pool import ProcessPool
+from featlearn.sweeps.process_pool import ProcessPool
 if __name__ == "__main__":
     pool = ProcessPool(1)
     print(pool.submit(os.getpid).result(), flush=True)

@@ -2,7 +2,7 @@
 
 import ast
 
-from featlearn.function_source import _FormerCode, _text
+from featlearn.sweeps.function_source import _FormerCode, _text
 from featlearn_papers.frame.runs import FORMER_CODE, FORMER_NAMES
 
 SNIPPET = '''

@@ -11,7 +11,7 @@ import pytest
 import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
+from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
 from featlearn_papers.frame.request import Request, reproduce
 from featlearn_papers.frame.scale import Scale
 from papers.tests import made_up

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.process_pool import available_cores
+from featlearn.sweeps.process_pool import available_cores
 
 POLL = 0.02
 """Seconds between looks at jobs under way."""
