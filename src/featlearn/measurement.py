@@ -331,8 +331,7 @@ class Measurement:
     ) -> Iterator[list[dict[str, Tensor]]]:
         """J_b^T v for each v of (m, P, C), chunk by chunk, by plain backward passes over its samples alone."""
         for indices in _pieces(batch, chunk):
-            # A single sample stands beside its copy, as in a Chunk.
-            outputs, several = batch.outputs(indices.repeat(2) if len(indices) == 1 else indices)[: len(indices)], []
+            outputs, several = batch.paired_outputs(indices), []
             for cotangent in cotangents if outputs.requires_grad else ():
                 chosen = cotangent[indices.to(cotangent.device)].to(outputs)
                 _, found = backward_to(outputs, [], self.parameters, chosen)

@@ -21,6 +21,7 @@ def factors(positions: int, n: int, m: int, blocks: int = 1, parts: int = 1) -> 
 
 GRADIENTS = {
     "dense": Dense(drawn(5, 3, 7)),
+    "no positions": factors(0, 6, 4),
     "one position": factors(1, 6, 4),
     "few positions": factors(2, 6, 8),
     "many positions": factors(9, 2, 3),

@@ -74,3 +74,39 @@ def test_gradients_that_depend_on_the_size_of_the_batch_are_refused():
     model.forward = lambda x: Sinking.apply(forward(x))  # type: ignore[method-assign]
     with pytest.raises(CoupledSamplesError):
         fl.ntk(model, torch.randn(9, 4, dtype=torch.float64))
+
+
+class ChannelsLast(nn.Module):
+    """Gradients reach the normalization in channels-last order: torch mixes up the channels of a batch of one."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.conv, self.norm, self.head = nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5).eval(), nn.Linear(5, 2)
+            self.power = nn.Parameter(torch.rand(5, 1, 1) + 1.0)
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 2.0)
+            nn.init.normal_(self.norm.weight)
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, norm = self.conv(x).square().add(1.0) ** self.power, self.norm
+        if self.fused:
+            h = norm(h)
+        else:
+            scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+            h = (h - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
+        sequence = h.permute(2, 3, 0, 1).reshape(-1, *h.shape[:2])  # positions, samples, channels
+        return self.head(torch.tanh(sequence).mean(0))
+
+
+def test_a_batch_of_one_is_not_differentiated_alone_behind_batch_normalization():
+    fused, plain = ChannelsLast(fused=True).double(), ChannelsLast(fused=False).double()
+    x = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert fl.plan(fused, x).fallbacks == {"power": "no rule for PowBackward1"}
+    expected = dense_ntk(plain, x, outputs="full")
+    torch.testing.assert_close(fl.ntk(fused, x, outputs="full"), expected)
+    v = torch.randn(2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    product = fl.NTKOperator(fused, x[:1]) @ v
+    torch.testing.assert_close(product, expected[0, 0] @ v)

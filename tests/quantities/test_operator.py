@@ -216,6 +216,25 @@ def test_fused_attention_goes_through_two_backward_passes():
     torch.testing.assert_close(op @ v, matrix(dense_ntk(model, x, outputs="full")) @ v)
 
 
+class Gated(nn.Module):
+    """A gate that begins at zero, as those of LoRA and LayerScale: no gradient reaches the layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.head = nn.Linear(4, 5), nn.Linear(5, 4, bias=False), nn.Linear(4, 2)
+        nn.init.zeros_(self.outer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x + self.outer(self.inner(x))).mean(1))
+
+
+def test_layers_behind_a_gate_of_zeros_add_nothing():
+    model, x = Gated().double(), drawn(5, 6, 4, seed=10)
+    diagonal = dense_ntk(model, x, outputs="sum").diagonal()
+    torch.testing.assert_close(fl.ntk_diagonal(model, x, outputs="sum"), diagonal)
+    assert float(fl.NTKOperator(model, x).trace()) == pytest.approx(float(diagonal.sum()))
+
+
 class Counted(IterableDataset):
     """Batches made when they are asked for, and how many of them are alive."""
 

@@ -25,7 +25,7 @@ def squared_norms(gradients: Gradients, scratch: int) -> Tensor:
 def _by_grams(part: Factor, scratch: int) -> Tensor:
     directions, samples, positions, blocks, _ = part.grads.shape
     size = blocks * positions * (part.row_size + positions * 3 * directions) * part.grads.element_size()
-    step = max(1, scratch // size)
+    step = max(1, scratch // max(1, size))  # a gate of zeros lets no gradient through: no positions
     pieces = []
     for i in range(0, samples, step):
         piece = part.take(slice(i, i + step))

@@ -44,7 +44,8 @@ def _alone(chunk: Chunk, sample: int) -> Tensor:
     """The outputs of one sample, with the smallest graph that gives them."""
     together = chunk.outputs[sample]
     try:
-        outputs = chunk.batch.outputs(chunk.indices[sample : sample + 1])[0]
+        indices = chunk.indices[sample : sample + 1]
+        outputs = (chunk.batch.paired_outputs if _has_batch_norm(chunk) else chunk.batch.outputs)(indices)[0]
     except FeatlearnError:
         return together
     if not outputs.requires_grad or outputs.shape != together.shape:
@@ -52,3 +53,8 @@ def _alone(chunk: Chunk, sample: int) -> Tensor:
     slack = 1e3 * chunk.precision
     close = (outputs - together).abs().max() <= slack * chunk.outputs.abs().max()
     return outputs if bool(close) else together
+
+
+def _has_batch_norm(chunk: Chunk) -> bool:
+    """Whether a batch of one would have wrong gradients: see `ModelWithInputs.paired_outputs`."""
+    return chunk.graph is not None and any("BatchNorm" in name for name in chunk.graph.structure.names)

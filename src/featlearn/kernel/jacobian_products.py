@@ -28,7 +28,7 @@ JvpMethod = Callable[[Measurement, ModelWithInputs, Tangents], Tensor]
 
 def add_pulled_back(totals: Tangents, measurement: Measurement, batch: ModelWithInputs, cotangents: Tensor) -> None:
     """totals[k] += J^T v_k for v of shape (m, n, C), over all n samples of the batch."""
-    outputs = batch.outputs(_all(batch))
+    outputs = batch.paired_outputs(_all(batch))
     if not outputs.requires_grad:
         return
     parameters = [measurement.parameters[name] for name in totals]
@@ -154,14 +154,14 @@ def _dual_outputs(
 def _twice_backward(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
     with sdpa_kernel(SDPBackend.MATH):  # the only attention with a second derivative
-        outputs = batch.outputs(_all(batch))
+        outputs = batch.paired_outputs(_all(batch))
         return _derivatives_by_cotangent(measurement, outputs, tangents)
 
 
 def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """The same with fused ops taken apart."""
     with ElementaryOps():
-        outputs = batch.outputs(_all(batch))
+        outputs = batch.paired_outputs(_all(batch))
     return _derivatives_by_cotangent(measurement, outputs, tangents)
 
 

@@ -183,6 +183,14 @@ class ModelWithInputs:
         with noting(()):
             return outputs[:, None]
 
+    def paired_outputs(self, indices: Tensor) -> Tensor:
+        """(samples, C) outputs with their graph; a single sample is run beside a copy of itself.
+
+        torch's backward pass of BatchNorm2d in eval mode mixes up the channels of a batch of one whose gradient lies
+        in channels-last order (torch 2.13, CPU).
+        """
+        return self.outputs(indices.repeat(2) if len(indices) == 1 else indices)[: len(indices)]
+
     def _run(self, indices: Tensor | slice, noting: PassContext, code: Callable[[Inputs], Any]) -> Any:
         """Run code of the user on a copy of some of the samples."""
         x = self.take(indices)
