@@ -19,7 +19,7 @@ from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.contraction.windows import Windows
 from featlearn.errors import UnsupportedModelError
 from featlearn.gradients.graph_reading import GraphReading
-from featlearn.gradients.pullback import MatrixView, ParameterUses, common_matrix_view, pulled_back
+from featlearn.gradients.pullback import MatrixView, ParameterUses, common_matrix_view, pull_back
 from featlearn.gradients.stacks import StackedGradients, in_type, stacked, used_positions
 from featlearn.graph.graph import Graph, GraphStructure, Node, Value, backward, backward_to, build_graph
 from featlearn.graph.layout import Layout
@@ -238,24 +238,42 @@ class Chunk:
         """
         operands: dict[int, Tensor] = {}
         # Biases before weights: what arrives at an op is dropped with its last use, and weights take most of it.
-        ordered = sorted(names, key=lambda name: self.uses[name].matrix_view is not None)
-        last = {reading.use.node: name for name in ordered for reading in self.uses[name].readings}
-        for name in ordered:
-            uses = self.uses[name]
+        groups = self._groups_of_operands([name for name in names if self.uses[name].matrix_view is None])
+        groups += [[name] for name in names if self.uses[name].matrix_view is not None]
+        last = {reading.use.node: group[0] for group in groups for reading in self.uses[group[0]].readings}
+        for group in groups:
+            name, uses = group[0], self.uses[group[0]]
             values = dict.fromkeys([(reading.use.node, 0) for reading in uses.readings])
             arrived = {value: grads.pop(value) if last[value[0]] == name else grads[value] for value in values}
-            found: Gradients
+            formed: dict[str, Gradients] = {}
             if uses.matrix_view is not None:
                 factors = self._factors(uses.readings, uses.matrix_view, arrived)
                 if proportional is not None:
                     factors = proportional.apply(name, factors)
-                found = as_dense(factors) if name in dense else factors
+                formed[name] = as_dense(factors) if name in dense else factors
                 del factors
             else:
-                found = self._pulled_back(name, uses.readings, arrived, operands)
+                formed.update(self._pull_back(group, uses.readings, arrived, operands))
             del arrived
-            yield name, found if found.samples == self.count else found.take(slice(0, self.count))
-            del found
+            for name in group:
+                gradients = formed.pop(name)
+                yield name, gradients if gradients.samples == self.count else gradients.take(slice(0, self.count))
+                del gradients
+
+    def _groups_of_operands(self, names: Sequence[str]) -> list[list[str]]:
+        """Group parameters with the same operands while they have no more entries than these, which are held anyway."""
+        groups: list[list[str]] = []
+        open_groups: dict[tuple[int, ...], tuple[list[str], int]] = {}
+        for name in names:
+            readings, entries = self.uses[name].readings, self.parameters[name].numel()
+            key = tuple(map(id, readings))
+            group, room = open_groups.get(key, ([], 0))
+            if not group or entries > room:
+                group, room = [], sum(reading.use.shape.numel() for reading in readings)
+                groups.append(group)
+            group.append(name)
+            open_groups[key] = group, room - entries
+        return groups
 
     def preactivation_gradients(self, readings: Sequence[Reading], direction: Tensor) -> list[Tensor]:
         """Gradients of direction . f at the outputs of outer uses: (samples, positions, units) for each of them.
@@ -342,10 +360,10 @@ class Chunk:
         """What arrives at a use: zeros where the outputs do not depend on it."""
         return self.outputs.new_zeros(reading.use.output) if grad is None else grad
 
-    def _pulled_back(
-        self, name: str, readings: tuple[Reading, ...], grads: UseGradients, formed: dict[int, Tensor]
-    ) -> Dense:
-        """Form the gradient of every operand and pull it back to the parameter."""
+    def _pull_back(
+        self, names: Sequence[str], readings: tuple[Reading, ...], grads: UseGradients, formed: dict[int, Tensor]
+    ) -> dict[str, Dense]:
+        """Form the gradient of every operand, and pull it back to the parameters that are behind all of them."""
         graph = self.graph
         assert graph is not None
         operands: dict[Value, Tensor] = {}
@@ -354,7 +372,8 @@ class Chunk:
                 formed[id(reading)] = self._operand_gradient(reading, grads)
             term = formed[id(reading)]
             operands[reading.value] = operands[reading.value] + term if reading.value in operands else term
-        return Dense(in_type(pulled_back(graph.leaves[name], self.parameters[name], operands), self.accumulate))
+        gradients = pull_back({name: graph.leaves[name] for name in names}, operands)
+        return {name: Dense(in_type(gradient, self.accumulate)) for name, gradient in gradients.items()}
 
     def _operand_gradient(self, reading: Reading, grads: UseGradients) -> Tensor:
         """(samples, directions, *operand shape)"""

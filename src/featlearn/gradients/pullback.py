@@ -1,7 +1,7 @@
 """From the operand that met the samples back to the parameter."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -111,10 +111,13 @@ def _rearrangements(node: Node, leaf: Node) -> tuple[list[Node] | None, list[flo
 
 def _factor_of(node: Node) -> tuple[float, int] | None:
     """The number by which a node multiplies one of its inputs, and which one; None if it does anything else."""
-    name, inputs = node.name(), [child for child, _ in node.next_functions]
+    name = node.name()
     if name == "NegBackward0":
         return -1.0, 0
-    if name not in ("MulBackward0", "DivBackward0") or sum(child is not None for child in inputs) != 1:
+    if name not in ("MulBackward0", "DivBackward0"):
+        return None
+    inputs = [child for child, _ in node.next_functions]
+    if sum(child is not None for child in inputs) != 1:
         return None
     place = 0 if inputs[0] is not None else 1
     other = node._saved_other if place == 0 else getattr(node, "_saved_self", None)
@@ -165,38 +168,41 @@ def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
     )
 
 
-def pulled_back(leaf: Node, parameter: Tensor, operands: Mapping[Value, Tensor]) -> Tensor:
-    """Gradients of operands, (samples, directions, *shape), as one of the parameter: (samples, directions, N)."""
+def pull_back(leaves: Mapping[str, Node], operands: Mapping[Value, Tensor]) -> dict[str, Tensor]:
+    """Turn gradients of operands, (samples, directions, *shape), into those of parameters, (samples, directions, N).
+
+    Parameters that share their operands are pulled back by one pass, whose cost does not grow with their number.
+    """
     samples, directions = next(iter(operands.values())).shape[:2]
-    if len(operands) == 1 and next(iter(operands))[0] is leaf and not parameter.is_complex():
-        return in_type(next(iter(operands.values())).reshape(samples, directions, -1), parameter.dtype)
-    total = parameter.new_zeros(samples * directions, *parameter.shape)
-    starts, cotangents = [], []
-    for (node, number), gradient in operands.items():
-        flat = gradient.flatten(0, 1)
-        if node is leaf:
-            total += flat.reshape(total.shape)
-        else:
-            starts.append(GradientEdge(node, number))
-            cotangents.append(flat)
-    if starts:
-        total += _batched(starts, parameter, cotangents)
-    if parameter.is_complex():
-        total = torch.view_as_real(total)
-    return total.reshape(samples, directions, -1)
+    direct = {node: gradient for (node, _), gradient in operands.items() if node in leaves.values()}
+    starts = [GradientEdge(*value) for value in operands if value[0] not in direct]
+    cotangents = [gradient.flatten(0, 1) for value, gradient in operands.items() if value[0] not in direct]
+    parameters = {name: leaf.variable for name, leaf in leaves.items()}
+    pulled = dict(zip(leaves, _batched(starts, [*parameters.values()], cotangents), strict=True)) if starts else {}
+    gradients = {}
+    for name, leaf in leaves.items():
+        parameter, terms = parameters[name], [pulled[name]] if starts else []
+        if leaf in direct:
+            terms.append(in_type(direct[leaf].reshape(-1, *parameter.shape), parameter.dtype))
+        total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        if parameter.is_complex():
+            total = torch.view_as_real(total.to(parameter.dtype))
+        gradients[name] = total.reshape(samples, directions, -1)
+    return gradients
 
 
-def _batched(starts: list[GradientEdge], parameter: Tensor, cotangents: list[Tensor]) -> Tensor:
-    """One vector-Jacobian product for every row of the cotangents."""
+def _batched(starts: list[GradientEdge], parameters: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
+    """Return one vector-Jacobian product for every row of the cotangents, for each parameter."""
     try:
-        (found,) = backward(starts, [parameter], cotangents, batched=True)
-        assert found is not None
-        return found
+        return _present(backward(starts, parameters, cotangents, batched=True))
     except UnsupportedModelError:
-        # An op (or a custom backward pass) that cannot be vectorised: one row at a time.
-        rows = []
-        for row in zip(*cotangents, strict=True):
-            (found,) = backward(starts, [parameter], row)
-            assert found is not None
-            rows.append(found)
-        return torch.stack(rows)
+        # An op (or a custom backward pass) that cannot be vectorized: one row at a time.
+        rows = [_present(backward(starts, parameters, row)) for row in zip(*cotangents, strict=True)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return gradients of parameters that all have one."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    assert len(present) == len(gradients)
+    return present
