@@ -13,6 +13,7 @@ __all__ = [
     "InputTypeError",
     "InputValueError",
     "MemoryBudgetError",
+    "NotFiniteError",
     "RankError",
     "RunError",
     "UnsupportedModelError",
@@ -48,6 +49,10 @@ class CoupledSamplesError(InputValueError):
 
 class MemoryBudgetError(InputValueError):
     """The computation does not fit into the memory it was given."""
+
+
+class NotFiniteError(InputValueError):
+    """Outputs or kernels of a network are nan or infinite."""
 
 
 class RankError(FeatlearnError, ValueError):

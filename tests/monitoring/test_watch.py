@@ -851,6 +851,48 @@ def test_what_goes_wrong_again_later_is_an_event_again(tmp_path: Path):
     assert [e["count"] for e in run.events if e["kind"] == "repeated"] == [3]
 
 
+def test_an_error_of_a_user_is_no_divergence_whatever_its_text_says(tmp_path: Path):
+    def careless(view: StepView) -> float:
+        if view.step > 2:
+            raise ValueError("the buffer would overflow, and its size is not finite")
+        return 1.0
+
+    with pytest.warns(UserWarning, match="careless could not be measured"):
+        run = watched(tmp_path / "run", steps=5, quantities=["weights", careless]).run
+    events = [(event["kind"], event["step"]) for event in run.events if event.get("what") == "careless"]
+    assert events[0] == ("failed", 3)
+    assert not [event for event in run.events if event["kind"] == "diverged"]
+
+
+class Spectral(nn.Module):
+    """A layer with complex weights for the frequencies of its input, as in a Fourier neural operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex128))
+        self.last = nn.Linear(5, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=5).tanh())
+
+
+def test_complex_weights_move_by_their_imaginary_parts_too(tmp_path: Path):
+    torch.manual_seed(0)
+    model = Spectral()
+    start = model.weight.detach().clone()
+    with watch(
+        model, probe=data(outputs=2), out=tmp_path / "run", every=1, budget=None, quantities=["weights"]
+    ) as seen:
+        with torch.no_grad():
+            model.weight += torch.tensor([0.3j, -0.2j, 0.5j])
+        seen.step()
+    numbers = {name: seen.run.scalar(name)[1].tolist() for name in ("weights/root/norm", "weights/root/distance")}
+    square = float(start.real.square().sum() + start.imag.square().sum())
+    assert numbers["weights/root/distance"] == pytest.approx([0.0, math.sqrt((0.09 + 0.04 + 0.25) / square)])
+    assert numbers["weights/root/norm"][0] == pytest.approx(math.sqrt(square))
+    assert numbers["weights/root/norm"][1] == pytest.approx(float(torch.linalg.vector_norm(model.weight.detach())))
+
+
 def test_importing_the_package_leaves_the_function_in_its_place(tmp_path: Path):
     """No package is named like the function, or Python would put it in the place of `fl.watch`."""
     import featlearn as fl

@@ -10,7 +10,7 @@ from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
-from featlearn.errors import InputValueError
+from featlearn.errors import NotFiniteError
 from featlearn.gradients.directions import Directions
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.kernel.verification import KernelVerification
@@ -197,7 +197,7 @@ def refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> No
         if max(-low, high) < torch.finfo(kernel.dtype).tiny:
             measurement.audit_again()  # gradients may be too small for their squares
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise InputValueError(
+            raise NotFiniteError(
                 f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
                 "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
             )

@@ -209,18 +209,23 @@ def weights(view: StepView, context: RecordContext) -> Record:
     """Norms of the weights and distances from their initial values, by layer and in total."""
     own: dict[str, list[Tensor]] = {}
     for name, parameter in trainable_parameters(view.model).items():
-        now = parameter.detach()
-        begun = view.watched.initial.get(name, None if view.watched.initial or view.baseline is not None else now)
-        gone = now.new_tensor(math.nan) if begun is None else (now - begun.to(now.device)).double().norm()
-        size = now.new_tensor(math.nan) if begun is None else begun.to(now.device).double().norm()
+        now = _in_double(parameter)
+        start = view.watched.initial.get(name, None if view.watched.initial or view.baseline is not None else parameter)
+        begun = torch.full_like(now, math.nan) if start is None else _in_double(start.to(now.device))
         own.setdefault(name.rpartition(".")[0], []).append(
-            torch.stack([part.double() for part in (now.double().norm(), gone, size)])
+            torch.stack([now.norm(), (now - begun).norm(), begun.norm()])
         )
     totals = {name: torch.stack(parts).square().sum(0).cpu() for name, parts in own.items()}
     found: dict[str, float] = {}
     for name, (norm, gone, size) in totals.items():
         found |= _moved(f"weights/{context.names[name]}", norm, gone, size)
     return Record(found | _moved("weights", *torch.stack([*totals.values()]).sum(0)))
+
+
+def _in_double(weight: Tensor) -> Tensor:
+    """Real numbers in float64: two for each complex one."""
+    real = torch.view_as_real(weight.resolve_conj()) if weight.is_complex() else weight
+    return real.detach().double()
 
 
 def _moved(name: str, norm: Tensor, gone: Tensor, size: Tensor) -> dict[str, float]:

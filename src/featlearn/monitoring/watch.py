@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from featlearn.errors import InputValueError, RunError
+from featlearn.errors import InputValueError, NotFiniteError, RunError
 from featlearn.monitoring.allocation import Allocation
 from featlearn.monitoring.description import description
 from featlearn.monitoring.means import Means, numbers_of
@@ -358,7 +358,7 @@ class Watch:
             self._written().failure("undivided", "ranks", step, found.undivided, message=found.undivided)
 
     def _failed(self, what: str, error: Exception, step: int) -> None:
-        kind = "diverged" if any(word in str(error) for word in ("not finite", "overflow")) else "failed"
+        kind = "diverged" if isinstance(error, NotFiniteError) else "failed"
         nothing = f"nothing could be measured at step {step}"
         words = nothing if what == "measurement" else f"{what} could not be measured"
         said = f"{type(error).__name__}: {error}"[:2000]

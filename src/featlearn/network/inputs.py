@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, NotFiniteError, UnsupportedModelError
 from featlearn.network.write_guard import WriteGuard
 
 Inputs = Any
@@ -289,7 +289,7 @@ def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tenso
         raise InputValueError(f"{source} gives {describe(outputs)}: no outputs; expected C >= 1")
     if look and not bool(torch.isfinite(outputs).all()):
         broken = (~torch.isfinite(outputs.detach())).reshape(samples, -1).any(1).nonzero().flatten().tolist()
-        raise InputValueError(
+        raise NotFiniteError(
             f"{source} gives values that are not finite for samples {_few(broken)} of the batch; "
             "a kernel cannot be measured there"
         )

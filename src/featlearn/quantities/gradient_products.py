@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
 from featlearn.linalg.estimate import Estimate
 from featlearn.quantities.layer_features import LayerFeatures
 
@@ -112,7 +112,7 @@ def corrupted_agop(features: LayerFeatures, generator: torch.Generator | None = 
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InputTypeError(f"generator is {generator!r}, expected a torch.Generator")
     if not bool(torch.isfinite(features.ptk_covariance).all()):
-        raise InputValueError(
+        raise NotFiniteError(
             "the PTK covariance is not finite, expected the features of a network that has not diverged"
         )
     values = torch.linalg.eigvalsh(features.ptk_covariance)
