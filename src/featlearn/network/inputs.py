@@ -1,5 +1,6 @@
 """The network as a function of its probe inputs: calls, readouts, chunks of samples."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,11 +32,11 @@ def describe(thing: Any) -> str:
 
 
 def map_tensors(thing: Any, change: Callable[[Tensor], Any]) -> Any:
-    """`thing` with `change` applied to every tensor in it."""
+    """Return `thing` with `change` applied to every tensor in it. Containers keep their type."""
     if isinstance(thing, Tensor):
         return change(thing)
     if isinstance(thing, Mapping):
-        return {key: map_tensors(value, change) for key, value in thing.items()}
+        return _mapping_like(thing, {key: map_tensors(value, change) for key, value in thing.items()})
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
         return type(thing)(*(map_tensors(value, change) for value in thing))
     if isinstance(thing, tuple | list):
@@ -43,13 +44,35 @@ def map_tensors(thing: Any, change: Callable[[Tensor], Any]) -> Any:
     return thing
 
 
+def _mapping_like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return a mapping of the same type with other entries; a plain dictionary if the type cannot hold them."""
+    if type(mapping) is dict:
+        return entries
+    try:
+        twin: Any = copy.copy(mapping)
+        if hasattr(twin, "batch_size"):  # a TensorDict checks its entries against their common first axes
+            twin.batch_size = []
+        for key, value in entries.items():
+            twin[key] = value
+        if hasattr(twin, "batch_size"):
+            twin.batch_size = _common_axes(tensors_in(entries), len(mapping.batch_size))  # type: ignore[attr-defined]
+    except Exception:  # from a class of the user
+        return entries
+    assert isinstance(twin, Mapping)
+    return twin
+
+
+def _common_axes(tensors: Sequence[Tensor], count: int) -> tuple[int, ...]:
+    return tuple(tensors[0].shape[:count]) if tensors else ()
+
+
 def tensors_in(thing: Any) -> list[Tensor]:
-    """Every tensor in nested inputs."""
+    """Return every tensor in nested inputs."""
     if isinstance(thing, Tensor):
         return [thing]
-    found: list[Tensor] = []
-    map_tensors(thing, found.append)
-    return found
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    return [tensor for part in thing for tensor in tensors_in(part)] if isinstance(thing, tuple | list) else []
 
 
 def input_kind(x: Inputs) -> tuple[object, ...]:

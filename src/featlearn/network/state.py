@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -199,10 +199,18 @@ def _held(modules: Sequence[nn.Module]) -> dict[str, list[Any]]:
         if kind in found:
             found[kind].append(thing)
         if kind == "container" or kind == "tuple":
-            stack += thing.values() if isinstance(thing, dict) else thing
+            stack.extend(_members(thing))
         elif kind == "table":
             stack += [value for value in thing.values() if isinstance(value, Tensor)]
     return found
+
+
+def _members(container: Any) -> Iterable[Any]:
+    """Return what a container holds, by the method of its built-in type: a subclass may raise or answer otherwise."""
+    if isinstance(container, dict):
+        return dict.values(container)
+    kind = next(kind for kind in (list, tuple, set, deque) if isinstance(container, kind))
+    return kind.__iter__(container)
 
 
 @lru_cache(maxsize=1024)
@@ -253,7 +261,7 @@ def _refill(container: Any, entries: Any) -> None:
             container.clear()
         return
     if isinstance(container, dict):
-        changed = list(container) != list(entries) or not all(map(is_, container.values(), entries.values()))
+        changed = list(container) != list(entries) or not all(map(is_, _members(container), entries.values()))
     elif isinstance(container, set):
         changed = container != entries
     else:
