@@ -18,8 +18,8 @@ from featlearn.graph.graph import build_graph
 from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
-from featlearn.network.checks import admitted, unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors
+from featlearn.network.checks import admitted, trainable_parameters, unwrapped
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors, tensors_in
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
@@ -89,10 +89,11 @@ class AuditedModel:
         torch's own layers are not isolated, because a forward pass only reads them. `by_layer`: nothing but passes
         needs the weights, so that those of a sharded model may be gathered layer by layer.
         """
-        with self._weights(by_layer) as layered:
-            entering = self._keeping_weights if keep_weights else self._measuring
-            with entering(inputs, reuse, builtin, layered) as measurement:
-                yield measurement
+        with (
+            self._weights(by_layer) as layered,
+            self._entering(inputs, reuse, builtin, layered, keep_weights=keep_weights) as measurement,
+        ):
+            yield measurement
 
     @contextmanager
     def measuring_together(
@@ -110,14 +111,32 @@ class AuditedModel:
         `common`: samples that all ranks have; the outputs of two of them are compared. `expected`: what else must be
         the same, compared in the same exchange.
         """
-        entering = self._keeping_weights if keep_weights else self._measuring
         with self._weights(by_layer) as layered:
 
             def same(measurement: Measurement) -> list[Expectation]:
                 return [*expected, *self._same_network(measurement, common, layered)]
 
-            with self.group.entered(entering(inputs, False, builtin, layered), same) as measurement:
+            entering = self._entering(inputs, False, builtin, layered, keep_weights=keep_weights)
+            with self.group.entered(entering, same) as measurement:
                 yield measurement
+
+    def _refuse_dependent(self, inputs: Sequence[Inputs]) -> None:
+        """Refuse inputs computed from the parameters: a measurement would cut the gradient through them."""
+        for x, name in zip(inputs, ("x", "x2"), strict=False):
+            batch_size(x, name)
+            tensors = [tensor for tensor in tensors_in(x) if tensor.requires_grad]
+            if not tensors:
+                continue
+            parameters = trainable_parameters(self.model, self.globs)
+            sources = [key for key, parameter in parameters.items() if any(t is parameter for t in tensors)]
+            for tensor in tensors:
+                sources += [] if tensor.grad_fn is None else build_graph(tensor, parameters).leaves
+            if sources:
+                raise InputValueError(
+                    f"{name} was computed from the model's own {', '.join(dict.fromkeys(sources))}, and its gradient "
+                    f"through {name} would be left out. Pass the inputs of the whole computation, or {name}.detach() "
+                    "to treat them as constants"
+                )
 
     def _same_network(
         self, measurement: Measurement, common: Inputs, layered: "LayeredWeights | None"
@@ -185,14 +204,24 @@ class AuditedModel:
         return True
 
     @contextmanager
-    def _keeping_weights(
-        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: "LayeredWeights | None"
+    def _entering(
+        self,
+        inputs: Sequence[Inputs],
+        reuse: bool,
+        builtin: bool,
+        layered: "LayeredWeights | None",
+        *,
+        keep_weights: bool,
     ) -> Iterator[Measurement]:
+        """Enter a measurement, with inputs that need gradients where ops are to keep the weights they meet."""
+        self._refuse_dependent(inputs)
         with ExitStack() as stack:
             try:
-                needing = [needing_gradients(x) for x in inputs]
-                measurement = stack.enter_context(self._measuring(needing, reuse, builtin, layered))
+                first_choice = [needing_gradients(x) for x in inputs] if keep_weights else inputs
+                measurement = stack.enter_context(self._measuring(first_choice, reuse, builtin, layered))
             except FeatlearnError:
+                if not keep_weights:
+                    raise
                 measurement = stack.enter_context(self._measuring(inputs, reuse, builtin, layered))
             yield measurement
 

@@ -1,5 +1,6 @@
 """What cannot be measured exactly is refused, with the place, what was given, what was expected and what to do."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,3 +180,39 @@ def test_activations_that_vanish_but_for_rounding_are_no_coupling():
     kernel = fl.ntk(model, inputs, parameters="2.*")
     exact = fl.ntk(model, inputs, parameters="2.*", dtype=torch.float64)
     assert torch.allclose(kernel.double(), exact, atol=1e-9)
+
+
+class Tokens(nn.Module):
+    """An embedding and a layer; inputs are token numbers, or embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 3), nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded = tokens if tokens.is_floating_point() else self.embed(tokens)
+        outputs: Tensor = self.head(torch.tanh(embedded)).sum(1)
+        return outputs
+
+
+@pytest.mark.parametrize("measure", [fl.ntk, fl.ntk_diagonal, fl.neural_features, fl.NTKOperator])
+def test_inputs_computed_from_the_weights_are_refused_and_the_weights_named(measure: Callable[..., object]) -> None:
+    model, tokens = Tokens(), torch.randint(7, (5, 4))
+    with pytest.raises(fl.FeatlearnError, match=r"x was computed from the model's own embed.weight.*x.detach\(\)"):
+        measure(model, model.embed(tokens))
+
+
+def test_a_weight_as_input_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    with pytest.raises(fl.FeatlearnError, match="x2 was computed from the model's own weight"):
+        fl.ntk(model, torch.randn(4, 3), x2=model.weight)
+
+
+def test_inputs_computed_from_weights_that_do_not_count_are_constants() -> None:
+    model, tokens = Tokens().double(), torch.randint(7, (5, 4))
+    embedded = model.embed(tokens)
+    kernel = fl.ntk(model, embedded, parameters="head.*")
+    torch.testing.assert_close(kernel, fl.ntk(model, tokens, parameters="head.*"))
+    torch.testing.assert_close(kernel, fl.ntk(model, embedded.detach()))
+    other = Tokens().double()
+    torch.testing.assert_close(fl.ntk(other, embedded), fl.ntk(other, embedded.detach()))

@@ -127,6 +127,12 @@ def test_by_is_one_of_three(measure: Any, bad: Any) -> None:
     assert_refused(lambda: measure(MODEL, X, by=bad), f"by={bad!r}", "expected 'network', 'layer' or 'parameter'")
 
 
+@pytest.mark.parametrize("measure", [fl.ntk, fl.plan])
+@pytest.mark.parametrize("bad", ["yes", 1, None], ids=repr)
+def test_verify_is_true_or_false(measure: Any, bad: Any) -> None:
+    assert_refused(lambda: measure(MODEL, X, verify=bad), f"verify={bad!r}", "expected True or False")
+
+
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
 @pytest.mark.parametrize("bad", [3, [1], b"0.*", {}, [], (), ["0.*", None], 1.5], ids=repr)
 def test_parameters_are_globs(measure: Any, bad: Any) -> None:

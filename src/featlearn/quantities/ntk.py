@@ -14,7 +14,7 @@ from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
-from featlearn.errors import ChangedOutputsError, InputValueError
+from featlearn.errors import ChangedOutputsError, InputTypeError, InputValueError
 from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
 from featlearn.kernel.step_rates import Rate, elementwise, step_rates
@@ -172,10 +172,10 @@ def tangent_kernel(
         from featlearn.kernel.divided_kernel import divided_kernels
 
         divided = divided_kernels(
-            audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer)
+            audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer, verify)
         )
         return divided[""] if by == "network" else divided
-    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
 
     def measured(measurement: Measurement) -> Kernels:
         return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
@@ -204,7 +204,7 @@ def sketched_kernel(
             raise InputValueError(
                 "sketch= with group=, expected one of them: sketched kernels are not divided among ranks"
             )
-    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
 
     def measured(measurement: Measurement) -> dict[str, Estimate]:
         return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
@@ -230,9 +230,13 @@ def _measured_once_more(
         return attempt()
 
 
-def checked_rates(audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None) -> dict[str, Rate]:
+def checked_rates(
+    audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None, verify: bool
+) -> dict[str, Rate]:
     """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
     checked_by(by)
+    if not isinstance(verify, bool):
+        raise InputTypeError(f"verify={verify!r}, expected True or False")
     if not isinstance(outputs, int | Probes):
         output_directions(outputs, 1)  # probes would be drawn
     if optimizer is None:

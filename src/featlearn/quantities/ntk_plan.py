@@ -123,7 +123,7 @@ def kernel_plan(
         checked_sketch(sketch, outputs, verify)
     if isinstance(outputs, Probes):
         outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
-    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer))
+    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
     with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
         directions = output_directions(outputs, measurement.classes)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
