@@ -101,6 +101,7 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
         "evidence",
         "runs",
         "headline",
+        "diverged",
     }
     assert told["schema"] == 2
     assert told["numbers"].keys() == {
@@ -189,6 +190,7 @@ def test_of_a_run_that_broke_down_that_is_the_headline_and_it_is_read_up_to_ther
     first = run.lines[0]["values"]["probe/loss"]
     assert all(line["values"]["probe/loss"] <= 2 * first for line in run.lines if line["step"] <= run_data.steps)
     assert found.headline.startswith(f"training broke down at step {run_data.diverged}")
+    assert found.diverged is True
     assert not any(item.value > 1e3 for item in found.evidence)  # no weights of a run that is lost
 
 
@@ -257,6 +259,7 @@ def test_a_number_that_was_not_finite_once_is_no_end(tmp_path: Path):
     writer.close()
     run_data = RunData(open_run(tmp_path / "run"))
     assert run_data.diverged is None
+    assert diagnose(tmp_path / "run").diverged is False
     assert run_data.loss is not None
     assert run_data.loss.values.tolist() == [4.0, 2.0, 1.0]
 

@@ -149,11 +149,7 @@ def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bo
     each = [verdict_on(run) for run in runs]
     together = each[0] if len(each) == 1 else verdict_on(runs)
     page = _page(runs, folder / "report.html") if with_report else None
-    broken = [
-        "broke down" in one.headline or any(event["kind"] == "diverged" for event in run.events)
-        for run, one in zip(runs, each, strict=True)
-    ]
-    diverged = [run.name for run, lost in zip(runs, broken, strict=True) if lost]
+    diverged = [run.name for run, one in zip(runs, each, strict=True) if one.diverged]
     code = INTERRUPTED if not complete else FAILED if diverged else DONE
     data = {
         "regime": together.regime,

@@ -167,15 +167,13 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     decisive = {key: float(one) for key, one in verdict.numbers.items()}
     numbers = {**decisive, "feature_rate": verdict.feature_rate, **times}
     settings = run.config.get("settings")
-    told = any(event["kind"] == "diverged" for event in run.events)
-    diverged = told or "training broke down" in verdict.headline
     return {
         "path": str(path),
         "name": run.name,
         "created": created if isinstance(created, int | float) else None,
         "steps": steps,
         "regime": verdict.regime,
-        "diverged": diverged,
+        "diverged": verdict.diverged,
         "seed": run.config.get("seed"),
         "numbers": key_numbers(run),
         "loss": loss_label(run),

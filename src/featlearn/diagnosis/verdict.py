@@ -77,6 +77,8 @@ class Diagnosis:
     """names of the runs"""
     headline: str
     """the regime as a sentence; says so if training broke down"""
+    diverged: bool
+    """whether the loss of any run exploded, or became nan or infinite for good"""
 
     def __str__(self) -> str:
         head = f"{', '.join(self.runs)}: {self.headline}"
@@ -150,6 +152,7 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
         tuple(evidence),
         tuple(one.run.name for one in findings),
         headline,
+        any(one.run_data.diverged is not None for one in findings),
     )
 
 

@@ -34,11 +34,10 @@ def _of_run(run: Run) -> dict[str, Any]:
     from featlearn.diagnosis import diagnose
 
     found = diagnose(run)
-    told = any(event["kind"] == "diverged" for event in run.events)
     last = {name: float(run.scalar(name)[1][-1]) for name in run.names if name.count("/") < 2}
     return {
         "regime": found.regime,
-        "diverged": told or "broke down" in found.headline,
+        "diverged": found.diverged,
         **{name: float(number) for name, number in found.numbers.items()},
         **last,
     }
