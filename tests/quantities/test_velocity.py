@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import featlearn as fl
+from featlearn.errors import UnsupportedModelError
 from featlearn.network.elementary_ops import ElementaryOps
 from tests.references.jacobian import dense_jacobian
 
@@ -108,6 +109,128 @@ def test_the_velocity_is_the_limit_of_differences(name: str, loss: str):
         expected = difference(model, x, y, loss, outputs)
         assert velocity.shape == expected.shape
         assert float((velocity - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Spike(torch.autograd.Function):
+    """A step with the derivative of something smooth."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).to(x)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient / (1 + x.square())
+
+
+class Hidden(nn.Module):
+    """Gradients that change with the weights in a way that autograd does not see, or that it sees."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 6, bias), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(self.between(self.first(x)))))
+
+
+HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": lambda h: torch.tanh(h) * h.detach(),
+    "no_grad": lambda h: torch.tanh(h) * h.data.sigmoid(),
+    "straight through": lambda h: Rounded.apply(3 * h),
+    "surrogate": lambda h: Spike.apply(h),
+}
+SEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a shift that cancels": lambda h: (h - h.amax(1, keepdim=True).detach()).softmax(1),
+    "kinks": torch.relu,
+    "single precision inside": lambda h: torch.relu(h.float()).to(h.dtype),
+}
+
+
+def hidden(between: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Hidden(between)
+    nn.init.zeros_(model.first.bias)
+    x, y = drawn(5, 4), drawn(5, 3)
+    x[0] = 0.0  # at a kink
+    return model.double(), x, y
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_change_that_autograd_does_not_see_is_refused(name: str, precision: torch.dtype):
+    model, x, y = hidden(HIDDEN[name])
+    model, x = model.to(precision), x.to(precision)
+    before = copy.deepcopy(model.state_dict())
+    for function in (fl.ntk_velocity, fl.feature_speed):
+        with pytest.raises(UnsupportedModelError, match="in a way that autograd does not see"):
+            function(model, x, y)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", SEEN)
+def test_a_change_that_autograd_sees_is_measured(name: str, precision: torch.dtype):
+    model, x, y = hidden(SEEN[name])
+    velocity = fl.ntk_velocity(model.to(precision), x.to(precision), y).double()
+    if name != "a shift that cancels":  # kernels jump at the first sample
+        x, y = x[1:], y[1:]
+        velocity, model.between = fl.ntk_velocity(model, x.to(precision), y).double(), torch.relu
+    expected = difference(model.double(), x, y, "sum-half", "mean")
+    torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+class Spectral(nn.Module):
+    """Complex weights between a Fourier transform and its inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Linear(2, 3), nn.Linear(3, 2)
+        self.weight = nn.Parameter(torch.randn(3, 3, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(torch.tanh(self.lift(x)), dim=1)
+        mixed = torch.fft.irfft(torch.einsum("pkc,kcd->pkd", modes, self.weight), n=x.shape[1], dim=1)
+        return self.head(torch.tanh(mixed).mean(1))
+
+
+def test_complex_weights_move_in_both_of_their_parts():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Spectral().double()
+    model.weight.data = model.weight.data.to(torch.complex128)
+    x, y = drawn(5, 4, 2), drawn(5, 2)
+    velocity, expected = fl.ntk_velocity(model, x, y), difference(model, x, y, "sum-half", "mean")
+    assert float((velocity - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+    jacobians, step = [], 1e-6
+    residual = (model(x) - y).detach()
+    gradients = torch.autograd.grad(model(x), list(model.parameters()), residual)
+    for sign in (1, -1):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+                parameter -= sign * step * gradient
+        jacobians.append(torch.cat(list(dense_jacobian(twin, x).values()), -1))
+    growth = (jacobians[0] - jacobians[1]).norm() / (2 * step) / jacobians[0].norm()
+    slope = sum(float(g.abs().square().sum()) for g in gradients)
+    speed = float(growth * residual.square().sum()) / slope
+    assert fl.feature_speed(model, x, y) == pytest.approx(speed, rel=1e-4)
 
 
 def test_conventions_scale_the_velocity():

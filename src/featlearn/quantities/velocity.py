@@ -1,4 +1,4 @@
-"""How fast a kernel moves under gradient flow: exact derivatives of the tangent kernel, not differences of kernels.
+"""Derivatives of the tangent kernel under gradient flow.
 
 dK/dt = J' J^T + J J'^T with J' the derivative of J along the weights' velocity. J' is the Jacobian of another network:
 the one whose outputs are J v, the outputs' velocity under a fixed velocity v of the weights. So the kernel of the two
@@ -17,6 +17,7 @@ from featlearn.errors import InputValueError
 from featlearn.network.elementary_ops import ElementaryOps
 from featlearn.network.inputs import Inputs, Readout, read_output
 from featlearn.quantities.ntk import ntk
+from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
 from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
@@ -33,20 +34,23 @@ def ntk_velocity(
     parameters: str | Sequence[str] | None = None,
     memory: str | int | None = None,
 ) -> Tensor:
-    """dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1, exactly.
+    """Compute dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1.
 
-    See Shan & Bordelon 2021a, Sec. 2.2.
+    See Shan & Bordelon 2021a, Sec. 2.2. An exact derivative, by automatic differentiation of second order.
 
-    The derivative at this point of weight space. Where activations have kinks (ReLU) a kernel also jumps, whenever a
-    gate switches, and no derivative knows of that: over one large step of a ReLU network the measured change can differ
-    from this by more than its size, for smooth activations the difference shrinks with the step.
+    Where activations have kinks (ReLU) a kernel also jumps whenever a gate switches, and no derivative contains the
+    jumps. Over one large step of a ReLU network the measured change can differ from this by more than its size.
 
     Args:
-        model, x, readout, parameters, memory: as for `fl.ntk`.
-        y: targets, (P,) or (P, C) as the outputs are; one-hot rows or probabilities for cross-entropy.
-        loss: the loss whose gradient the weights follow: a convention of `fl.dynamics.rate`, or `"cross-entropy"`, the
-            mean over samples as `nn.CrossEntropyLoss()` has it.
-        outputs: `"mean"`, `"sum"`: (P, P); `"each"`: (C, P, P); `"full"`: (P, P, C, C).
+        model, x, readout, parameters, memory: As for `fl.ntk`.
+        y: Targets of shape (P,) or (P, C), as the outputs; one-hot rows or probabilities for cross-entropy.
+        loss: Loss whose gradient the weights follow: a convention of `fl.dynamics.rate`, or `"cross-entropy"`, the
+            mean over samples as in `nn.CrossEntropyLoss()`.
+        outputs: `"mean"` or `"sum"` for (P, P), `"each"` for (C, P, P), `"full"` for (P, P, C, C).
+
+    Raises:
+        UnsupportedModelError: If gradients change with the weights in a way that autograd does not see: behind
+            `detach`, a straight-through estimator, or a surrogate backward pass.
     """
     if outputs not in ("mean", "sum", "each", "full"):
         raise InputValueError(f"outputs={outputs!r}, expected 'mean', 'sum', 'each' or 'full'")
@@ -54,6 +58,7 @@ def ntk_velocity(
     moving = _Moving(model, readout, velocity)
     names = [f"model.{name}" for name in velocity]
     both = ntk(moving, x, outputs="full", parameters=names, memory=memory)
+    refuse_hidden_changes(model, x, readout, parameters)
     classes = both.shape[-1] // 2
     half = both[:, :, classes:, :classes]  # J' J^T, outputs (c, c')
     full = half + half.permute(1, 0, 3, 2)
@@ -72,17 +77,17 @@ def feature_speed(
     parameters: str | Sequence[str] | None = None,
     memory: str | int | None = None,
 ) -> float:
-    """How much faster the features grad f move than the error |f - y|, relative to their sizes.
+    """Compute how much faster the features grad f change than the error |f - y|, each relative to its size.
 
     See Atanasov et al. 2022, Eq. 88.
 
-    |dJ/dt| / |J| divided by the rate -d log |f - y| / dt at which the error falls, under the gradient flow of
-    |f - y|^2 / 2, norms over all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate
-    enters. At 1, features change by their own size while the error falls by a factor of e. Far below 1 the network is
-    lazy (after Chizat); at 1 and above, features are learned while it fits. On 50 digits, two layers of torch's default
-    initialisation have 0.8 at width 100 and 0.03 at width 4000. For an L-homogeneous network with outputs near zero it
-    grows as sigma^-L with the scale of its initialisation, and in proportion to a divisor of the output. nan where the
-    loss has no gradient.
+    The ratio is |dJ/dt| / |J| divided by -d log |f - y| / dt under the gradient flow of |f - y|^2 / 2, with norms over
+    all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate enters. At 1, features
+    change by their own size while the error falls by a factor of e. Far below 1 the network is lazy (after Chizat); at
+    1 and above it learns features while it fits. On 50 digits, two layers of torch's default initialization have 0.8
+    at width 100 and 0.03 at width 4000. For an L-homogeneous network with outputs near zero it grows as sigma^-L with
+    the scale of its initialization, and in proportion to a divisor of the output. The result is nan where the loss has
+    no gradient. Models are rejected as by `fl.ntk_velocity`.
 
     Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
     not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.
@@ -91,8 +96,9 @@ def feature_speed(
     moving = _Moving(model, readout, velocity)
     names = [f"model.{name}" for name in velocity]
     sizes = ntk(moving, x, outputs="each", parameters=names, memory=memory).diagonal(dim1=1, dim2=2).sum(1).double()
+    refuse_hidden_changes(model, x, readout, parameters)
     classes = len(sizes) // 2
-    slope = sum(float(v.double().square().sum()) for v in velocity.values())
+    slope = sum(float(inner_product(v, v)) for v in velocity.values())
     if slope == 0.0 or float(sizes[:classes].sum()) == 0.0:
         return float("nan")
     growth = (sizes[classes:].sum() / sizes[:classes].sum()).sqrt()
@@ -142,7 +148,7 @@ class _Moving(nn.Module):
             f = self._read(self.model(*args, **kwargs), args, kwargs)
         w = torch.zeros_like(f, requires_grad=True)
         pulled = torch.autograd.grad(f, [named[n] for n in names], w, create_graph=True, allow_unused=True)
-        terms = [(g * self._velocity[n]).sum() for n, g in zip(names, pulled, strict=True) if g is not None]
+        terms = [inner_product(g, self._velocity[n]) for n, g in zip(names, pulled, strict=True) if g is not None]
         (moved,) = torch.autograd.grad(torch.stack(terms).sum(), w, create_graph=True)
         return torch.cat([f, moved], 1)
 
