@@ -47,54 +47,54 @@ def descent(scale: float, **settings: Any) -> Descent:
 
 
 def swept_mlp(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 80, 80, 5], nn.GELU), 1 / scale)
+    model = fl.steer.scale_output(net.mlp([64, 80, 80, 5], nn.GELU), scale)
     return Trial(model, *tasks.few_digits(seed, 110), SQUARED, descent(scale), 1200)
 
 
 def swept_cnn(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.cnn((8, 14), 5, activation=nn.Tanh, size=5), 1 / scale)
+    model = fl.steer.scale_output(net.cnn((8, 14), 5, activation=nn.Tanh, size=5), scale)
     return Trial(model, *tasks.few_digits(seed, 70), MSE, descent(scale, momentum=0.8), 700, stop=0.15)
 
 
 def kinked_mlp(scale: float, seed: int, _: Any) -> Trial:
     """ReLU: units that switch are beyond any linearisation, so that the gap falls more slowly with the scale."""
-    model = fl.steer.scale_output(net.mlp([64, 50, 50, 5]), 1 / scale)
+    model = fl.steer.scale_output(net.mlp([64, 50, 50, 5]), scale)
     return Trial(model, *tasks.few_digits(seed, 110), MSE, descent(scale), 900)
 
 
 def kinked_cnn(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.cnn((10, 10), 5, size=5), 1 / scale)
+    model = fl.steer.scale_output(net.cnn((10, 10), 5, size=5), scale)
     return Trial(model, *tasks.few_digits(seed, 70), SQUARED, descent(scale, momentum=0.8), 700, stop=0.15)
 
 
 def transformer(scale: float, seed: int, variant: str) -> Trial:
-    model = fl.steer.scale_output(net.Transformer(5, 16, 1, 2), 1 / scale)
+    model = fl.steer.scale_output(net.Transformer(5, 16, 1, 2), scale)
     rate = 2e-5 if scale > 1 else 1e-2
     how = Fixed(ADAMW, rate) if variant == "AdamW" else descent(scale, momentum=0.9)
     return Trial(model, *tasks.few_digits(seed, 50, 50), SQUARED, how, 400, stop=0.2)
 
 
 def cross_entropy(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.cnn((10, 12), 5, activation=nn.GELU), 1 / scale)
+    model = fl.steer.scale_output(net.cnn((10, 12), 5, activation=nn.GELU), scale)
     task = tasks.few_digits(seed, 70, targets="labels")
     how = Descent(0.9, share=0.5) if scale > 1 else descent(scale, momentum=0.5)
     return Trial(model, *task, CROSS_ENTROPY, how, 500, stop=0.2)
 
 
 def labels(scale: float, seed: int, variant: str) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 60, 60, 4], nn.Tanh), 1 / scale)
+    model = fl.steer.scale_output(net.mlp([64, 60, 60, 4], nn.Tanh), scale)
     how = Fixed(ADAMW, 1e-5 if scale > 1 else 5e-3) if variant == "AdamW" else descent(scale)
     return Trial(model, *tasks.few_digits(seed, 110, targets="thresholds"), BCE, how, 700, stop=0.2)
 
 
 def rms_prop(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([30, 150, 1]), 1 / scale)
+    model = fl.steer.scale_output(net.mlp([30, 150, 1]), scale)
     how = Fixed(RMSPROP, 3e-6 if scale > 1 else 2e-3)
     return Trial(model, *tasks.cancer(seed, 300), SQUARED, how, 600, probe=100, batch=60, stop=0.2)
 
 
 def layer_norm(scale: float, seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([40, 100, 4], norm=nn.LayerNorm), 1 / scale)
+    model = fl.steer.scale_output(net.mlp([40, 100, 4], norm=nn.LayerNorm), scale)
     return Trial(model, *tasks.mixture(seed, 100), SQUARED, descent(scale), 600)
 
 
@@ -107,7 +107,7 @@ def batch_norm(scale: float, seed: int, _: Any) -> Trial:
 
 
 def dropout(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([40, 150, 150, 4], nn.GELU, dropout=0.2), 1 / RICH)
+    model = fl.steer.scale_output(net.mlp([40, 150, 150, 4], nn.GELU, dropout=0.2), RICH)
     return Trial(model, *tasks.mixture(seed, 300), SQUARED, Fixed(ADAMW, 2e-3), 500, probe=100, batch=60, stop=0.15)
 
 

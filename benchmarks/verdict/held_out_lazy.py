@@ -101,28 +101,28 @@ def ntk_one_output(seed: int, _: Any) -> Trial:
 
 
 def scaled_mlp(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 90, 90, 10]), 1 / 100)
+    model = fl.steer.scale_output(net.mlp([64, 90, 90, 10]), 100)
     return Trial(model, *tasks.digits(seed, 100), SQUARED, Descent(0.9, share=0.2), 500)
 
 
 def scaled_adam(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 100, 10], nn.Tanh), 1 / 100)
+    model = fl.steer.scale_output(net.mlp([64, 100, 10], nn.Tanh), 100)
     return Trial(model, *tasks.digits(seed, 400), MSE, Fixed(ADAM, 2e-5), 600, probe=100, batch=64, stop=0.15)
 
 
 def scaled_cnn(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.cnn((12, 16), 10), 1 / 100)
+    model = fl.steer.scale_output(net.cnn((12, 16), 10), 100)
     return Trial(model, *tasks.digits(seed, 80), SQUARED, Descent(0.9), 500, stop=0.2)
 
 
 def scaled_transformer(seed: int, variant: str) -> Trial:
-    model = fl.steer.scale_output(net.Transformer(10, 24, 2, 3), 1 / 100)
+    model = fl.steer.scale_output(net.Transformer(10, 24, 2, 3), 100)
     how = Fixed(ADAM, 1e-5) if variant == "Adam" else Descent(0.9)
     return Trial(model, *tasks.digits(seed, 48, 40), SQUARED, how, 250, stop=0.25)
 
 
 def scaled_layer_norm(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 80, 80, 10], nn.GELU, norm=nn.LayerNorm), 1 / 100)
+    model = fl.steer.scale_output(net.mlp([64, 80, 80, 10], nn.GELU, norm=nn.LayerNorm), 100)
     return Trial(model, *tasks.digits(seed, 100), SQUARED, Descent(0.9, share=0.2), 400)
 
 
@@ -146,12 +146,12 @@ def scaled_bce(seed: int, variant: str) -> Trial:
     if variant == "NTK":
         model: nn.Module = net.Difference(net.scaled_mlp([64, 700, 5], 700**-0.5, gain=2**0.5))
         return Trial(model, *task, BCE, Descent(0.9, share=0.02), 250, stop=0.25)
-    model = fl.steer.scale_output(net.mlp([64, 100, 5]), 1 / 100)
+    model = fl.steer.scale_output(net.mlp([64, 100, 5]), 100)
     return Trial(model, *task, BCE, Descent(0.9, share=0.02), 500, stop=0.25)
 
 
 def scaled_one_output(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 60, 60, 1], nn.Tanh), 1 / 100)
+    model = fl.steer.scale_output(net.mlp([64, 60, 60, 1], nn.Tanh), 100)
     task = tasks.digits(seed, 400, targets="odd")
     return Trial(model, *task, SQUARED, Descent(0.9, share=0.1), 500, probe=100, batch=64, stop=0.2)
 
@@ -162,7 +162,7 @@ def small_targets(seed: int, _: Any) -> Trial:
 
 
 def lazy_constant(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 120, 10]), 1 / 300)
+    model = fl.steer.scale_output(net.mlp([64, 120, 10]), 300)
     return Trial(model, *tasks.changed(tasks.digits(seed, 100), plus=5.0), SQUARED, Descent(0.9), 600)
 
 

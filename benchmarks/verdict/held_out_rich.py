@@ -106,30 +106,30 @@ def small_teacher(seed: int, _: Any) -> Trial:
 
 
 def divided_cnn(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.cnn((12, 16), 10), 50)
+    model = fl.steer.scale_output(net.cnn((12, 16), 10), 1 / 50)
     return Trial(model, *tasks.digits(seed, 80), SQUARED, Descent(0.9, stride=0.03), 700, stop=0.2)
 
 
 def divided_transformer(seed: int, variant: str) -> Trial:
-    model = fl.steer.scale_output(net.Transformer(10, 24, 2, 3), 50)
+    model = fl.steer.scale_output(net.Transformer(10, 24, 2, 3), 1 / 50)
     how = Fixed(ADAM, 5e-3) if variant == "Adam" else Descent(0.9, stride=0.03)
     return Trial(model, *tasks.digits(seed, 40, 40), SQUARED, how, 350, stop=0.25)
 
 
 def divided_bce(seed: int, variant: str) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 100, 5]), 50)
+    model = fl.steer.scale_output(net.mlp([64, 100, 5]), 1 / 50)
     how = Fixed(ADAM, 0.01) if variant == "Adam" else Descent(0.9, stride=0.02)
     return Trial(model, *tasks.digits(seed, 100, targets="attributes"), BCE, how, 700, stop=0.2)
 
 
 def divided_cross_entropy(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 90, 90, 10]), 50)
+    model = fl.steer.scale_output(net.mlp([64, 90, 90, 10]), 1 / 50)
     task = tasks.digits(seed, 100, targets="labels")
     return Trial(model, *task, CROSS_ENTROPY, Descent(stride=0.03), 700, stop=0.2)
 
 
 def divided_layer_norm(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 80, 80, 10], nn.GELU, norm=nn.LayerNorm), 50)
+    model = fl.steer.scale_output(net.mlp([64, 80, 80, 10], nn.GELU, norm=nn.LayerNorm), 1 / 50)
     return Trial(model, *tasks.digits(seed, 100), SQUARED, Descent(0.9, stride=0.02), 600)
 
 
@@ -139,7 +139,7 @@ def divided_batch_norm(seed: int, _: Any) -> Trial:
 
 
 def divided_dropout(seed: int, _: Any) -> Trial:
-    model = fl.steer.scale_output(net.mlp([64, 120, 120, 10], dropout=0.1), 50)
+    model = fl.steer.scale_output(net.mlp([64, 120, 120, 10], dropout=0.1), 1 / 50)
     task = tasks.digits(seed, 400)
     return Trial(model, *task, SQUARED, Fixed(ADAM, 3e-3), 600, probe=100, batch=100, stop=0.15)
 

@@ -52,7 +52,7 @@ def main() -> None:
     x = torch.cat([pairs, torch.full((len(pairs), 1), modulus)], 1).to(DEVICE)
     labels = (pairs.sum(1) % modulus).to(DEVICE)
     known = round(0.4 * len(x))
-    model = fl.steer.scale_output(Adder(modulus, width).to(DEVICE), given.gamma)
+    model = fl.steer.scale_output(Adder(modulus, width).to(DEVICE), 1 / given.gamma)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # a step of Adam moves outputs by its rate over gamma: the rate follows gamma, and the decay per step stays
     optimizer = torch.optim.AdamW(

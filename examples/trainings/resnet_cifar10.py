@@ -23,7 +23,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     data = images("cifar10", 50_000, 10_000, given.smoke)
     network = ResNet18(width=8 if given.smoke else 64).to(DEVICE)
-    model = fl.steer.scale_output(network, given.gamma)
+    model = fl.steer.scale_output(network, 1 / given.gamma)
     training = Training(epochs=1, batch=32, lr=0.05) if given.smoke else Training(given.epochs, batch=256, lr=0.1)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate = training.lr * model.rate_factor

@@ -29,7 +29,7 @@ def test_networks_side_by_side_are_scale_output_one_by_one():
         for layer, weight in zip(layers, weights, strict=True):
             layer.weight.data.copy_(weight)
         network = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
-        model = fl.steer.scale_output(network, gamma)
+        model = fl.steer.scale_output(network, 1 / gamma)
         optimizer, losses = torch.optim.SGD(network.parameters(), lr=rate), []
         for _ in range(21):
             loss = (model(x) - y).square().sum(1).mean()

@@ -42,7 +42,7 @@ def test_a_linearised_network_is_the_machine_of_its_first_kernel_at_any_time(tmp
 
 def test_a_rich_network_is_not(tmp_path: Path):
     (x, y), test = data(1)
-    model = fl.steer.scale_output(network(1), 30.0)
+    model = fl.steer.scale_output(network(1), 1 / 30)
     run = record(tmp_path / "run", model, x, y, lr=0.005 * 900, steps=700, test=test, layers=False, gap=False)
     found = kernel_machine(RunData(run))
     assert found.errors["initial"] > 0.15
@@ -75,7 +75,7 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
     (x, y), test = data(3)
     torch.manual_seed(1)
     layers = [nn.Linear(5, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)]
-    model = fl.steer.scale_output(nn.Sequential(*layers).double(), 0.002)
+    model = fl.steer.scale_output(nn.Sequential(*layers).double(), 500.0)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05 * model.rate_factor)
     with fl.watch(
         model,

@@ -131,7 +131,7 @@ def test_multi_label_binary_cross_entropy(tmp_path: Path, regime: str):
     x, y = data(outputs=2, samples=60)
     labels = (y > 0).float()
     if regime == "lazy":
-        model = fl.steer.scale_output(network(2), 0.01)
+        model = fl.steer.scale_output(network(2), 100.0)
         found = watched(tmp_path / "run", model, x, labels, 300, loss=binary, lr=0.8 * model.rate_factor)
     else:
         found = watched(tmp_path / "run", network(2, sigma=0.4), x, labels, 600, loss=binary, lr=1.0)

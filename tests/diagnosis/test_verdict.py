@@ -33,7 +33,7 @@ def trained(path: Path, scale: float, seed: int = 0, share: float = 0.5, steps: 
     (x, y), test = digits()
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
-    model = fl.steer.scale_output(model, 1 / scale)
+    model = fl.steer.scale_output(model, scale)
     largest = float(torch.linalg.eigvalsh(fl.ntk(model.network, x))[-1])
     lr = share / largest * len(x) / 2 * model.rate_factor
     return record(path, model, x, y, lr=lr, steps=steps, test=test, until=0.05, growth=1.5, **options)

@@ -342,7 +342,7 @@ def test_layers_are_found_by_the_measurements():
 def test_a_network_steers_and_saves(tmp_path):
     model = MLP(5, None, width=6, generator=seeded(0))
     x = torch.randn(4, 5, generator=seeded(1))
-    scaled = fl.steer.scale_output(model, 3.0)
+    scaled = fl.steer.scale_output(model, 1 / 3)
     assert scaled(x).abs().max() < 1e-12
     parametrized, groups = fl.steer.parametrize(MLP(5, 2, width=6, hidden_layers=1), "mean_field", lr=0.1)
     assert parametrized(x).shape == (4, 2)

@@ -20,7 +20,7 @@ def watched(path: Path, *, seed: int = 0, gamma: float = 8.0, steps: int = 60) -
     digits = fl.data.digits()
     some = (digits.labels < 3).nonzero().flatten()[:45]
     x, y = digits.x[some].flatten(1).float(), nn.functional.one_hot(digits.labels[some], 3).float() - 1 / 3
-    model = fl.steer.scale_output(nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 3)), gamma)
+    model = fl.steer.scale_output(nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 3)), 1 / gamma)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05 * model.rate_factor)
     with fl.watch(
         model, (x[:30], y[:30]), path, test=(x[30:], y[30:]), optimizer=optimizer, loss="mean", budget=None

@@ -56,7 +56,7 @@ def stable_rate(model: nn.Module) -> float:
 @pytest.fixture(scope="module")
 def lazy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, float]:
     lr = stable_rate(network())
-    run = trained(tmp_path_factory.mktemp("lazy"), scale_output(network(), FIRST), lr * FIRST**2)
+    run = trained(tmp_path_factory.mktemp("lazy"), scale_output(network(), 1 / FIRST), lr * FIRST**2)
     assert diagnose(run).regime == "lazy"
     return run, lr * FIRST**2
 
@@ -68,12 +68,12 @@ def test_the_advice_makes_a_lazy_run_rich_and_a_rich_one_lazy(lazy: tuple[Run, f
     assert advice.gamma > 1
     assert advice.rate_factor == pytest.approx(advice.gamma**2)
     gamma = FIRST * advice.gamma  # its output was divided by that already
-    rich = trained(tmp_path / "rich", scale_output(network(), gamma), lr * advice.rate_factor)
+    rich = trained(tmp_path / "rich", scale_output(network(), 1 / gamma), lr * advice.rate_factor)
     assert diagnose(rich).regime == "rich"
     back = advise(diagnose(rich), toward="lazy")
     assert back.gamma < 1
     gamma *= back.gamma
-    again = trained(tmp_path / "lazy", scale_output(network(), gamma), stable_rate(network()) * gamma**2)
+    again = trained(tmp_path / "lazy", scale_output(network(), 1 / gamma), stable_rate(network()) * gamma**2)
     assert diagnose(again).regime == "lazy"
 
 
@@ -120,7 +120,7 @@ def test_scaled_weights_do_the_same_as_a_divided_output(lazy: tuple[Run, float])
     paths = []
     lr = 1e-3 / advice.rate_factor
     for model, factor in (
-        (scale_output(network(bias=False).double(), advice.gamma, center=False), divide.rate_factor),
+        (scale_output(network(bias=False).double(), 1 / advice.gamma, center=False), divide.rate_factor),
         (scale_init(network(bias=False).double(), sigma), scale.rate_factor),
     ):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr * factor)

@@ -49,7 +49,7 @@ VARIANCES = {
 def test_the_settings_are_those_of_the_paper(scheme: str, width: int):
     model, groups = built(width, scheme)
     scale, rate = PAPER[scheme]
-    assert math.isclose(1 / model.gamma, scale(width), rel_tol=1e-12)
+    assert math.isclose(model.factor, scale(width), rel_tol=1e-12)
     assert [group["name"] for group in groups] == ["0", "2"]
     assert all(math.isclose(group["lr"], rate(width), rel_tol=1e-12) for group in groups)
     for layer, variance in zip((model.network[0], model.network[2]), VARIANCES[scheme.rstrip("+-")], strict=True):
@@ -124,7 +124,7 @@ def test_names_and_phases_agree():
 def test_own_exponents():
     exponents = Exponents(d=1, gamma=-0.75, u=0.5, w=-0.25, rate_u=0.3, rate_w=-0.6)
     model, groups = built(400, exponents, base_width=50)
-    assert math.isclose(1 / model.gamma, 8**-0.75)
+    assert math.isclose(model.factor, 8**-0.75)
     assert [group["lr"] for group in groups] == pytest.approx([0.05 * 8**-0.6, 0.05 * 8**0.3])
     w, u = model.network[0].weight.detach(), model.network[2].weight.detach()
     assert abs(float(w.square().mean()) / (8**-0.25 / 6) - 1) < 4 * (2 / w.numel()) ** 0.5
@@ -141,7 +141,7 @@ def test_layers_in_between_get_the_rate_of_weights_of_order_one():
 def test_lazy_is_centred_and_kappa_says_how_lazy():
     model, _ = built(30, "lazy", kappa=50.0)
     assert float(model(torch.ones(2, 6, dtype=torch.float64)).detach().abs().max()) == 0
-    assert math.isclose(1 / model.gamma, 50)
+    assert math.isclose(model.factor, 50)
 
 
 def test_biases_start_at_zero_and_every_parameter_is_in_a_group():
@@ -160,7 +160,7 @@ MUP_RATES = {"sgd": (0.2, 0.05, 0.0125, 0.2), "adam": (0.05, 0.0125, 0.0125, 0.0
 def test_mup_has_the_powers_of_its_table(optimizer: str):
     net = network(192, hidden=2, bias=True)
     model, groups = parametrize(net, "mup", 0.05, base_width=48, optimizer=optimizer)
-    assert model.gamma == 1
+    assert model.factor == 1
     rates = {group["name"]: group["lr"] for group in groups}
     first, hidden, last, vector = MUP_RATES[optimizer]
     assert rates == pytest.approx(

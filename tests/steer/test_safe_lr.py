@@ -141,7 +141,7 @@ def test_an_output_scale_below_one_leaves_room_to_grow():
     x, _ = data()
     plain = safe_lr(network(), x, "mse")
     for gamma, room in ((0.1, 1.0), (1.0, 1.0), (100.0, 4 / 100)):  # two weight layers: 4 a^(2 - 1)
-        model = scale_output(network(), gamma)
+        model = scale_output(network(), 1 / gamma)
         assert safe_lr(model, x, "mse") == pytest.approx(plain * gamma**2 * room, rel=1e-6)
     assert safe_lr(network(), x, "mse", output_scale=0.01) == pytest.approx(plain * 0.04, rel=1e-6)
 

@@ -67,7 +67,7 @@ def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
         scale_init(task.model, settings.init_scale)
     if settings.output_scale is None:
         return task
-    return replace(task, model=scale_output(task.model, 1 / settings.output_scale))
+    return replace(task, model=scale_output(task.model, settings.output_scale))
 
 
 def placed(task: TrainingTask, device: str) -> TrainingTask:

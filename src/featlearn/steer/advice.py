@@ -126,7 +126,7 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
     changes = [
         Change(
             what,
-            f"model = fl.steer.scale_output(model, {gamma:g})",
+            f"model = fl.steer.scale_output(model, {1 / gamma:.3g})",
             gamma**2,
             then,
             "Xu & Ziyin 2024, Eq. 15: the feature term over the kernel term grows as gamma^2; the same as labels times "

@@ -161,7 +161,7 @@ def parametrize(
         raise InputValueError(f"kappa={kappa!r}, expected a number > 0")
     if chosen is None:
         _draw(layers, _maximal_update_variances(layers, growth), generator)
-        return ScaledOutput(model, 1.0, False), _maximal_update_groups(layers, optimizer, rate, growth)
+        return ScaledOutput(model, 1.0, center=False), _maximal_update_groups(layers, optimizer, rate, growth)
     exponents = chosen.exponents
     _refuse_deep(layers, exponents, scheme)
     _draw(layers, _variances(chosen, layers, scheme, growth, base_width), generator)
@@ -175,7 +175,7 @@ def parametrize(
         for layer, power in zip(layers, powers, strict=True)
     ]
     scale = chosen.scale(base_width) * growth**exponents.gamma
-    return ScaledOutput(model, 1 / scale, chosen.center), groups
+    return ScaledOutput(model, scale, center=chosen.center), groups
 
 
 def _draw(layers: list[Layer], variances: list[float], generator: torch.Generator | None) -> None:

@@ -66,7 +66,7 @@ def safe_lr(
             be; or a function of the outputs, of (outputs, y) if `y` is given, that gives one number. The second
             derivative of a function is taken at the present outputs; one that has none counts as 1 / P.
         y: targets for a function.
-        output_scale: a, as above. By default 1 / gamma for a network of `fl.steer.scale_output`, and 1 for others; L
+        output_scale: a, as above. By default the factor for a network of `fl.steer.scale_output`, and 1 for others; L
             weight layers multiplied by sigma (`fl.steer.scale_init`) have a = sigma^L.
         share: of the limit; 1 is the limit itself.
     """
@@ -156,7 +156,7 @@ def _room(model: nn.Module, output_scale: float | None) -> float:
     """What is left of the share for a network that will grow."""
     network = unwrapped(model)
     if output_scale is None:
-        output_scale = 1 / network.gamma if isinstance(network, ScaledOutput) else 1.0
+        output_scale = network.factor if isinstance(network, ScaledOutput) else 1.0
     scale = checked_number(output_scale, "output_scale")
     if not scale > 0:
         raise InputValueError(f"output_scale={output_scale!r}, expected a number > 0")

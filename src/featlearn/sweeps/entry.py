@@ -38,15 +38,15 @@ def sweep(
 ) -> Sweep:
     """Call a function at every point of a grid, in parallel, and keep what it returns in a folder.
 
-        def train(gamma, width, seed, out):
+        def train(scale, width, seed, out):
             ...
             with fl.watch(model, (x, y), out) as watch:
                 ...
             return watch.run
 
         if __name__ == "__main__":
-            sweep = fl.sweep(train, {"gamma": [0.1, 1, 10], "width": [64, 256]}, out="sweeps/a", seeds=3)
-            sweep.map(x="gamma", y="width", value="regime")
+            sweep = fl.sweep(train, {"scale": [0.1, 1, 10], "width": [64, 256]}, out="sweeps/a", seeds=3)
+            sweep.map(x="scale", y="width", value="regime")
 
     Killed at any time and called again, it goes on: what is done is not run again, and a seed that was under way is
     begun anew. With another grid or more seeds in the same folder only what is new runs.

@@ -84,7 +84,7 @@ def trained(
     network: torch.nn.Module, gamma: float, x: Tensor, y: Tensor, rate: float, setup: Setup, context: Context
 ) -> tuple[Tensor, Tensor]:
     """Outputs (T, P) and kernels (T, P, P) of gradient descent on the scaled output at the moments."""
-    model, first = fl.steer.scale_output(network, gamma), network(x).detach()
+    model, first = fl.steer.scale_output(network, 1 / gamma), network(x).detach()
     moments, lr = set(setup.moments), model.rate_factor * rate * setup.samples / 2
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:

@@ -134,7 +134,7 @@ def scaled(
     given, groups = fl.steer.parametrize(
         model, exponents, lr, base_width=setup.base_width, kappa=kappa, generator=generator
     )
-    return fl.steer.scale_output(model, given.gamma), groups
+    return fl.steer.scale_output(model, given.factor), groups
 
 
 def unscaled(setup: Setup, width: int, sigma: float, x: Tensor, y: Tensor, context: Context) -> tuple[float, float]:

@@ -100,7 +100,7 @@ def trained(
             generator=context.generator(1 + draw),
             **options,
         ),
-        gamma,
+        1 / gamma,
     )
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = [weight for weight in model.parameters() if weight.requires_grad]

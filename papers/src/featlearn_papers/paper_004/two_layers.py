@@ -35,7 +35,7 @@ class TwoLayerNetworks:
         """(N, width, D)"""
         self.readout = torch.stack([each[1]["params"][0].detach() for each in groups]).to(device)
         """(N, C, width)"""
-        self.scale = column([1 / model.gamma for model, _ in networks])
+        self.scale = column([model.factor for model, _ in networks])
         self.rate_w, self.rate_u = (column([each[layer]["lr"] for each in groups]) for layer in (0, 1))
         self.start = self.first.clone(), self.readout.clone()
 
