@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.audit.audit import Audit
+from featlearn.audit.random_outputs import outputs_and_gradients, refuse_random_outputs
 from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation, RankGroup
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
@@ -286,12 +288,17 @@ class AuditedModel:
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )
             stack.callback(measurement.close)
-            self._establish(measurement, model, isolation)
+            measure = partial(outputs_and_gradients, parameters=parameters)
+            ran = self._establish(measurement, model, isolation)
+            checked = ran and refuse_random_outputs(batches, isolation.random, measure)
             yield measurement
+            if not checked:
+                refuse_random_outputs(batches, isolation.random, measure)
 
-    def _establish(self, measurement: Measurement, original: nn.Module, isolation: Isolation) -> None:
-        """Number of outputs, precision and device; a few samples are run where they are not known."""
+    def _establish(self, measurement: Measurement, original: nn.Module, isolation: Isolation) -> bool:
+        """Set number of outputs, precision and device; return whether samples were run to find them."""
         facts = []
+        known_kinds = len(self._facts)
         for number, batch in enumerate(measurement.batches):
             kind = measurement.kind(batch)
             if kind not in self._facts:
@@ -306,6 +313,7 @@ class AuditedModel:
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
         if isolation.state.guard is not None and any(one.runs_own_backward for one in facts):
             isolation.state.guard.copy_all()
+        return len(self._facts) > known_kinds
 
     def forget_outputs(self) -> None:
         """Drop what is known of the number, precision and device of outputs."""

@@ -4,18 +4,74 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 
 from featlearn.network.inventory import Inventory
 from featlearn.network.state import NOTHING_KEPT, KeptState, state_kept
+
+
+class RandomState:
+    """States of random generators when a measurement began."""
+
+    def __init__(self, generators: Iterable[Any]) -> None:
+        self._generators = [(generator, _generator_state(generator)) for generator in generators]
+        self._drew = False
+
+    def restore(self) -> None:
+        """Put back the state of every generator that was drawn from."""
+        for generator, state in self._generators:
+            if not _is_same_state(_generator_state(generator), state):
+                self._drew = True
+                _set_generator_state(generator, state)
+
+    def has_drawn(self) -> bool:
+        """Return whether any random number has been drawn since the measurement began."""
+        self.restore()
+        return self._drew
+
+    def seed(self, seed: int) -> None:
+        """Start all generators from another state."""
+        for generator, _ in self._generators:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, numpy.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            else:
+                generator.seed(seed)
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    # Of numpy a dictionary, which can be compared entry by entry.
+    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state(legacy=False)
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _is_same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return all(_is_same_state(value, b[key]) for key, value in a.items())
+    return a.tobytes() == b.tobytes() if isinstance(a, numpy.ndarray) else bool(a == b)
 
 
 @dataclass(frozen=True)
@@ -26,11 +82,11 @@ class Isolation:
     """Put random generators and everything the model holds but its parameters back to where they stood on entry."""
     state: KeptState
     """What the model holds."""
+    random: RandomState
+    """States of the random generators that a forward pass may draw from."""
     builtin: bool = False
     """Whether a forward pass is known to treat samples one by one, to write to nothing and to draw no random number."""
 
-
-_NOT_NEEDED = Isolation(lambda: None, NOTHING_KEPT, builtin=True)
 
 # Precision, flags and hooks belong to the process: one thread measures at a time.
 _measuring = threading.RLock()
@@ -52,12 +108,12 @@ def undisturbed(
     with _measuring, torch.inference_mode(False), torch.enable_grad():
         if is_builtin(inside):  # asked here: another thread may have muted hooks before
             with _settings_for_measuring(inside):
-                yield _NOT_NEEDED
+                yield Isolation(lambda: None, NOTHING_KEPT, RandomState([]), builtin=True)
             return
         with (
-            random_state_kept() as rewind,
             _settings_for_measuring(inside),
             state_kept(inside, only_read=only_read, guarded=guarded) as state,
+            random_state_kept(state.generators) as random_state,
             _hooks_muted(inside),
         ):
             untouched = True
@@ -65,11 +121,11 @@ def undisturbed(
             def start_over() -> None:
                 nonlocal untouched
                 if not untouched:
-                    rewind()
+                    random_state.restore()
                     state.rewind()
                 untouched = False
 
-            yield Isolation(start_over, state)
+            yield Isolation(start_over, state, random_state)
 
 
 @contextmanager
@@ -88,23 +144,14 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[Callable[[], None]]:
-    """Random numbers go on as before; the function given rewinds them to where they stood on entry."""
-    cpu, python, array = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    generators = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    cuda = [(generator, generator.get_state()) for generator in generators]
-
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        random.setstate(python)
-        numpy.random.set_state(array)
-        for generator, state in cuda:
-            generator.set_state(state)
-
+def random_state_kept(generators: Iterable[Any] = ()) -> Iterator[RandomState]:
+    """Restore the global random generators, and these, on exit."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    state = RandomState([torch.default_generator, *cuda, random, numpy.random, *generators])
     try:
-        yield rewind
+        yield state
     finally:
-        rewind()
+        state.restore()
 
 
 @contextmanager

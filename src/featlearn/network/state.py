@@ -30,7 +30,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "container": (list, dict, set, deque),
     "tensor": (Tensor,),
     "array": (numpy.ndarray,),
-    "generator": (torch.Generator, numpy.random.Generator, random.Random),
+    "generator": (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random),
     "tuple": (tuple,),
 }
 
@@ -56,6 +56,8 @@ class KeptState:
     guard: WriteGuard | None = None
     """Where weights are not copied at once: the model runs under it, and `copy_all` is called before user code runs
     otherwise, in a backward pass."""
+    generators: Sequence[Any] = ()
+    """Random generators that it held."""
 
 
 NOTHING_KEPT = KeptState(lambda: None, set)
@@ -74,7 +76,6 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     hooks = [table for part in inside.modules for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
     containers: list[tuple[Any, Any]] = [(thing, _entries(thing) if thing else ()) for thing in held["container"]]
     empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
-    generators = [(thing, _generator_state(thing)) for thing in held["generator"]]
     arrays = [(thing, thing.copy()) for thing in held["array"]]
     tensors = [tensor for tensor in held["tensor"] if has_memory(tensor)]
     own = [tensor for tensor in tensors if id(tensor) in weights]
@@ -90,14 +91,12 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
                 _refill_attributes(container, entries)
             elif id(container) not in own_hooks and (container or entries):
                 _refill(container, entries)
-        put_back_outside()
+        put_back_arrays()
         moved_back(kept_others)
         rewind_tensors(kept_others)
 
-    def put_back_outside() -> None:
-        """Random generators and arrays."""
-        for generator, state in generators:
-            _set_generator_state(generator, state)
+    def put_back_arrays() -> None:
+        """Put back numpy arrays."""
         for array, copy in arrays:
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
@@ -127,7 +126,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
     try:
         for parameter, _ in grads:
             parameter.grad = None
-        yield KeptState(rewind, rewritten, held["tensor"], copied, guard)
+        yield KeptState(rewind, rewritten, held["tensor"], copied, guard, held["generator"])
         written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
         if written:
             raise UnsupportedModelError(
@@ -140,7 +139,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
             steps.callback(put_back_gradients)  # a gradient must fit its weight
             steps.callback(put_back_tensors)
             steps.callback(_refill_all, containers)
-            steps.callback(put_back_outside)
+            steps.callback(put_back_arrays)
         if any(one.lost for one in kept_own):
             raise UnsupportedModelError(
                 "weights have been rewritten otherwise than by an op of torch in a forward pass (through a pointer or "
@@ -159,21 +158,6 @@ def has_memory(tensor: Tensor) -> bool:
         return False
     plain = type(tensor) is nn.Parameter and tensor.layout == torch.strided
     return not plain or not tensor.numel() or tensor.untyped_storage().nbytes() > 0
-
-
-def _generator_state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-
-
-def _set_generator_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.bit_generator.state = state
 
 
 def _held(modules: Sequence[nn.Module]) -> dict[str, list[Any]]:

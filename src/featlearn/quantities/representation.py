@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from featlearn.audit.random_outputs import refuse_random_outputs
 from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
 from featlearn.distributed.sharded_model import whole_weights
@@ -78,7 +79,13 @@ def representation_kernels(
                 for part, size in zip(inputs, sizes, strict=True)
             )
             modules = {name: twin.get_submodule(inner) for name, inner in named.items()}
-            return _kernels(batches, modules, of, layers is not None, memory)
+
+            def measure(*several: ModelWithInputs) -> dict[str, Tensor]:
+                return _kernels(several, modules, of, layers is not None, memory)
+
+            kernels = measure(*batches)
+            refuse_random_outputs(batches, isolation.random, lambda batch: [[k] for k in measure(batch).values()])
+            return kernels
 
 
 def outputs_with_features(batch: ModelWithInputs, chunk: int = 256) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,81 @@
+"""Outputs must not depend on random numbers: every pass of a measurement starts from the same state of the generators.
+
+A model that draws weights or masks in eval mode would otherwise be measured for one draw, without a sign of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from featlearn.audit.audit import AUDITED
+from featlearn.errors import UnsupportedModelError
+from featlearn.graph.graph import backward_to
+from featlearn.network.inputs import ModelWithInputs
+from featlearn.network.isolation import RandomState
+
+SEEDS = range(1, 9)
+"""Other states of the generators. A layer that is dropped now and then may stay in many of them."""
+
+Groups = Sequence[Sequence[Tensor]]
+"""Tensors by groups. A change counts relative to the largest entry of its group."""
+
+
+def refuse_random_outputs(
+    batches: Sequence[ModelWithInputs], random_state: RandomState, measure: Callable[[ModelWithInputs], Groups]
+) -> bool:
+    """Raise if what is measured on a few samples changes with the random numbers that the model draws.
+
+    Returns whether it has drawn any.
+    """
+    if not random_state.has_drawn():
+        return False
+    for batch in batches:
+        few = min(AUDITED, batch.samples)
+        sample = replace(batch, x=batch.take(slice(0, few)), samples=few, waiting=True)
+        expected = measure(sample)
+        for seed in SEEDS:
+            changed = _change(measure(replace(sample, rewind=partial(_reseed, batch, random_state, seed))), expected)
+            # The same random numbers may give other rounding on a GPU.
+            if changed > 0.0 and changed > _precision(expected) + 10 * _change(measure(sample), expected):
+                raise UnsupportedModelError(
+                    f"the model draws random numbers in eval mode: other ones change its outputs or gradients by "
+                    f"{changed:.1e} of their largest value, expected outputs that x and the weights determine. To "
+                    "measure one draw, fix it: draw the noise once into a buffer, or call torch.manual_seed(0) at the "
+                    "beginning of forward. Switch dropout off in eval mode: F.dropout(..., training=self.training)"
+                )
+    return True
+
+
+def outputs_and_gradients(batch: ModelWithInputs, parameters: Mapping[str, Tensor]) -> Groups:
+    """Return outputs, and the gradients of a fixed sum of them: the outputs may be zero whatever is drawn."""
+    outputs = batch.outputs(slice(0, batch.samples))
+    if not outputs.requires_grad:
+        return [[outputs]]
+    generator = torch.Generator("cpu").manual_seed(0)
+    weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    gradients = backward_to(outputs, [], parameters, weights)[1].values()
+    return [[outputs.detach()], [gradient.detach() for gradient in gradients if gradient is not None]]
+
+
+def _reseed(batch: ModelWithInputs, random_state: RandomState, seed: int) -> None:
+    batch.rewind()
+    random_state.seed(seed)
+
+
+def _change(groups: Groups, expected: Groups) -> float:
+    if [[a.shape for a in group] for group in groups] != [[b.shape for b in group] for group in expected]:
+        return float("inf")
+    return max(_relative_gap(group, reference) for group, reference in zip(groups, expected, strict=True))
+
+
+def _relative_gap(group: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    pairs = [(a, b) for a, b in zip(group, reference, strict=True) if a.numel()]
+    gap = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
+    return gap / (max((float(b.abs().max()) for _, b in pairs), default=0.0) or 1.0)
+
+
+def _precision(expected: Groups) -> float:
+    return 64 * max(torch.finfo(tensor.dtype).eps for group in expected for tensor in group)
