@@ -45,8 +45,9 @@ def test_equal_samples_are_run_apart():
 
 
 def test_many_samples_have_small_parts_as_well():
-    assert part_sizes(MANY, 8)[:SMALL] == [SMALL] * SMALL
-    assert min(part_sizes(MANY - 1, 8)) > SMALL
+    assert part_sizes(MANY, 8)[:6] == [2, 2] + [SMALL] * SMALL
+    assert min(part_sizes(MANY - 1, 8)[2:]) > SMALL
+    assert part_sizes(MANY, 2)[:2] == [2, SMALL]
 
 
 class Rare(nn.Module):
@@ -68,6 +69,41 @@ def test_a_decision_for_the_whole_batch_is_seen(samples: int, seed: int):
     x[0, 0] = 2.0
     with pytest.raises(CoupledSamplesError):
         fl.ntk(Rare(), x)
+
+
+class Converging(nn.Module):
+    """A fixed point whose iteration stops for all samples once the last one has converged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.output = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.weight = nn.Parameter(0.15 * torch.randn(6, 6))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.input(x)
+        hidden = shift.tanh()
+        for self.steps in range(100):
+            before, hidden = hidden, (hidden @ self.weight + shift).tanh()
+            if float((hidden - before).detach().abs().max()) < 1e-3:
+                break
+        return self.output(hidden)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stopping_rule_for_the_whole_batch_is_seen(seed: int):
+    """Most halves of the batch stop as early as the whole batch. Single samples do not."""
+    torch.manual_seed(seed)
+    model, x = Converging().double(), torch.randn(7, 4, dtype=torch.float64)
+    steps = set()
+    for row in x.split(1):
+        model(row)
+        steps.add(model.steps)
+    if len(steps) == 1:
+        fl.ntk(model, x)
+    else:
+        with pytest.raises(CoupledSamplesError):
+            fl.ntk(model, x)
 
 
 class Deduplicating(nn.Module):

@@ -122,9 +122,17 @@ def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torc
 
 
 def _differing_gradient(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> str | None:
-    """A parameter whose gradients differ between the batch and its halves."""
+    """A parameter whose gradients differ between the batch and its halves.
+
+    Raises if the outputs of a sample change in a half, or in a batch of this sample alone.
+    """
     order = torch.arange(chunk.count, device="cpu").flip(0)
     grads = {value: [gradient] for value, gradient in probed.plain.items()}
+    # An iteration that stops once every sample has converged takes as many steps for most halves as for the batch.
+    refuse_coupled(
+        chunk,
+        [Part(place, chunk.batch.outputs(chunk.indices[place]).detach()) for place in order[:, None].expand(-1, 3)],
+    )
     for half in (half for half in order.tensor_split(2) if len(half)):
         places = torch.cat([half, half[:1].expand(max(0, 3 - len(half)))])
         part = Chunk(chunk.batch, chunk.indices[places], chunk.parameters)

@@ -45,10 +45,10 @@ def piece_count(samples: int, launch_bytes: int) -> int:
 
 
 def part_sizes(samples: int, pieces: int) -> list[int]:
-    """How many samples each part has: a few small ones if there are many samples, the rest in about equal pieces."""
+    """Number of samples in each part: single samples, small parts of a large batch, and about equal pieces."""
     small, cuts = _division(samples, pieces)
     rest = samples - small * SMALL
-    lengths = [SMALL] * small
+    lengths = [1] * _singles(samples, pieces) + [SMALL] * small
     for half in (rest - rest // 2, rest // 2):  # each is cut into so many parts
         lengths += [half // cuts + (k < half % cuts) for k in range(cuts)]
     return [_distinct(length, samples) for length in lengths if length]
@@ -58,6 +58,11 @@ def _division(samples: int, pieces: int) -> tuple[int, int]:
     """How many small parts there are, and into how many parts each half of the rest is cut."""
     small = min(SMALL, pieces // 2) if samples >= MANY else 0
     return small, max(1, min(pieces, (samples - small * SMALL) // 3) // 2)
+
+
+def _singles(samples: int, pieces: int) -> int:
+    """Number of samples that are run alone: a rule that stops once every sample has converged shows there."""
+    return min(2, pieces // 2) if samples > 2 else 0
 
 
 def _distinct(size: int, samples: int) -> int:
@@ -77,7 +82,7 @@ def run_parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generat
 
 
 def _parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
-    """Places of samples in the batch: small parts at random, the others by similarity, in reversed order.
+    """Places of samples in the batch: unlike samples alone, small random parts, the others by similarity, reversed.
 
     Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay together.
     Each half is cut along the projection, so that the parts differ from the batch in their statistics. In a part the
@@ -86,10 +91,11 @@ def _parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator:
     samples = end - begin
     order = torch.randperm(samples, generator=generator, device="cpu")
     small, cuts = _division(samples, pieces)
-    parts = list(order[: small * SMALL].split(SMALL)) if small else []
     projected = _projections(batch, begin, end, generator)
     rest = order[small * SMALL :].to(projected.device, non_blocking=True)
     similar = rest[projected[rest].argsort()]
+    parts = [similar[:1], similar[-1:]][: _singles(samples, pieces)]
+    parts += order[: small * SMALL].split(SMALL) if small else ()
     for half in (similar[::2], similar[1::2]):
         parts += [part.sort(descending=True).values for part in half.tensor_split(cuts) if len(part)]
     return [torch.cat([part, part[:1].expand(_distinct(len(part), samples) - len(part))]) for part in parts]
