@@ -2,7 +2,7 @@
 
     python benchmarks/cifar_alignment.py [--data-root DIR] [--samples 30000] [--norm group] [--steps 400]
 
-At initialisation and after a short training, ten outputs, one-hot targets. The kernel of 30,000 images (3.6 GB for one
+At initialization and after a short training, ten outputs, one-hot targets. The kernel of 30,000 images (3.6 GB for one
 output, and hours to form) is not formed. `--check N` also forms it for the first N images and compares.
 """
 
@@ -34,14 +34,14 @@ def train(model: nn.Module, x: Tensor, labels: Tensor, steps: int, lr: float) ->
     return float(torch.stack(right[-20:]).mean())
 
 
-def report(name: str, model: nn.Module, x: Tensor, y: Tensor, probes: int | None, check: int) -> None:
+def report(name: str, model: nn.Module, x: Tensor, y: Tensor, vectors: int | None, check: int) -> None:
     """Measure once, print value, error, seconds and peak memory."""
     cuda = x.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
-    found = fl.estimate_alignment(model, x, y, probes=probes)
+    found = fl.estimate_alignment(model, x, y, vectors=vectors)
     seconds = time.perf_counter() - begun
     memory = f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if cuda else ""
     print(f"{name}: alignment {found}, {len(x)} images, {seconds:.1f} s{memory}", flush=True)
@@ -49,20 +49,20 @@ def report(name: str, model: nn.Module, x: Tensor, y: Tensor, probes: int | None
         begun = time.perf_counter()
         exact = float(fl.metrics.alignment(fl.ntk(model, x[:check]), y[:check]))
         formed = time.perf_counter() - begun
-        part = fl.estimate_alignment(model, x[:check], y[:check], probes=probes or 64)
+        part = fl.estimate_alignment(model, x[:check], y[:check], vectors=vectors or 64)
         off = (float(part) - exact) / float(part.stderr)
         print(f"  first {check}: formed {exact:.6f} in {formed:.1f} s, estimated {part}, {off:+.2f} standard errors")
 
 
 def main() -> None:
-    """Measure at initialisation and after training."""
+    """Measure at initialization and after training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=None)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--samples", type=int, default=30_000)
     parser.add_argument("--norm", choices=["batch", "group", "none"], default="group")
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--probes", type=int, default=None)
+    parser.add_argument("--vectors", type=int, default=None)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--check", type=int, default=0)
@@ -80,9 +80,9 @@ def main() -> None:
     model = ResNet18(norm=options.norm, width=options.width).to(device)
     size = sum(p.numel() for p in model.parameters())
     print(f"ResNet-18, {options.norm} norm, {size / 1e6:.1f} M parameters, torch {torch.__version__}, {device}")
-    report("at initialisation", model, x, y, options.probes, options.check)
+    report("at initialization", model, x, y, options.vectors, options.check)
     accuracy = train(model, x, labels, options.steps, options.lr)
-    report(f"after {options.steps} steps (accuracy {accuracy:.2f})", model, x, y, options.probes, options.check)
+    report(f"after {options.steps} steps (accuracy {accuracy:.2f})", model, x, y, options.vectors, options.check)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main() -> None:
 
     begun = time.perf_counter()
     features = fl.neural_features(
-        model, {"input_ids": ids}, readout=lambda out: out.logits.flatten(1), outputs=fl.Probes(options.probes)
+        model, {"input_ids": ids}, readout=lambda out: out.logits.flatten(1), outputs=fl.Directions(options.probes)
     )
     seconds = time.perf_counter() - begun
     print(features)

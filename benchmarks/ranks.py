@@ -56,7 +56,7 @@ def workloads(group: Any, small: bool, folder: Path) -> dict[str, Callable[[], o
         "kernel, perceptron": sessions[0].ntk,
         "kernel, convolutions": sessions[1].ntk,
         "op @ v": lambda: operator @ v,
-        "estimate_alignment": lambda: fl.estimate_alignment(wide, x, y, probes=64, group=group),
+        "estimate_alignment": lambda: fl.estimate_alignment(wide, x, y, vectors=64, group=group),
         "step of fl.watch": watched_step(small, folder),
     }
 

@@ -4,7 +4,7 @@
 
 One number for each sequence: the mean log-probability of its next tokens. Without --data tokens are random and the
 target is constant: the direction of the gradient of the mean loss. With --data (the folder of input.txt, Shakespeare's
-plays; each character a token) the target is whether a speech begins in the sequence, and the alignment is centred.
+plays; each character a token) the target is whether a speech begins in the sequence, and the alignment is centered.
 Prints the plan, the alignment with its standard error, seconds and peak memory beside the plan's; then, on --check
 sequences, how far sketched entries are from the exact kernel and how many lie within two standard errors.
 """

@@ -3,7 +3,7 @@
     FEATLEARN_DATA=DIR python benchmarks/test_error.py [--seeds 5] [--data mnist cifar10]
                                                   [--kernels infinite mlp trained leaked]
 
-Ten centred one-hot targets, squared error averaged over outputs. Each seed draws 2000 training and 2000 test images of
+Ten centered one-hot targets, squared error averaged over outputs. Each seed draws 2000 training and 2000 test images of
 the training files (another 5000 train the network of the kernel `trained`), and a network. The measured error at n is
 that of up to ten disjoint training sets of n of the 2000, solved directly. Columns, in percent above the measured
 error, mean over seeds (worst seed):

@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", choices=list(tasks("cpu")), default=list(tasks("cpu")))
     parser.add_argument("--steps", type=int, help="of every network; by default about half a minute of each")
-    parser.add_argument("--cheap", action="store_true", help="the linearisation gap, richness and weights alone")
+    parser.add_argument("--cheap", action="store_true", help="the linearization gap, richness and weights alone")
     options = parser.parse_args()
     quantities = ["gap", "richness", "weights"] if options.cheap else None
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)

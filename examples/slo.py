@@ -1,4 +1,4 @@
-"""What speed limited optimisation does to features, layer alignment and test error.
+"""What speed limited optimization does to features, layer alignment and test error.
 
 speeds    a fast first layer among slow ones, against gradient descent, from small and large weights
           (Beaglehole et al. 2024, Fig. 4)
@@ -66,7 +66,7 @@ def digits(validate: bool) -> Task:
 
 
 def perceptron(task: Task, width: int, hidden: int, seed: int) -> nn.Sequential:
-    """ReLU layers without biases, initialised as torch does."""
+    """ReLU layers without biases, initialized as torch does."""
     torch.manual_seed(seed)
     sizes = [task.x.shape[1], *[width] * hidden, task.y.shape[1]]
     layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair, bias=False), nn.ReLU())]

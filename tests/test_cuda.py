@@ -97,7 +97,7 @@ def test_nothing_common_falls_back_in_single_precision():
     ids = {"input_ids": torch.randint(100, (20, 64), device="cuda")}
     readout = fl.readouts.last_token
     assert fl.plan(text, ids, readout=readout, outputs=0).fallbacks == {}
-    assert fl.ntk(text, ids, readout=readout, outputs=fl.Probes(3), verify=True).shape == (20, 20)
+    assert fl.ntk(text, ids, readout=readout, outputs=fl.Directions(3), verify=True).shape == (20, 20)
 
 
 def test_a_sketch_is_the_same_as_on_the_cpu():

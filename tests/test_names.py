@@ -96,5 +96,5 @@ def test_private_words_are_caught(source: str, module: str):
 
 
 def test_their_replacements_pass():
-    source = "class Probes:\n    pass\nclass ModelWithInputs:\n    pass\ndef assess_gap():\n    held = 1"
+    source = "class Directions:\n    pass\nclass ModelWithInputs:\n    pass\ndef assess_gap():\n    held = 1"
     assert not list(violations(source, "audit"))

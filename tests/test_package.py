@@ -91,7 +91,7 @@ def test_a_name_is_loaded_once():
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("nkt", "ntk"), ("reedouts", "readouts")])
-def test_a_misspelt_name_is_corrected(wrong: str, right: str):
+def test_a_misspelled_name_is_corrected(wrong: str, right: str):
     with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'"):
         getattr(fl, wrong)
 

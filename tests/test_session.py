@@ -154,7 +154,7 @@ def test_parts(model: Net, x: Tensor, by: Any, audits: list[int]):
         {"outputs": 2},
         {"by": "layer"},
         {"verify": True},
-        {"outputs": fl.Probes(3)},
+        {"outputs": fl.Directions(3)},
     ],
 )
 def test_other_arguments_are_planned_for_themselves(

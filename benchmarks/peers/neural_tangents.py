@@ -73,9 +73,9 @@ def wide_resnet(w: Weights, x: Any) -> Any:
 
 def normalized(w: Weights, name: str, x: Any) -> Any:
     """Layer norm."""
-    centred = x - x.mean(-1, keepdims=True)
-    scale = jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-    return centred * scale * w[f"{name}.weight"] + w[f"{name}.bias"]
+    centered = x - x.mean(-1, keepdims=True)
+    scale = jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+    return centered * scale * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def linear(w: Weights, name: str, x: Any) -> Any:

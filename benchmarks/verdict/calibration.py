@@ -57,7 +57,7 @@ def swept_cnn(scale: float, seed: int, _: Any) -> Trial:
 
 
 def kinked_mlp(scale: float, seed: int, _: Any) -> Trial:
-    """ReLU: units that switch are beyond any linearisation, so that the gap falls more slowly with the scale."""
+    """ReLU: units that switch are beyond any linearization, so that the gap falls more slowly with the scale."""
     model = fl.steer.scale_output(net.mlp([64, 50, 50, 5]), scale)
     return Trial(model, *tasks.few_digits(seed, 110), MSE, descent(scale), 900)
 
@@ -201,8 +201,8 @@ def chain(seed: int, _: Any) -> Trial:
 
 SCALED = "the output is multiplied around a zero start: from 100 on lazy, to 0.1 rich, between not fixed (Chizat 2019)"
 LINEAR = "the outputs are linear in the trained weights"
-NTK = "NTK parametrisation: lazy up to 1 / sqrt(width) (Jacot et al. 2018); below a width of 200 not fixed"
-MEAN_FIELD = "mean-field parametrisation with targets of at least its order: every unit moves by order one (Mei 2018)"
+NTK = "NTK parametrization: lazy up to 1 / sqrt(width) (Jacot et al. 2018); below a width of 200 not fixed"
+MEAN_FIELD = "mean-field parametrization with targets of at least its order: every unit moves by order one (Mei 2018)"
 SIZED = "homogeneous of degree 2: weights times s are an output times s^2 (Chizat et al. 2019)"
 TARGETS = "on squared error and from zero, targets times t are an output divided by t (Chizat et al. 2019)"
 SMALL = "from small weights all layers must grow together (Saxe et al. 2014; Atanasov et al. 2022)"

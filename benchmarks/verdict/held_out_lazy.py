@@ -81,7 +81,7 @@ def normed_features(seed: int, variant: str) -> Trial:
     )
 
 
-# Wide networks in the NTK parametrisation, and networks whose output is multiplied.
+# Wide networks in the NTK parametrization, and networks whose output is multiplied.
 
 
 def ntk_wide(seed: int, width: int) -> Trial:
@@ -180,8 +180,8 @@ def large_diagonal(seed: int, _: Any) -> Trial:
     return Trial(net.DiagonalLinear(80, 20.0), *task, SQUARED, Descent(share=0.02), 400)
 
 
-LINEAR = "the outputs are linear in the trained weights, so that the linearisation is exact"
-WIDE = "a wide network in the NTK parametrisation follows its linearisation up to 1 / sqrt(width) (Jacot et al. 2018)"
+LINEAR = "the outputs are linear in the trained weights, so that the linearization is exact"
+WIDE = "a wide network in the NTK parametrization follows its linearization up to 1 / sqrt(width) (Jacot et al. 2018)"
 SCALED = (
     "the output is multiplied by 100 around a zero start, so that a change of order 1/100 of the weights fits the "
     "targets (Chizat et al. 2019)"
@@ -200,9 +200,9 @@ CONSTRUCTIONS = (
         ("MLP", "CNN"),
         4,
     ),
-    Construction("NTK parametrisation, squared error", "lazy", WIDE, ntk_wide, (256, 512, 1024), 2),
-    Construction("NTK parametrisation, cross-entropy", "lazy", WIDE, ntk_cross_entropy),
-    Construction("NTK parametrisation, one output", "lazy", WIDE, ntk_one_output),
+    Construction("NTK parametrization, squared error", "lazy", WIDE, ntk_wide, (256, 512, 1024), 2),
+    Construction("NTK parametrization, cross-entropy", "lazy", WIDE, ntk_cross_entropy),
+    Construction("NTK parametrization, one output", "lazy", WIDE, ntk_one_output),
     Construction("output x 100, MLP", "lazy", SCALED, scaled_mlp, seeds=4),
     Construction("output x 100, Adam, mini-batches", "lazy", SCALED, scaled_adam),
     Construction("output x 100, CNN", "lazy", SCALED, scaled_cnn),
@@ -233,7 +233,7 @@ CONSTRUCTIONS = (
         ("random features",),
     ),
     Construction(
-        "weight decay, NTK parametrisation",
+        "weight decay, NTK parametrization",
         "lazy",
         "both layers shrink by the same factor, which multiplies the kernel and does not turn it; around the "
         "shrunken start the wide network is linear",

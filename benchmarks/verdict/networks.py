@@ -1,4 +1,4 @@
-"""The networks that are trained: perceptrons in three parametrisations, convolutions, attention, factored models."""
+"""The networks that are trained: perceptrons in three parametrizations, convolutions, attention, factored models."""
 
 import copy
 import itertools
@@ -49,7 +49,7 @@ def mlp(
     dropout: float = 0.0,
     bias: bool = True,
 ) -> nn.Sequential:
-    """A perceptron as torch initialises it."""
+    """A perceptron as torch initializes it."""
     layers: list[nn.Module] = []
     for n, m in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(n, m, bias), *([norm(m)] if norm else []), activation()]

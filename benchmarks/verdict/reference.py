@@ -1,8 +1,8 @@
-"""The linearisation gap and the change of the kernel, apart from `fl.diagnose`: forward mode of torch.func in double.
+"""The linearization gap and the change of the kernel, apart from `fl.diagnose`: forward mode of torch.func in double.
 
     gap = |f(now) - f(start) - J(start) (theta_now - theta_start)| / |f(now) - f(start)|
 
-outputs centred over samples, buffers as they are now in all terms, in eval mode.
+outputs centered over samples, buffers as they are now in all terms, in eval mode.
 """
 
 import copy
@@ -18,7 +18,7 @@ from benchmarks.verdict.training import State, Trained, measured_loss
 
 
 def linearization_gap(model: nn.Module, start: State, now: State, x: Tensor) -> float:
-    """The share of the change of centred outputs from `start` to `now` that the linearisation at `start` misses.
+    """The share of the change of centered outputs from `start` to `now` that the linearization at `start` misses.
 
     nan if the outputs did not change.
     """
@@ -52,7 +52,7 @@ def shrunk(initial: State, now: State) -> State:
 
 
 def kernels(model: nn.Module, states: list[State], x: Tensor) -> list[Tensor]:
-    """Centred tangent kernels, a mean over outputs, with the buffers of the last state."""
+    """Centered tangent kernels, a mean over outputs, with the buffers of the last state."""
     network, found = copy.deepcopy(model).double().eval(), []
     weights = {name for name, _ in network.named_parameters()}
     for state in states:

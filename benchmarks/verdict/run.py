@@ -143,7 +143,7 @@ def told(line: dict[str, Any]) -> str:
         return f"{name}: {line['failed']}"
     numbers = {
         "left": "loss_left",
-        "centred": "loss_left_centered",
+        "centered": "loss_left_centered",
         "gap": "reference_gap_probe",
         "test": "reference_gap_test",
         "unshrunk": "reference_gap_unshrunk",

@@ -76,7 +76,7 @@ def mixture(seed: int, train: int, test: int = 60, *, classes: int = 4, dimensio
 
 
 def chain(seed: int, train: int, test: int = 60, *, dimension: int = 12, degree: int = 3) -> Task:
-    """Products of neighbours among the first coordinates; the others do not matter."""
+    """Products of neighbors among the first coordinates; the others do not matter."""
     data = fl.data.chain_monomial(train + test, dimension, degree, generator=generator(seed))
     return split(data.x, data.y[:, None], train, test, seed)
 

@@ -1,1 +1,1 @@
-"""Networks whose parametrisation is known, and ones with a planted error, for `fl.width_check`."""
+"""Networks whose parametrization is known, and ones with a planted error, for `fl.width_check`."""

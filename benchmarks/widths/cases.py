@@ -1,4 +1,4 @@
-"""Cases of known parametrisation, and planted errors."""
+"""Cases of known parametrization, and planted errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Perceptrons, convolutional networks and small language models in each parametrisation, written out by hand.
+"""Perceptrons, convolutional networks and small language models in each parametrization, written out by hand.
 
 Every weight has a multiplier, a standard deviation and a learning rate, each a power of width / BASE; `planted` adds
 to these powers for single layers. Nothing here comes from `featlearn`.
@@ -38,7 +38,7 @@ SCHEMES: dict[tuple[str, str], tuple[Powers, Powers, Powers, float]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How a network is parametrised."""
+    """How a network is parametrized."""
 
     scheme: str
     update: str

@@ -1,4 +1,4 @@
-"""Check networks whose parametrisation is known, and print what `fl.width_check` says of each.
+"""Check networks whose parametrization is known, and print what `fl.width_check` says of each.
 
     python -m benchmarks.widths.run calibration|development|held-out [--only TEXT] [--seeds 3] [--widths 64 128 256 512]
 

@@ -18,7 +18,7 @@ PROBE = 128
 
 
 class Images(NamedTuple):
-    """Pictures of which means and deviations of colours are taken out, and classes."""
+    """Pictures of which means and deviations of colors are taken out, and classes."""
 
     x: Tensor
     labels: Tensor

@@ -1,4 +1,4 @@
-"""The linearisation gap of runs along training, and what they reach on unseen data, as one picture.
+"""The linearization gap of runs along training, and what they reach on unseen data, as one picture.
 
 python examples/trainings/draw.py trainings.png runs/resnet-cifar10 runs/vit-cifar10 ...
 """
@@ -31,7 +31,7 @@ def main(path: str, *folders: str) -> None:
             right.plot(*run.scalar("held_out_accuracy"), label=run.name, **look)
         else:
             right.plot([], [], label=run.name, **look)
-    left.set(xscale="log", yscale="log", ylim=(1e-2, None), xlabel="step", ylabel="linearisation gap")
+    left.set(xscale="log", yscale="log", ylim=(1e-2, None), xlabel="step", ylabel="linearization gap")
     right.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="accuracy on unseen data")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     figure.savefig(path, dpi=120)

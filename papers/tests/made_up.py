@@ -49,8 +49,8 @@ def fragile(setup, context):
 
 def claims(setup, runs):
     yield Claim(
-        id="centred",
-        claim="Numbers <are> centred",
+        id="centered",
+        claim="Numbers <are> centered",
         paper=0.0,
         values=runs["drawn"].mean(1),
         band=(-3.0, 3.0),

@@ -113,7 +113,7 @@ def made_up(**changes):
 SETUPS = {"linear": linear_outputs.Setup(), "narrow": linear_outputs.Setup(), "relu": None, "depth": None}
 
 
-def specialised(v):
+def specialized(v):
     return v + 0.01 * numpy.eye(4)
 
 
@@ -122,10 +122,10 @@ def specialised(v):
     [
         ({}, []),
         ({"relu_classes": lambda v: v[::-1] + 0.001 * numpy.eye(4)}, ["during-training"]),
-        ({"relu_classes": lambda v: v[:, :, [1, 0, 3, 2]]}, ["specialised", "every-output", "during-training"]),
+        ({"relu_classes": lambda v: v[:, :, [1, 0, 3, 2]]}, ["specialized", "every-output", "during-training"]),
         ({"relu_classes": lambda v: v[:, :, [1, 0, 2, 3]]}, ["every-output"]),
-        ({"linear_classes": specialised}, ["linear-alike"]),
-        ({"narrow_classes": specialised}, ["narrow-alike"]),
+        ({"linear_classes": specialized}, ["linear-alike"]),
+        ({"narrow_classes": specialized}, ["narrow-alike"]),
         ({"linear_alignment": lambda v: v[:, ::-1]}, ["linear-aligns"]),
         ({"linear_symmetry": lambda v: 3 * v}, ["symmetry"]),
         ({"linear_loss": lambda v: v**0.1}, ["linear-learns"]),
@@ -135,8 +135,8 @@ def test_claims_fail_on_numbers_that_break_them(changes, broken):
     assert failing(fig4, SETUPS, made_up(**changes)) == broken
 
 
-def test_one_hidden_layer_and_centred_alignments_are_the_other_choices():
+def test_one_hidden_layer_and_centered_alignments_are_the_other_choices():
     runs = made_up(depth_classes=lambda v: v[:, :, :, [1, 0, 3, 2]])
-    claim = next(one for one in fig4.claims(SETUPS, runs) if one.id == "specialised")
+    claim = next(one for one in fig4.claims(SETUPS, runs) if one.id == "specialized")
     told = [(one["made"], one["verdict"]) for one in claim.details()["choices"]]
     assert told == [("raw alignments", "holds"), ("two hidden layers", "fails")]

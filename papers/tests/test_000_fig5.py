@@ -34,7 +34,7 @@ def made_up(readout=READOUT, hidden=HIDDEN):
         ({}, []),
         ({"readout": path(-0.01 + 0 * EYE + READOUT[-1] - 0.1 - 0.02)}, ["readout-aligns"]),
         ({"readout": path(numpy.tile([0.02, 0.021, 0.022, 0.06, 0.021], (5, 1)))}, ["readout-alike"]),
-        ({"hidden": HIDDEN[:, [1, 2, 3, 4, 0]]}, ["hidden-own", "hidden-most", "hidden-specialised"]),
+        ({"hidden": HIDDEN[:, [1, 2, 3, 4, 0]]}, ["hidden-own", "hidden-most", "hidden-specialized"]),
         ({"hidden": path(0.01 + 0.05 * EYE + 0.06 * (numpy.arange(5) == 1))}, ["hidden-most"]),
         ({"readout": READOUT + 1e-3 * numpy.arange(5)[:, None]}, ["readout-equal"]),
     ],
@@ -56,7 +56,7 @@ def test_the_own_rise_is_compared_with_the_mean_and_the_best_of_the_others():
 def test_other_choices_are_told():
     claims = {claim.id: claim for claim in fig5.claims({}, made_up())}
     told = [(one["other"], one["measured"]) for one in claims["hidden-own"].details()["choices"]]
-    # centred alignments of the made-up run have the parts exchanged
+    # centered alignments of the made-up run have the parts exchanged
     rises = READOUT[-1, 3] - 0.1
     assert told[0][1] == pytest.approx(rises[3] - numpy.delete(rises, 3).mean())
     # 0.05 more on the diagonal, and 1e-3 times (1 - mean of 0, 2, 1, 0) for output 3

@@ -114,9 +114,9 @@ def made_up(strength=(1.0, 2.0, 3.0, 4.0), contrast=(1.0, 2.0, 3.0, 4.0), stabil
         ({}, []),
         ({"strength": (1, 3, 2, 4)}, ["deeper-higher", "deeper-earlier", "rate-grows"]),
         ({"strength": (4, 3, 2, 1)}, ["deeper-higher", "deepest-higher", "deeper-earlier", "rate-grows"]),
-        ({"contrast": (1, 3, 2, 2.5)}, ["deeper-specialised", "specialisation-grows"]),
-        ({"contrast": (1, 2, 1.5, 4)}, ["specialisation-grows"]),
-        ({"contrast": (-4, -3, -2, -1)}, ["specialised"]),
+        ({"contrast": (1, 3, 2, 2.5)}, ["deeper-specialized", "specialization-grows"]),
+        ({"contrast": (1, 2, 1.5, 4)}, ["specialization-grows"]),
+        ({"contrast": (-4, -3, -2, -1)}, ["specialized"]),
         ({"stability": 2.1}, ["stable"]),
     ],
 )

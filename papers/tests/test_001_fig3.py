@@ -78,7 +78,7 @@ def test_a_network_that_overflows_has_no_numbers_from_then_on():
         assert numpy.isnan(values[-1]).all()
 
 
-def test_two_complementary_targets_are_one_when_centred(numbers):
+def test_two_complementary_targets_are_one_when_centered(numbers):
     assert numbers["centered_classes"][..., 0] == pytest.approx(numbers["centered_classes"][..., 1], rel=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
         ),
         ("cifar", "classes", lambda v: v * numpy.array([[1.2], [1.0]]), {"cifar-columns"}),
         ("cifar", "accuracy", lambda v: v - 0.3, {"cifar-learns"}),
-        ("cifar", "centered_classes", lambda v: v + 0.1 * numpy.eye(2), {"cifar-centred"}),
+        ("cifar", "centered_classes", lambda v: v + 0.1 * numpy.eye(2), {"cifar-centered"}),
     ],
 )
 def test_claims_fail_on_numbers_that_break_them(part, name, act, broken):

@@ -110,12 +110,12 @@ def test_claims_hold_on_numbers_as_the_paper_has_them():
         ("teacher", "alignment", lambda v: v[:, ::-1], {"aligns", "maximum", "asymptote"}),
         ("teacher", "top", lambda v: v[:, ::-1], {"top", "top-end"}),
         ("teacher", "final_distance", lambda v: 3 * v, {"final-kernel"}),
-        ("outputs", "classes", lambda v: v + 0.1 * numpy.eye(10), {"no-specialisation", "no-specialisation-ever"}),
+        ("outputs", "classes", lambda v: v + 0.1 * numpy.eye(10), {"no-specialization", "no-specialization-ever"}),
         (
             "outputs",
             "classes",
             lambda v: v - 0.1 * numpy.eye(10) * (numpy.arange(4) == 1)[:, None, None],
-            {"no-specialisation-ever"},
+            {"no-specialization-ever"},
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_verdicts_under_the_other_choices_are_told():
     assert all(one.holds for one in claims.values())
     told = {id: [each["verdict"] for each in one.details()["choices"]] for id, one in claims.items()}
     assert told["final-kernel"] == told["cifar"] == ["fails"]
-    assert told["residual-silent"] == ["fails", "holds"]  # centred; raw pixels
+    assert told["residual-silent"] == ["fails", "holds"]  # centered; raw pixels
     assert told["silent"] == ["holds"]
 
 

@@ -81,13 +81,13 @@ def test_a_network_in_small_steps_follows_the_flow(given):
 def made_up(**changes):
     times, s = numpy.linspace(0, 100, 2001), numpy.linspace(0.3, 0.2, 10)
     numbers = {"s": s}
-    for name, centres in (
+    for name, centers in (
         ("linear2", 4 / s),
         ("linear4", numpy.linspace(20, 70, 10)),
         ("tanh3", numpy.linspace(15, 70, 10)),
     ):
         speed = 1.0 if name == "linear2" else 6.0
-        modes = s / (1 + numpy.exp(-speed * (times[:, None] - centres)))
+        modes = s / (1 + numpy.exp(-speed * (times[:, None] - centers)))
         slow = numpy.clip(times / (4.0 if name == "linear2" else 90.0), 0.1, 1)
         numbers |= {
             f"{name}/times": times,

@@ -95,6 +95,6 @@ def test_claims_fail_on_numbers_that_break_them():
     told = {
         one.id: [each["verdict"] for each in one.details()["choices"]] for one in figJ2.claims(SETUP, Runs([0], [nan]))
     }
-    assert told["silent-b=1"] == ["holds", "fails"]  # centred; Adam's
+    assert told["silent-b=1"] == ["holds", "fails"]  # centered; Adam's
     assert told["final-b=1"] == told["norm"] == ["holds"]
     assert told["faster"] == ["holds", "holds"]

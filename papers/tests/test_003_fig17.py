@@ -51,7 +51,7 @@ def test_training_is_the_rule_of_the_paper_written_out(method, batch):
     assert found["share"][-1][0] == pytest.approx(
         float(torch.trace(moved.T @ moved @ moved.T @ K @ moved) / torch.trace(W.T @ W @ W.T @ K @ W)), rel=1e-3
     )
-    assert found["cosine"][-1][0][fig17.UNCENTRED] == pytest.approx(
+    assert found["cosine"][-1][0][fig17.UNCENTERED] == pytest.approx(
         float((W.T @ W * (W.T @ K @ W)).sum() / ((W.T @ W).norm() * (W.T @ K @ W).norm())), abs=1e-4
     )
     assert torch.allclose(found["nfm"].flatten(), (W.T @ W).diagonal(), rtol=1e-4, atol=1e-8)

@@ -24,8 +24,8 @@ def context(tmp_path):
     return Context(seed=4, folder=tmp_path)
 
 
-def correlation(a, b, centred):
-    a, b = (m - m.mean() if centred else m for m in (a, b))
+def correlation(a, b, centered):
+    a, b = (m - m.mean() if centered else m for m in (a, b))
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
@@ -59,9 +59,9 @@ def test_a_perceptron_is_followed_as_its_jacobian_says(context):
     for layer, (now, J) in enumerate(((W, at_h), (V, at_g))):
         rows, moved = J.flatten(0, 1), now - start[layer]
         K = rows.T @ rows / 11
-        for kind, centred in (("cosine", False), ("pearson", True)):
-            for which, w in ((fig2.UNCENTRED, now), (fig2.CENTRED, moved)):
-                expected = correlation(w.T @ w, w.T @ K @ w, centred)
+        for kind, centered in (("cosine", False), ("pearson", True)):
+            for which, w in ((fig2.UNCENTERED, now), (fig2.CENTERED, moved)):
+                expected = correlation(w.T @ w, w.T @ K @ w, centered)
                 assert found[kind][-1][layer][which] == pytest.approx(expected, abs=1e-4)
         assert found["change"][-1][layer] == pytest.approx(float(moved.norm() / now.norm()), rel=1e-4)
 
@@ -137,11 +137,11 @@ def test_a_recorded_step_is_the_step_itself(context):
         assert torch.allclose(first, second, atol=1e-5)
 
 
-def made_up(difference, late, deep, centred=0.95):
+def made_up(difference, late, deep, centered=0.95):
     """Two seeds, four moments of 100 steps, four layers: C - UC is `difference`, `deep` more below, `late` at last."""
     gap = difference + deep * numpy.array([0, 0, 1, 1]) * numpy.array([1, 1, 1, 0])[:, None]
     gap[-1] = late
-    values = numpy.stack([centred - gap, numpy.full_like(gap, centred)], -1)
+    values = numpy.stack([centered - gap, numpy.full_like(gap, centered)], -1)
     one = {"steps": numpy.array([1, 5, 10, 100]), "cosine": values, "pearson": values}
     runs = {name: Runs([0, 1], [one, one]) for name in networks.NETWORKS}
     return {claim.id: claim for claim in fig2.claims({}, runs)}
@@ -151,7 +151,7 @@ def test_claims_hold_and_fail_as_the_numbers_say():
     good = made_up(0.2, 0.05, 0.1)
     assert all(claim.holds for claim in good.values())
     assert good["mlp-higher"].measured == pytest.approx((0.25 * 3 + 0.05) / 4)
-    turned = made_up(-0.2, -0.1, -0.1, centred=0.5)
+    turned = made_up(-0.2, -0.1, -0.1, centered=0.5)
     assert not any(claim.holds for id, claim in turned.items() if not id.endswith("converge"))
     late = made_up(0.2, 0.4, 0.0)
     assert not late["vgg-early"].holds

@@ -69,7 +69,7 @@ def test_training_is_the_rule_of_the_paper_written_out(numbers, method, position
         assert numpy.allclose(numbers[name][method, position], matrix.numpy(), rtol=1e-3, atol=1e-6)
 
 
-def test_nothing_is_centred_before_the_first_step(numbers):
+def test_nothing_is_centered_before_the_first_step(numbers):
     assert numpy.isnan(numbers["centered"][..., 0]).all()
     assert (numbers["share"][..., 0] == 0).all()
 

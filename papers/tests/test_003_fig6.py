@@ -12,7 +12,7 @@ FALLING, RISING = (0.9, 0.5, 0.3, 0.2), (0.2, 0.15, 0.3, 0.4)
 
 
 def made_up(changes=(), pearson=()):
-    """PTK-centred correlations fall and the UC-NFC rises, but where `changes` has another curve.
+    """PTK-centered correlations fall and the UC-NFC rises, but where `changes` has another curve.
 
     Keys are (decay, scale, layer).
     """

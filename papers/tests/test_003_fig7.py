@@ -38,8 +38,8 @@ def test_in_a_random_eigenbasis_the_chain_has_variance_1_and_its_egop():
     assert torch.allclose(basis @ basis.T, torch.eye(5, dtype=torch.float64), atol=1e-12)
     task = spectra.rotated_chain(context(), 200_000, 0, variances, basis, degree=3, dtype=torch.float64)
     x, y = task.x, task.y
-    centred = (y - y.mean()).square()
-    assert abs(float(centred.mean()) - 1) < 4 * float(centred.std()) / len(y) ** 0.5
+    centered = (y - y.mean()).square()
+    assert abs(float(centered.mean()) - 1) < 4 * float(centered.std()) / len(y) ** 0.5
     covariance = (basis * variances) @ basis.T
     assert torch.allclose(x.T @ x / len(x), covariance, atol=4 * float(covariance.max()) * (2 / len(x)) ** 0.5)
     ring = x[:, :3]

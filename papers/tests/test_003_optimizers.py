@@ -1,4 +1,4 @@
-"""003 on optimisers and batches, which are ours: steps written out, and claims that must fail."""
+"""003 on optimizers and batches, which are ours: steps written out, and claims that must fail."""
 
 from dataclasses import replace
 
@@ -58,11 +58,11 @@ def test_all_batches_take_as_many_steps_and_the_whole_one_has_no_noise():
     assert numpy.shape(found["train"]) == (3, len(found["steps"]))
 
 
-def made_up(uncentred, centred, change=0.5, train=0.1, kinds=5):
+def made_up(uncentered, centered, change=0.5, train=0.1, kinds=5):
     """Three moments of 100 steps; two layers."""
     pair = numpy.stack([numpy.full((kinds, 3, 2), 0.0)] * 2, -1)
-    pair[..., 0] = numpy.array(uncentred)[:, None, None]
-    pair[..., 1] = numpy.array(centred)[:, None, None]
+    pair[..., 0] = numpy.array(uncentered)[:, None, None]
+    pair[..., 1] = numpy.array(centered)[:, None, None]
     one = {
         "steps": numpy.array([1, 10, 100]),
         "cosine": pair,
@@ -73,14 +73,14 @@ def made_up(uncentred, centred, change=0.5, train=0.1, kinds=5):
     return one
 
 
-def test_claims_on_optimisers_fail_on_numbers_that_break_them():
+def test_claims_on_optimizers_fail_on_numbers_that_break_them():
     good = made_up([0.6, 0.5, 0.55, 0.5, 0.7], [0.9, 0.8, 0.9, 0.9, 0.9])
     assert failing(optimizers, SETUP, Runs([0], [good])) == []
     bad = made_up([0.5, 0.6, 0.8, 0.5, 0.7], [0.7, 0.8, 0.7, 0.9, 0.9], train=0.5)
     assert failing(optimizers, SETUP, Runs([0], [bad])) == [
         "higher",
-        "adam-centred",
-        "adam-uncentred",
+        "adam-centered",
+        "adam-uncentered",
         "lars-slo",
         "fast",
         "learn",
@@ -91,13 +91,13 @@ def test_claims_on_optimisers_fail_on_numbers_that_break_them():
 
 
 def test_features_at_equal_losses_are_read_off_the_paths():
-    uncentred = numpy.arange(6.0).reshape(1, 2, 3)
+    uncentered = numpy.arange(6.0).reshape(1, 2, 3)
     runs = Runs(
         [0],
         [
             {
                 "train": numpy.array([[1.0, 0.05, 0.01], [2.0, 0.4, 0.1]]),
-                "cosine": numpy.stack([uncentred[0]] * 2, -1)[:, :, None],
+                "cosine": numpy.stack([uncentered[0]] * 2, -1)[:, :, None],
             }
         ],
     )

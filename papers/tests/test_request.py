@@ -59,21 +59,21 @@ def test_a_figure_leaves_its_files(folder):
     claims, meta = (json.loads((folder / name).read_text()) for name in ("claims.json", "meta.json"))
     found = [(one["id"], one["verdict"], one["check"]) for one in claims]
     assert found == [
-        ("centred", "holds", False),
+        ("centered", "holds", False),
         ("printed", "fails", False),
         ("drawn", "holds", False),
         ("made", "holds", True),
     ]
     assert meta["not_judged"] == ["late"]
     assert (meta["scale"], meta["seeds"], meta["setup"]["count"]) == ("smoke", [0, 1, 2], 5)
-    assert meta["claims"]["centred"]["values"][1] == pytest.approx(drawn(1).mean(), rel=1e-5)
+    assert meta["claims"]["centered"]["values"][1] == pytest.approx(drawn(1).mean(), rel=1e-5)
 
 
 def test_the_page_says_what_the_claims_say(folder):
     page = (folder / "page.html").read_text()
     for words in (
         "Made up &amp; drawn",
-        "Numbers &lt;are&gt; centred",
+        "Numbers &lt;are&gt; centered",
         "fails, as known",
         "The print miscounts. So.",
         "(3 seeds)",
@@ -106,7 +106,7 @@ def test_the_csv_has_the_numbers_that_are_drawn(folder):
     assert image == pytest.approx(dict(numpy.ndenumerate(values)), rel=1e-5)
 
 
-def test_a_colour_bar_has_no_numbers_of_its_own():
+def test_a_color_bar_has_no_numbers_of_its_own():
     figure, (ax,) = panels(1, 1, titles=("A",))
     figure.colorbar(ax.imshow(numpy.arange(6.0).reshape(2, 3), label="six"), ax=ax)
     assert [(row.panel, row.value) for row in plotted(figure)] == [("A", f"{value}") for value in range(6)]
@@ -142,9 +142,13 @@ def altered(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"claims": altered(values=lambda runs: runs["drawn"][0])}, ValueError, "'centred' of 009/fig1 has 5 values"),
-        ({"claims": altered(values=lambda runs: [])}, ValueError, "'centred' of 009/fig1 has 0 values"),
-        ({"claims": altered(values=lambda runs: runs["drawn"])}, ValueError, r"'centred' has values of shape \(3, 5\)"),
+        ({"claims": altered(values=lambda runs: runs["drawn"][0])}, ValueError, "'centered' of 009/fig1 has 5 values"),
+        ({"claims": altered(values=lambda runs: [])}, ValueError, "'centered' of 009/fig1 has 0 values"),
+        (
+            {"claims": altered(values=lambda runs: runs["drawn"])},
+            ValueError,
+            r"'centered' has values of shape \(3, 5\)",
+        ),
         ({"claims": altered(id=lambda runs: "drawn")}, ValueError, "expected each once"),
         ({"claims": lambda setup, runs: None}, TypeError, "gave a NoneType, expected only Claims"),
         ({"claims": lambda setup, runs: runs["lost"]}, ValueError, "'lost'"),
@@ -178,7 +182,7 @@ def test_the_table_counts_seeds_and_says_what_was_known(monkeypatch, tmp_path, c
         out, err = capsys.readouterr()
         rows = {line.split()[0]: line for line in out.splitlines()}
         assert " ".join(rows["drawn"].split()) == f"drawn yes {words} print holds"
-        assert rows["centred"].endswith(" holds")
+        assert rows["centered"].endswith(" holds")
         assert rows["printed"].endswith("fails, as known")
         assert f"scale smoke: {words[5:]}" in err
     page = (tmp_path / "page.html").read_text()
@@ -285,7 +289,7 @@ def test_two_seeds_decide_nothing_at_laptop_scale(monkeypatch, tmp_path, capsys)
     verdicts = {claim["id"]: claim["verdict"] for claim in answer["claims"]}
     assert code == 1
     assert verdicts == {
-        "centred": "undecided",
+        "centered": "undecided",
         "printed": "undecided",
         "drawn": "undecided",
         "late": "holds",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from featlearn.contraction.tensor_sketch import Sketch as Sketch
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
-    from featlearn.gradients.directions import Probes as Probes
+    from featlearn.gradients.directions import Directions as Directions
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
@@ -63,7 +63,7 @@ _HOME = {
     "FeatlearnError": "featlearn.errors",
     "NTKOperator": "featlearn.quantities.operator",
     "Plan": "featlearn.planning.plan",
-    "Probes": "featlearn.gradients.directions",
+    "Directions": "featlearn.gradients.directions",
     "Session": "featlearn.session",
     "SLO": "featlearn.steer.slo",
     "Sketch": "featlearn.contraction.tensor_sketch",

@@ -368,7 +368,7 @@ def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, 
 
 
 def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
-    """A forward pass that sets weights (max_norm, initialisation from data) or makes new ones."""
+    """A forward pass that sets weights (max_norm, initialization from data) or makes new ones."""
     after = dict(model.named_parameters())
     rewritten = isolation.state.rewritten()
     changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
@@ -376,7 +376,7 @@ def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation:
     if changed:
         raise UnsupportedModelError(
             f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
-            "weights; run it once on a batch of your own if it initialises itself from data"
+            "weights; run it once on a batch of your own if it initializes itself from data"
         )
 
 

@@ -11,7 +11,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Outputs, Probes
+from featlearn.gradients.directions import Directions, Outputs
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.inputs import Inputs, Readout, batch_size
 from featlearn.network.inventory import Inventory
@@ -196,7 +196,7 @@ class Session:
         x: Inputs | None = None,
         initial: Mapping[str, Tensor] | None = None,
         layers: str | Sequence[str] | None = None,
-        outputs: int | Probes | None = None,
+        outputs: int | Directions | None = None,
     ) -> NeuralFeatures:
         """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
         return neural_features_of(self._audited, self._given(x), initial=initial, layers=layers, outputs=outputs)
@@ -212,7 +212,7 @@ class Session:
     def linearization_gap(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
     ) -> float | dict[str, float]:
-        """What the linearisation at an earlier state misses: see `fl.linearization_gap`."""
+        """What the linearization at an earlier state misses: see `fl.linearization_gap`."""
         return linearization_gap_of(self._audited, self._given(x), initial, by=by)
 
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:

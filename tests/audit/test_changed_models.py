@@ -154,7 +154,7 @@ def test_outputs_that_are_reversed_since_are_refused(samples: int):
         session.ntk()
 
 
-class Normalised(torch.autograd.Function):
+class Normalized(torch.autograd.Function):
     """Passes gradients on, or, switched on, divides them by their norm over all samples."""
 
     @staticmethod
@@ -178,7 +178,7 @@ def coupled_by_hook(self: Net, h: Tensor) -> Tensor:
 
 
 def coupled_by_function(self: Net, h: Tensor) -> Tensor:
-    return Normalised.apply(h, self.on)
+    return Normalized.apply(h, self.on)
 
 
 @pytest.mark.parametrize("samples", SIZES)

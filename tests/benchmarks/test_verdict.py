@@ -64,7 +64,7 @@ def test_suites_are_large_enough_and_share_nothing():
 
 
 def test_the_gap_of_a_product_is_the_closed_form(x: torch.Tensor):
-    # f = a w.x: only the product of both changes is beyond the linearisation
+    # f = a w.x: only the product of both changes is beyond the linearization
     model = Product(2.0, [1.0, -1.0, 0.5])
     start = copied(model)
     change = torch.tensor([0.2, 0.1, -0.3], dtype=torch.float64)
@@ -99,7 +99,7 @@ def test_common_shrinking_is_a_gap_only_before_it_is_taken_out(x: torch.Tensor):
     assert linearization_gap(model, shrunk(start, now), now, x) < 1e-4
 
 
-def test_kernels_of_the_start_and_of_now_are_centred_and_told_apart(x: torch.Tensor):
+def test_kernels_of_the_start_and_of_now_are_centered_and_told_apart(x: torch.Tensor):
     model = Product(2.0, [1.0, -1.0, 0.5])
     start = copied(model)
     with torch.no_grad():

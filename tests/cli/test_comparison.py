@@ -1,4 +1,4 @@
-"""`featlearn runs compare`: one quantity to a row, labelled, within the width of a terminal."""
+"""`featlearn runs compare`: one quantity to a row, labeled, within the width of a terminal."""
 
 import json
 import re
@@ -113,5 +113,5 @@ def test_many_runs_stand_below_each_other(capsys: pytest.CaptureFixture[str]):
 def test_labels_are_words(recorded: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "compare", str(recorded)]) == 0
     rows = table(capsys.readouterr().out)
-    assert {"kernel moved", "centred alignment rose by", "lowest loss, share of the first"} <= {*rows}
+    assert {"kernel moved", "centered alignment rose by", "lowest loss, share of the first"} <= {*rows}
     assert not any("_" in label for label in rows)

@@ -118,7 +118,7 @@ def test_runs_of_watch_are_told_by_what_they_recorded(capsys: pytest.CaptureFixt
     assert {"kernel moved", "weights moved", "setting a", "step of 90 % of the rise of alignment"} <= {*names}
     assert "--a" not in said
     assert "nan" not in said
-    assert "linearisation gap" in names
+    assert "linearization gap" in names
 
 
 def fitted(name: str, loss: str | None, numbers: dict[str, float]) -> str:

@@ -59,7 +59,7 @@ def test_a_function_without_arguments_brings_its_optimizer(own: Path, capsys: py
     assert main(["widths", f"{own}:nothing", *SMALL, "--json", "--quiet"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert (found["scheme"], found["update"], found["widths"]) == ("standard", "normalised", [16, 32, 64])
+    assert (found["scheme"], found["update"], found["widths"]) == ("standard", "normalized", [16, 32, 64])
     assert said.err == ""
 
 

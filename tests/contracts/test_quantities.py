@@ -129,7 +129,7 @@ def same(one: Any, other: Any, rounding: float = 0.0) -> bool:
 
 def test_quantities_are_collected():
     assert {"ntk", "plan", "ntk_diagonal", "neural_features", "estimate_alignment", "NTKOperator"} <= set(QUANTITIES)
-    assert not {"watch", "diagnose", "Probes", "FeatlearnError"} & set(QUANTITIES)
+    assert not {"watch", "diagnose", "Directions", "FeatlearnError"} & set(QUANTITIES)
 
 
 @quantities

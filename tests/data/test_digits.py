@@ -37,7 +37,7 @@ def test_a_wrong_split_is_named_with_what_was_expected():
 
 
 def test_one_hot_targets_point_at_the_label():
-    data = fl.data.Labelled(x=torch.zeros(3, 2), labels=torch.tensor([2, 0, 2]), classes=4)
+    data = fl.data.Labeled(x=torch.zeros(3, 2), labels=torch.tensor([2, 0, 2]), classes=4)
     expected = torch.tensor([[0.0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 1, 0]])
     assert torch.equal(data.one_hot(), expected)
     assert torch.equal(data.one_hot(centered=True, dtype=torch.float64), expected.double() - 0.25)
@@ -52,4 +52,4 @@ def test_samples_unpack_into_inputs_and_labels():
 
 def test_labels_of_another_length_are_refused():
     with pytest.raises(ValueError, match=r"labels have shape \(2,\), expected \(P,\) = \(3,\)"):
-        fl.data.Labelled(x=torch.zeros(3, 5), labels=torch.zeros(2, dtype=torch.int64), classes=4)
+        fl.data.Labeled(x=torch.zeros(3, 5), labels=torch.zeros(2, dtype=torch.int64), classes=4)

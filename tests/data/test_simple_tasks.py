@@ -114,7 +114,7 @@ def test_noise_is_added_to_the_targets_last():
 
 
 @pytest.mark.parametrize(("spread", "each"), [("total", 0.09 / 5), ("coordinate", 0.09)])
-def test_a_mixture_is_centres_and_noise(spread: str, each: float):
+def test_a_mixture_is_centers_and_noise(spread: str, each: float):
     data = gaussian_mixture(30_000, 5, 3, variance=0.09, spread=spread, generator=seeded(2), dtype=DOUBLE)
     assert data.labels.bincount().tolist() == [10_000] * 3
     assert data.labels[:7].tolist() == [0, 1, 2, 0, 1, 2, 0]
@@ -127,7 +127,7 @@ def test_a_mixture_is_centres_and_noise(spread: str, each: float):
     assert stats.kstest(noise.flatten().numpy() / math.sqrt(each), "norm").pvalue > 1e-3
 
 
-def test_centres_may_be_orthogonal_and_given():
+def test_centers_may_be_orthogonal_and_given():
     data = gaussian_mixture(12, 6, 4, variance=0.0, orthogonal=True, dtype=DOUBLE)
     torch.testing.assert_close(data.centers @ data.centers.T, torch.eye(4, dtype=DOUBLE), rtol=0, atol=1e-14)
     assert torch.equal(data.x, data.centers[data.labels])
@@ -189,7 +189,7 @@ def test_a_line_in_space_reduces_to_one_sample():
     torch.testing.assert_close(task.covariance, torch.outer(direction, direction).double())
 
 
-# standardisation
+# standardization
 
 
 def test_standardize_uses_the_statistics_of_the_first():

@@ -48,7 +48,7 @@ def test_the_targets_are_the_printed_sum_over_its_deviation(degree: int):
 
 
 @pytest.mark.parametrize("degree", VARIANCE)
-def test_targets_have_unit_deviation_and_are_not_centred(degree: int):
+def test_targets_have_unit_deviation_and_are_not_centered(degree: int):
     y = chain_monomial(200_000, degree, degree, dtype=torch.float64).y
     assert y.std() == pytest.approx(1.0, abs=0.03)
     assert y.mean() == pytest.approx(1 / math.sqrt(2) if degree == 1 else 0.0, abs=0.012)
@@ -138,7 +138,7 @@ def test_power_law_inputs_are_those_of_the_task_with_that_spectrum():
 
 
 def second_derivatives(x: Tensor, y: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Of the centred NFM and AGOP of f = a^T (W x)^2 at initialisation, L' = Y (003 Prop. 3)."""
+    """Of the centered NFM and AGOP of f = a^T (W x)^2 at initialization, L' = Y (003 Prop. 3)."""
     generator = seeded(seed)
     weight = torch.randn(width, x.shape[1], generator=generator, dtype=torch.float64) / math.sqrt(width)
     readout = torch.randn(width, generator=generator, dtype=torch.float64)

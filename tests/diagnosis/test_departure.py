@@ -62,7 +62,7 @@ def written(
     return open_run(path)
 
 
-def centred(f: numpy.ndarray) -> numpy.ndarray:
+def centered(f: numpy.ndarray) -> numpy.ndarray:
     return f - f.mean(0)
 
 
@@ -91,10 +91,10 @@ def test_a_path_that_leaves_it_departs_by_its_distance_from_the_nearest_point(tm
     mine = moved[-1].numpy()
     times = numpy.linspace(0, 20, 200_001)
     paths = (1 - numpy.exp(-VALUES.numpy() * times[:, None])) * wanted[:, 0]
-    apart = (paths - mine[:, 0]) @ centred(modes).T
+    apart = (paths - mine[:, 0]) @ centered(modes).T
     frozen = paths[(apart**2).sum(1).argmin()][:, None]
     rows = at_test if test else modes
-    by_hand = numpy.linalg.norm(centred(rows @ (frozen - mine))) / numpy.linalg.norm(centred(rows @ mine))
+    by_hand = numpy.linalg.norm(centered(rows @ (frozen - mine))) / numpy.linalg.norm(centered(rows @ mine))
     assert by_hand > 0.1
     assert float(found) == pytest.approx(by_hand, rel=5e-3)
     assert (found.test is not None) == test
@@ -102,7 +102,7 @@ def test_a_path_that_leaves_it_departs_by_its_distance_from_the_nearest_point(tm
     assert departs(found, 2 * by_hand) is False
     # the kernel of the slow mode alone comes closest where that mode is done, by hand
     alone = numpy.array([[0.0], [1.0]]) * wanted
-    apart = numpy.linalg.norm(centred(rows @ (frozen - alone))) / numpy.linalg.norm(centred(rows @ mine))
+    apart = numpy.linalg.norm(centered(rows @ (frozen - alone))) / numpy.linalg.norm(centered(rows @ mine))
     assert found.between_kernels == pytest.approx(apart, rel=0.05)
     # while it followed the kernel nothing was off, which is the error of the replay
     assert float(found.value.stderr) == (found.on_test if test else found.on_probe)[0] < 2e-3
@@ -126,7 +126,7 @@ def test_a_kernel_that_stayed_makes_no_network_depart(tmp_path: Path, test: bool
 
 
 def test_what_the_replay_misses_from_the_beginning_is_its_error(tmp_path: Path):
-    """A path along the slow mode alone from the first step on, at a small gap: another optimiser, say."""
+    """A path along the slow mode alone from the first step on, at a small gap: another optimizer, say."""
     moved = [torch.stack([0 * problem()[2][0], share * problem()[2][1]]) for share in (0.0, 0.2, 0.5, 1.0)]
     found = departure(RunData(written(tmp_path / "run", moved, [0.0, 0.01, 0.01, 0.02])))
     assert float(found) > 0.3

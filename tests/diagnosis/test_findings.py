@@ -21,9 +21,9 @@ def two_kernels(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return first @ first.T, last @ last.T
 
 
-def centred_distance(a: numpy.ndarray, b: numpy.ndarray) -> float:
-    centring = numpy.eye(len(a)) - 1 / len(a)
-    a, b = centring @ a @ centring, centring @ b @ centring
+def centered_distance(a: numpy.ndarray, b: numpy.ndarray) -> float:
+    centering = numpy.eye(len(a)) - 1 / len(a)
+    a, b = centering @ a @ centering, centering @ b @ centering
     return float(1 - (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()))
 
 
@@ -33,12 +33,12 @@ def test_the_error_is_that_of_leaving_out_groups_of_samples(samples: int):
     first, last = two_kernels(samples)
     found = jackknife(lambda a, b: float(kernel_distance(a, b, centered=True)), first, last)
     a, b = first.numpy(), last.numpy()
-    assert float(found) == pytest.approx(centred_distance(a, b), rel=1e-10)
+    assert float(found) == pytest.approx(centered_distance(a, b), rel=1e-10)
     count = min(FOLDS, samples)
     without = []
     for fold in range(count):
         kept = [i for i in range(samples) if i % count != fold]
-        without.append(centred_distance(a[numpy.ix_(kept, kept)], b[numpy.ix_(kept, kept)]))
+        without.append(centered_distance(a[numpy.ix_(kept, kept)], b[numpy.ix_(kept, kept)]))
     variance = (count - 1) / count * sum((value - sum(without) / count) ** 2 for value in without)
     assert float(found.stderr) == pytest.approx(math.sqrt(variance), rel=1e-8)
     assert found.samples == samples
@@ -68,7 +68,7 @@ def test_turning_and_growth_of_a_run_are_those_of_its_first_and_last_kernel(tmp_
     middle = torch.eye(9, dtype=torch.float64)
     outputs = torch.stack([share * y for share in (0.0, 0.5, 0.9)])
     found = diagnose(written(tmp_path / "run", [0, 4, 9], torch.stack([first, middle, 3 * last]), outputs, y))
-    assert float(found.turning) == pytest.approx(centred_distance(first.numpy(), last.numpy()), rel=1e-6)
+    assert float(found.turning) == pytest.approx(centered_distance(first.numpy(), last.numpy()), rel=1e-6)
     assert float(found.growth) == pytest.approx(3 * float(last.norm() / first.norm()), rel=1e-6)
     assert 0 < float(found.turning.stderr) < 1
     assert 0 < float(found.growth.stderr) < float(found.growth)

@@ -1,4 +1,4 @@
-"""The recorded linearisation gap: which number stands for a run, and with which error."""
+"""The recorded linearization gap: which number stands for a run, and with which error."""
 
 import math
 from pathlib import Path
@@ -78,13 +78,13 @@ def test_a_run_that_broke_down_at_once_says_so(tmp_path: Path):
     writer.close()
     found = gap_curve(RunData(open_run(tmp_path / "run")))
     assert not found.known
-    assert found.reason == "training broke down before a linearisation gap was measured"
+    assert found.reason == "training broke down before a linearization gap was measured"
 
 
 @pytest.mark.parametrize(
     ("samples", "curves", "why"),
     [
-        (30, {}, "the linearisation gap was not recorded"),
+        (30, {}, "the linearization gap was not recorded"),
         (30, {"probe": [math.nan] * 3}, "no more than rounding, or by the same for all samples"),
         (2, {}, "fewer than 3 samples has no error; give a larger probe"),
     ],

@@ -68,7 +68,7 @@ def test_nothing_happens_in_a_lazy_network_and_layers_are_ranked(tmp_path: Path)
 
 
 def written(path: Path, layers: dict[str, tuple[float, float, float, float]], **more: float) -> Run:
-    """Layer -> distance of its weight, centred correlation, centred share, double-centred correlation; of its parts."""
+    """Layer -> distance of its weight, centered correlation and share, double-centered correlation; of its parts."""
     writer = RunWriter(path, {"name": path.name})
     for step in (0, 1, 9):
         values = {"probe/loss": 1.0 - 0.1 * step, **({"gap/probe": 0.9} if step else {})}

@@ -124,7 +124,7 @@ def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
     assert loss_speed.time_scale.source.startswith("the declared")
 
 
-def test_noise_or_another_optimiser_gives_no_clock(tmp_path: Path):
+def test_noise_or_another_optimizer_gives_no_clock(tmp_path: Path):
     K0, y = task()
     noise = torch.randn(len(STEPS), len(y), 1, dtype=torch.float64).cumsum(0) * 0.1
     noise[0] = 0

@@ -29,7 +29,7 @@ def network(outputs: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("steps", [40, 400])
-def test_a_linearised_network_is_the_machine_of_its_first_kernel_at_any_time(tmp_path: Path, outputs: int, steps: int):
+def test_a_linearized_network_is_the_machine_of_its_first_kernel_at_any_time(tmp_path: Path, outputs: int, steps: int):
     (x, y), test = data(outputs)
     model = fl.dynamics.linearize(network(outputs))
     run = record(tmp_path / "run", model, x, y, lr=0.05, steps=steps, test=test, layers=False, gap=False)

@@ -165,7 +165,7 @@ def test_several_seeds_give_means_and_spreads(runs: dict[str, Run], tmp_path: Pa
     both = diagnose([runs["lazy"], other.path])
     assert both.regime == "lazy"
     assert both.runs == ("lazy", "other")
-    gap = next(item for item in both.evidence if "of the change of the centred outputs on test points" in item.says)
+    gap = next(item for item in both.evidence if "of the change of the centered outputs on test points" in item.says)
     values = [float(found.numbers["gap"]) for found in (one, two)]
     assert gap.value == pytest.approx(sum(values) / 2)
     assert gap.spread == pytest.approx(numpy.std(values, ddof=1))
@@ -280,7 +280,7 @@ def test_the_kernel_is_compared_without_its_constant(tmp_path: Path):
     assert float(numbers["turning_raw"]) < 1e-5
 
 
-def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
+def test_a_constant_target_has_no_centered_alignment(tmp_path: Path):
     (x, _), _ = digits(20)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 1))
@@ -291,14 +291,14 @@ def test_a_constant_target_has_no_centred_alignment(tmp_path: Path):
     assert said.startswith("cannot tell whether alignment was silent: the target is constant")
 
 
-def test_a_kernel_that_vanishes_when_centred_is_not_called_unrecorded(tmp_path: Path):
+def test_a_kernel_that_vanishes_when_centered_is_not_called_unrecorded(tmp_path: Path):
     """Kernels that are constant over all samples: norm and growth are known, the angle is not."""
     y = torch.tensor([[1.0], [-1.0], [0.5], [2.0]], dtype=torch.float64)
     kernels = torch.ones(3, 4, 4, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]
     f = torch.stack([share * y for share in (0.0, 0.4, 0.8)])
     found = diagnose(written(tmp_path / "run", [0, 5, 9], kernels, f, y))
     said = [item.says for item in found.evidence]
-    assert "cannot tell how far the kernel turned: the centred kernel vanishes" in said
+    assert "cannot tell how far the kernel turned: the centered kernel vanishes" in said
     assert float(found.growth) == pytest.approx(3.0)
     assert any(one.startswith("the kernel norm became 3") for one in said)
     assert "not both recorded" not in str(found)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from featlearn.contraction import kernel_sum
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import FeatlearnError, InputValueError, MemoryBudgetError, RankError, VerificationError
-from featlearn.gradients.directions import Probes
+from featlearn.gradients.directions import Directions
 from featlearn.planning import memory
 from featlearn.quantities.alignment_estimate import estimate_alignment
 from featlearn.quantities.neural_features import neural_features
@@ -42,7 +42,7 @@ def quantities(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Callable[[], Any
     return (
         lambda: ntk(model, x, group="world"),
         lambda: NTKOperator(model, x, group="world").quadratic(inputs(len(x), 3)),
-        lambda: estimate_alignment(model, x, y, probes=5, group="world"),
+        lambda: estimate_alignment(model, x, y, vectors=5, group="world"),
         lambda: neural_features(model, x, group="world"),
     )
 
@@ -89,7 +89,10 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
         (lambda: ntk(model, x, x[:2] + odd, group="world"), "argument x2 of rank 1 differs"),
         (lambda: ntk(model, x, by="layer" if odd else "network", group="world"), "by is layer on rank 1"),
         (lambda: ntk(model, x, parameters="0.*" if odd else None, group="world"), "parameters is 0.* on rank 1"),
-        (lambda: ntk(model, x, outputs=Probes(3, torch.Generator().manual_seed(rank)), group="world"), "outputs of"),
+        (
+            lambda: ntk(model, x, outputs=Directions(3, torch.Generator().manual_seed(rank)), group="world"),
+            "outputs of",
+        ),
         (lambda: NTKOperator(model, x + odd, group="world"), "tensor 0 of rank 1 differs"),
         (lambda: NTKOperator(model, x[: 6 - odd], group="world"), "number of samples is 5 on rank 1 and 6"),
         (lambda: NTKOperator(model, x, group="world") @ inputs(6, 3, seed=rank), "v of rank 1 differs"),
@@ -98,7 +101,7 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
         (lambda: neural_features(model, x + odd, group="world"), "argument x of rank 1 differs"),
         (lambda: NTKOperator(model, x, group="world").top(1 + odd), "k is 2 on rank 1 and 1"),
         (lambda: NTKOperator(model, x, group="world").top(1, tolerance=10.0 ** -(1 + odd)), "tolerance is 0.01"),
-        (lambda: NTKOperator(model, x, group="world").frobenius(probes=4 + odd), "probes is 5 on rank 1 and 4"),
+        (lambda: NTKOperator(model, x, group="world").frobenius(vectors=4 + odd), "vectors is 5 on rank 1 and 4"),
         (lambda: estimate_alignment(model, x, inputs(6), centered=odd, group="world"), "centered is True on rank 1"),
         (lambda: NTKOperator(model, permuted_within_samples(odd), group="world"), "batches of the loader of rank 1"),
         (lambda: ntk(model, x, readout=(lambda f: f.float()) if odd else None, group="world"), "other outputs on rank"),
@@ -126,9 +129,9 @@ def what_one_rank_alone_may_not_ask_for_is_refused_by_all(rank: int, size: int) 
         (lambda: operator.quadratic(v[:5] if odd else v), "expected (P, C)"),
         (lambda: operator.top(0 if odd else 1), "k=0"),
         (lambda: operator.top(1, generator=3 if odd else None), "torch.Generator"),
-        (lambda: operator.frobenius(probes=2 if odd else 5), "probes=2"),
-        (lambda: operator.trace(probes=3 if odd else None), "probes is 3"),
-        (lambda: estimate_alignment(model, x, y, probes=1 if odd else None, group="world"), "probes"),
+        (lambda: operator.frobenius(vectors=2 if odd else 5), "vectors=2"),
+        (lambda: operator.trace(vectors=1 if odd else None), "vectors=1"),
+        (lambda: estimate_alignment(model, x, y, vectors=1 if odd else None, group="world"), "vectors"),
         (lambda: estimate_alignment(model, x, None if odd else y, group="world"), "y is None"),
         (lambda: ntk(model, x, by="zz" if odd else "layer", group="world"), "by='zz'"),
         (lambda: ntk(model, x, sketch=Sketch(16, 3) if odd else None, group="world"), "sketch= with group="),
@@ -169,7 +172,7 @@ def a_pass_that_fails_between_two_exchanges_is_heard(rank: int, size: int) -> No
     for number in range(2, 14):  # in the first looks at a model, in sweeps, between them
         for call in (
             lambda model: NTKOperator(model, x, group="world").top(2),
-            lambda model: estimate_alignment(model, x, y, probes=9, centered=True, group="world"),
+            lambda model: estimate_alignment(model, x, y, vectors=9, centered=True, group="world"),
         ):
             model, passes = perceptron(), [0]
 

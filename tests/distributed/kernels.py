@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from featlearn.contraction import hardware, proportional_outputs
 from featlearn.contraction.factors import Dense, Factors
-from featlearn.gradients.directions import Probes
+from featlearn.gradients.directions import Directions
 from featlearn.planning.exchange import SharedKernel
 from featlearn.quantities import divided_execution
 from featlearn.quantities.ntk import ntk
@@ -23,7 +23,7 @@ from .comparison import assert_close, assert_same_everywhere
 from .networks import CASES, branches, convolution, heads, inputs, perceptron
 from .ranks import on_ranks
 
-MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Probes(4))
+MODES: tuple[Any, ...] = ("mean", "sum", "each", "full", 1, Directions(4))
 
 
 @contextmanager

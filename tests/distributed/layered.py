@@ -93,17 +93,17 @@ def other_quantities_from_sharded_weights(rank: int, size: int) -> None:
 
 
 class Odd(nn.Module):
-    """Weights that are read outside of a layer's own backward pass: divisors, centres, recomputed ones."""
+    """Weights that are read outside of a layer's own backward pass: divisors, centers, recomputed ones."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.divisor, self.one = nn.Parameter(torch.rand(width) + 1), nn.Parameter(torch.rand(1) + 1)
-        self.centres = nn.Parameter(torch.randn(width, width))
+        self.centers = nn.Parameter(torch.randn(width, width))
         self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
         self.block = Block(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        near = torch.cdist(x, self.centres).tanh() * self.frozen
+        near = torch.cdist(x, self.centers).tanh() * self.frozen
         return checkpoint(self.block, x / self.divisor + near / self.one, use_reentrant=False)
 
 
@@ -123,8 +123,8 @@ class Tower(nn.Module):
 
 def odd() -> nn.Module:
     torch.manual_seed(8)
-    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-    return nn.Sequential(nn.Linear(5, 6), Odd(6), Tower(6), normalised, nn.Linear(6, 3)).double()
+    normalized = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+    return nn.Sequential(nn.Linear(5, 6), Odd(6), Tower(6), normalized, nn.Linear(6, 3)).double()
 
 
 @on_ranks(2)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from featlearn.distributed import group as ranks
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Probes
+from featlearn.gradients.directions import Directions
 from featlearn.quantities.alignment_estimate import estimate_alignment
 from featlearn.quantities.neural_features import neural_features
 from featlearn.quantities.ntk import ntk
@@ -67,10 +67,10 @@ def norms_traces_and_eigenvalues(rank: int, size: int) -> None:
     one, divided = NTKOperator(model, x, optimizer=optimizer), NTKOperator(model, x, optimizer=optimizer, group="world")
     for exact in ("trace", "frobenius"):
         assert abs(float(getattr(divided, exact)()) / float(getattr(one, exact)()) - 1) < 1e-14
-    few = [op.frobenius(probes=9, generator=torch.Generator().manual_seed(1)) for op in (one, divided)]
+    few = [op.frobenius(vectors=9, generator=torch.Generator().manual_seed(1)) for op in (one, divided)]
     assert abs(float(few[1]) / float(few[0]) - 1) < 1e-12
     assert abs(few[1].stderr / few[0].stderr - 1) < 1e-9
-    drawn = [op.trace(probes=Probes(4)) for op in (one, divided)]
+    drawn = [op.trace(vectors=4) for op in (one, divided)]
     assert abs(float(drawn[1]) / float(drawn[0]) - 1) < 1e-14
     top = divided.top(2)
     assert_close(top.values, one.top(2).values)
@@ -81,7 +81,7 @@ def norms_traces_and_eigenvalues(rank: int, size: int) -> None:
 def alignments_are_those_of_one_process(rank: int, size: int) -> None:
     model, x = perceptron(), inputs(60, 5)
     for y in (inputs(60, seed=5), torch.eye(3, dtype=torch.float64)[torch.arange(60) % 3]):
-        for options in ({"centered": True}, {"probes": 12}, {"probes": 12, "centered": True})[: 6 // size]:
+        for options in ({"centered": True}, {"vectors": 12}, {"vectors": 12, "centered": True})[: 6 // size]:
             one = estimate_alignment(model, x, y, **options)
             divided = estimate_alignment(model, x, y, group=dist.group.WORLD, **options)
             assert abs(float(divided) / float(one) - 1) < 1e-10
@@ -95,7 +95,7 @@ def loaders_are_streamed(rank: int, size: int) -> None:
     one, divided = NTKOperator(model, x), NTKOperator(model, loader, group="world")
     v = inputs(31, 1, seed=2)
     assert_close(divided @ v, one @ v)
-    both = [estimate_alignment(model, loader, probes=9, group=group) for group in (None, "world")]
+    both = [estimate_alignment(model, loader, vectors=9, group=group) for group in (None, "world")]
     assert abs(float(both[1]) / float(both[0]) - 1) < 1e-12
 
 
@@ -108,7 +108,7 @@ def features_are_those_of_one_process(rank: int, size: int) -> None:
             for parameter in model.parameters():
                 parameter += inputs(*parameter.shape, seed=3) / 10
         for samples in (13, size - 1):
-            for outputs in (None, 1, Probes(4)):
+            for outputs in (None, 1, Directions(4)):
                 calls = [
                     neural_features(model, data(samples), initial=initial, outputs=outputs, group=group)
                     for group in (None, "world")
@@ -128,15 +128,15 @@ def drawn_outputs_are_the_same_on_every_rank(rank: int, size: int) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double(), torch.randn(9, 5).double()
 
-    def probes() -> Probes:
-        return Probes(3, torch.Generator().manual_seed(8))
+    def directions() -> Directions:
+        return Directions(3, torch.Generator().manual_seed(8))
 
-    alone = neural_features(model, x, outputs=probes())
-    found = neural_features(model, x, outputs=probes(), group="world")
+    alone = neural_features(model, x, outputs=directions())
+    found = neural_features(model, x, outputs=directions(), group="world")
     for name, layer in alone.items():
         torch.testing.assert_close(found[name].agop, layer.agop, rtol=1e-12, atol=1e-14)
     with pytest.raises(InputValueError, match="outputs"):
-        neural_features(model, x, outputs=Probes(3, torch.Generator().manual_seed(rank)), group="world")
+        neural_features(model, x, outputs=Directions(3, torch.Generator().manual_seed(rank)), group="world")
 
 
 @on_ranks(2)

@@ -67,7 +67,7 @@ def test_shares_are_those_of_chunk(samples: int):
 @pytest.mark.parametrize(
     ("group", "kind", "word"),
     [
-        ("world", InputValueError, "no process group is initialised"),
+        ("world", InputValueError, "no process group is initialized"),
         ("all", InputValueError, "expected 'world'"),
         (3, InputTypeError, "of a DeviceMesh pass"),
     ],

@@ -530,7 +530,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.0, 0.3), eps=1e-5, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.0, 0.8), eps=1e-2, weight_decay=0.0),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.7, eps=1e-3),
-    "centred rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.7, centered=True),
+    "centered rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.7, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.2),
 }
 

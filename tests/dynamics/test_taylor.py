@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 MODELS = {
     "mlp": lambda: (nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3)), drawn(6, 4)),
-    "normalised": lambda: (nn.Sequential(nn.Linear(4, 9), nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 3)), drawn(6, 4)),
+    "normalized": lambda: (nn.Sequential(nn.Linear(4, 9), nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 3)), drawn(6, 4)),
     "attention": lambda: (Attention(), drawn(6, 5, 4)),
 }
 

@@ -210,7 +210,7 @@ def test_a_network_with_a_divided_output(trained: dict[str, Any]):
         return (scale * model(X)[:, 0] - start) / 4.0
 
     K0 = scale**2 * fl.ntk(model, X, dtype=torch.float64)
-    # the kernel of NTK parametrisation is that of unscaled weights: both layers are multiplied by scale
+    # the kernel of NTK parametrization is that of unscaled weights: both layers are multiplied by scale
     descend(model, lambda: (divided() - y).square().sum() / 2, [0.1 * 4.0**2 / 24] * 2)
     close(run["after"]["weights"]["W"], model[0].weight.detach().flatten())
     found, K = points(run["after"]), scale**2 * fl.ntk(model, X, dtype=torch.float64)

@@ -12,7 +12,7 @@ from featlearn.linalg.nystrom import (
     RandomProducts,
     Survey,
     norm,
-    normalised_overlap,
+    normalized_overlap,
     sketched_norm,
     surveyed,
 )
@@ -162,7 +162,7 @@ def test_the_standard_error_of_groups_of_columns_covers_the_truth():
 def test_the_standard_error_of_a_ratio_covers_the_truth(name):
     generator, kernel = torch.Generator().manual_seed(2), (KERNELS | HEAVY)[name]
     truth = float((TARGETS * (kernel @ TARGETS)).sum() / kernel.norm())
-    found = [normalised_overlap(columns(kernel, 48, generator, targets=TARGETS)) for _ in range(200)]
+    found = [normalized_overlap(columns(kernel, 48, generator, targets=TARGETS)) for _ in range(200)]
     assert_covers(found, truth)
 
 
@@ -187,7 +187,7 @@ def test_a_kernel_of_low_rank_is_known_exactly(rank):
     assert abs(float(found) - float(kernel.norm())) < 1e-8
     assert float(found.stderr) < 1e-8
     overlap = float((TARGETS * (kernel @ TARGETS)).sum() / kernel.norm())
-    assert abs(float(normalised_overlap(sketch)) - overlap) < 1e-8 * overlap
+    assert abs(float(normalized_overlap(sketch)) - overlap) < 1e-8 * overlap
 
 
 def test_nearly_all_columns_leave_nearly_no_error():
@@ -202,7 +202,7 @@ def test_a_kernel_of_zeros_has_norm_zero_and_no_ratio():
     sketch = columns(zeros, 8, torch.Generator().manual_seed(0), targets=TARGETS)
     assert float(norm(sketch)) == 0.0
     assert float(norm(sketch).stderr) == 0.0
-    assert torch.isnan(torch.tensor(float(normalised_overlap(sketch))))
+    assert torch.isnan(torch.tensor(float(normalized_overlap(sketch))))
 
 
 def test_kernels_with_fewer_samples_that_count_than_columns_are_exact():
@@ -213,7 +213,7 @@ def test_kernels_with_fewer_samples_that_count_than_columns_are_exact():
     assert float(norm(found)) == pytest.approx(float(kernel.norm()), rel=1e-12)
     assert float(norm(found).stderr) == 0.0
     overlap = float((TARGETS * (kernel @ TARGETS)).sum() / kernel.norm())
-    assert float(normalised_overlap(found)) == pytest.approx(overlap, rel=1e-10)
+    assert float(normalized_overlap(found)) == pytest.approx(overlap, rel=1e-10)
     one = torch.zeros_like(kernel)
     one[3, 3] = 2.0
     assert float(norm(columns(one, 8, torch.Generator().manual_seed(0)))) == pytest.approx(2.0, rel=1e-12)

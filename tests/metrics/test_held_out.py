@@ -47,7 +47,7 @@ def kernel(random: np.random.Generator, samples: int, *stack: int) -> np.ndarray
 
 
 def targets(random: np.random.Generator, samples: int, outputs: int | None = None) -> np.ndarray:
-    """Real targets of both signs that are not centred."""
+    """Real targets of both signs that are not centered."""
     shape = (samples,) if outputs is None else (samples, outputs)
     return random.normal(size=shape) * 3 + random.normal()
 

@@ -36,7 +36,7 @@ def test_reference_alignment():
 
 
 def test_the_constant_mode_hides_in_the_raw_alignment():
-    """Sheet 2.1: K = 1 1^T + 0.05 I, P = 200, raw 0.100224, centred 1 / sqrt(199)."""
+    """Sheet 2.1: K = 1 1^T + 0.05 I, P = 200, raw 0.100224, centered 1 / sqrt(199)."""
     y = torch.nn.functional.one_hot(torch.arange(200) % 10, 10)[:, 0].double()
     matrix = torch.ones(200, 200, dtype=torch.float64) + 0.05 * torch.eye(200, dtype=torch.float64)
     assert float(metrics.alignment(matrix, y)) == pytest.approx(0.100224, abs=1e-6)

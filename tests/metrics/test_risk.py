@@ -63,7 +63,7 @@ def test_leaving_one_out_without_a_ridge_is_kernel_regression_on_the_others():
 
 
 @pytest.mark.parametrize("ridge", [0.03, 2.0])
-def test_generalised_cross_validation_and_the_alignment_estimator_as_they_are_printed(ridge: float):
+def test_generalized_cross_validation_and_the_alignment_estimator_as_they_are_printed(ridge: float):
     """Golub et al. 1979 by the hat matrix, Jacot et al. 2020 with their kernel divided by P."""
     P = len(K)
     hat = K @ torch.linalg.inv(K + ridge * EYE)

@@ -1,4 +1,4 @@
-"""The networks of the papers: sizes, weights, both parametrisations, and kernels on each of them."""
+"""The networks of the papers: sizes, weights, both parametrizations, and kernels on each of them."""
 
 import math
 import pickle
@@ -72,7 +72,7 @@ def test_kernels_are_those_of_the_dense_jacobian(name: str, parametrization: str
 
 
 @EACH
-def test_both_parametrisations_are_the_same_function(name: str):
+def test_both_parametrizations_are_the_same_function(name: str):
     build, x = TINY[name]
     models = {kind: build(parametrization=kind, generator=seeded(1)) for kind in ("standard", "ntk")}
     standard, scaled = models["standard"].eval(), models["ntk"].eval()
@@ -148,7 +148,7 @@ def test_wide_linear_networks_have_the_kernel_of_infinite_ones():
     assert (fl.ntk(model, x) - limit).norm() / limit.norm() < 0.05
 
 
-def test_in_the_standard_parametrisation_the_kernel_grows_with_the_width():
+def test_in_the_standard_parametrization_the_kernel_grows_with_the_width():
     x = torch.randn(3, 4, generator=seeded(2))
     sizes = [float(fl.ntk(MLP(4, None, width=width, generator=seeded(0)), x).trace()) for width in (100, 400)]
     assert sizes[1] / sizes[0] == pytest.approx(4.0, rel=0.3)

@@ -66,16 +66,16 @@ def tokens(samples: int, seed: int) -> Tensor:
     return torch.randint(7, (samples, 4), generator=torch.Generator().manual_seed(seed))
 
 
-def labelled(x: Tensor, classes: int = 3) -> tuple[Tensor, Tensor]:
+def labeled(x: Tensor, classes: int = 3) -> tuple[Tensor, Tensor]:
     return x, torch.arange(len(x)) % classes
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tensor, Tensor]], dict[str, Any]]] = {
-    "mlp": (mlp, lambda samples, seed: labelled(numbers(samples, 5, seed=seed)), {}),
-    "cnn with batch norm": (cnn, lambda samples, seed: labelled(numbers(samples, 2, 5, 5, seed=seed)), {}),
+    "mlp": (mlp, lambda samples, seed: labeled(numbers(samples, 5, seed=seed)), {}),
+    "cnn with batch norm": (cnn, lambda samples, seed: labeled(numbers(samples, 2, 5, 5, seed=seed)), {}),
     "transformer": (
         transformer,
-        lambda samples, seed: labelled(tokens(samples, seed), 7),
+        lambda samples, seed: labeled(tokens(samples, seed), 7),
         {"readout": fl.readouts.last_token},
     ),
 }

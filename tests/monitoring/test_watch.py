@@ -53,7 +53,7 @@ def watched(path: Path, steps: int = 5, **options: Any) -> Watch:
 
 
 def at(step: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
-    """The network after so many steps, as it was at the start, and its optimiser."""
+    """The network after so many steps, as it was at the start, and its optimizer."""
     model, start = network(), network()
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     train(model, None, optimizer, step)
@@ -934,7 +934,7 @@ def test_without_decay_nothing_is_said_of_convergence(tmp_path: Path):
     assert not [name for name in seen.run.names if name.startswith("convergence")]
 
 
-class Factorisation(nn.Module):
+class Factorization(nn.Module):
     """A matrix as a product of two tables: what enters the layer that is called last are indices."""
 
     def __init__(self) -> None:
@@ -947,7 +947,7 @@ class Factorisation(nn.Module):
 
 def test_a_model_whose_last_layer_is_an_embedding_is_watched(tmp_path: Path):
     torch.manual_seed(0)
-    model, start = Factorisation(), Factorisation()
+    model, start = Factorization(), Factorization()
     start.load_state_dict(model.state_dict())
     i, j = torch.arange(11) % 5, torch.arange(11) % 7
     y = torch.randn(11, 1)
@@ -961,7 +961,7 @@ def test_a_model_whose_last_layer_is_an_embedding_is_watched(tmp_path: Path):
             seen.step(loss=loss)
     assert "richness/low_rank" not in seen.run.names
     assert {event["what"] for event in seen.run.events if event["kind"] == "failed"} == {"features"}
-    # f = u v: what the linearisation misses is (u - u0)(v - v0)
+    # f = u v: what the linearization misses is (u - u0)(v - v0)
     u, v, u0, v0 = (one(at).detach() for net in (model, start) for one, at in ((net.rows, i), (net.columns, j)))
     missed, change = ((u - u0) * (v - v0)).sum(1), (u * v - u0 * v0).sum(1)
     expected = float((missed - missed.mean()).norm() / (change - change.mean()).norm())

@@ -22,7 +22,7 @@ from ..zoo.case import Net, default_dtype
 
 
 def model_and_probe(dtype: torch.dtype = torch.float64) -> tuple[nn.Sequential, Tensor]:
-    """A convolution, a normalisation that has seen data and two linear layers, in eval mode; 7 samples."""
+    """A convolution, a normalization that has seen data and two linear layers, in eval mode; 7 samples."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(

@@ -20,7 +20,7 @@ CHANGES = {
     "all signs": lambda t: -t,
     "two signs": lambda t: torch.cat([-t[:2], t[2:]]),
     "reversed": lambda t: t.flip(0),
-    "two neighbours": lambda t: torch.cat([t[1:2], t[:1], t[2:]]),
+    "two neighbors": lambda t: torch.cat([t[1:2], t[:1], t[2:]]),
     "two pieces": lambda t: torch.cat([t[16:32], t[:16], t[32:]]),
     "shifted": lambda t: t.roll(8),
     "one more": lambda t: torch.cat([t[:-1], t[-1:] + 1]),

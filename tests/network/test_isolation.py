@@ -32,7 +32,7 @@ MEASURES: dict[str, Measure] = {
     "one sample": lambda model, x: fl.ntk(model, x[:1]),
     "in double": lambda model, x: fl.ntk(model, x, dtype=torch.float64),
     "in small blocks": lambda model, x: fl.ntk(model, x, memory="60KB"),
-    "random outputs": lambda model, x: fl.ntk(model, x, outputs=fl.Probes(2)),
+    "random outputs": lambda model, x: fl.ntk(model, x, outputs=fl.Directions(2)),
     "a plan": lambda model, x: str(fl.plan(model, x)),
     "representations": lambda model, x: fl.representation_kernels(model, x),
     "outputs": lambda model, x: fl.representation_kernels(model, x[:4], x[4:], of="output", dtype=torch.float64),

@@ -1,4 +1,4 @@
-"""Distances to learned centres, of every order."""
+"""Distances to learned centers, of every order."""
 
 import pytest
 import torch
@@ -24,17 +24,17 @@ def test_two_layers_of_distances_are_exact(p: float, shape: tuple[int, ...]):
         torch.testing.assert_close(fl.ntk(model, x, outputs="full", verify=True), reference)
 
 
-def test_a_sample_on_a_centre_has_no_gradient_there():
+def test_a_sample_on_a_center_has_no_gradient_there():
     with default_dtype(torch.float64):
-        model = Net(lambda self, x: torch.cdist(x, self.centres), centres=parameter(4, 3))
+        model = Net(lambda self, x: torch.cdist(x, self.centers), centers=parameter(4, 3))
         x = torch.randn(6, 3)
-        x[2] = model.centres.detach()[1]
+        x[2] = model.centers.detach()[1]
         torch.testing.assert_close(fl.ntk(model, x, verify=True), dense_ntk(model, x))
 
 
-def test_centres_in_the_first_place_go_to_the_fallback():
+def test_centers_in_the_first_place_go_to_the_fallback():
     with default_dtype(torch.float64):
-        model = Net(lambda self, x: torch.cdist(self.centres, x).T, centres=parameter(4, 3))
+        model = Net(lambda self, x: torch.cdist(self.centers, x).T, centers=parameter(4, 3))
         x = torch.randn(6, 3)
-        assert fl.plan(model, x).fallbacks == {"centres": "the rule for CdistBackward0 does not cover this case"}
+        assert fl.plan(model, x).fallbacks == {"centers": "the rule for CdistBackward0 does not cover this case"}
         torch.testing.assert_close(fl.ntk(model, x, verify=True), dense_ntk(model, x))

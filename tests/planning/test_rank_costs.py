@@ -128,8 +128,8 @@ def test_the_compute_is_that_of_counted_operations():
         assert found.sample_operations * len(x) == pytest.approx(2 * forward, rel=0.02)
         with FlopCounterMode(display=False) as counter:
             fl.ntk(model, x)
-        modelled = found.sample_operations * len(x) + 2 * sum(p.operations for p in found.parameters)
-        assert 0.5 < counter.get_total_flops() / modelled < 2.0
+        modeled = found.sample_operations * len(x) + 2 * sum(p.operations for p in found.parameters)
+        assert 0.5 < counter.get_total_flops() / modeled < 2.0
 
 
 def test_the_plan_prints_the_model_and_says_what_it_is():
@@ -155,7 +155,7 @@ def test_the_plan_prints_the_model_and_says_what_it_is():
     assert str(fl.Session(model, x, memory="1GiB").plan(ranks=64, device="A100")) == said
 
 
-def test_what_is_not_modelled_is_refused():
+def test_what_is_not_modeled_is_refused():
     model, x = nn.Linear(3, 1), torch.randn(4, 3)
     with pytest.raises(InputValueError, match="expected one of V100, A100, H100, H200, B200"):
         fl.plan(model, x, ranks=2, device="H1000")

@@ -32,7 +32,7 @@ TARGETS = {
     "one column": X[:, 0] * X[:, 1],
     "two signs": HOT[:, 0] * 2.0 - 1.0,
     "one-hot": HOT,
-    "centred": HOT - 1.0 / C,
+    "centered": HOT - 1.0 / C,
     "scores": HOT + 0.1 * drawn(P, C),
 }
 
@@ -43,7 +43,7 @@ def formed(model: nn.Module, y: Tensor, centered: bool = False) -> float:
 
 
 def by_hand(model: nn.Module, y: Tensor) -> float:
-    """The centred alignment from gradients less their mean, the kernel never written as H K H."""
+    """The centered alignment from gradients less their mean, the kernel never written as H K H."""
     jacobian = dense_jacobian(model, X)
     rows = torch.cat([part.flatten(2) for part in jacobian.values()], 2)
     rows = rows - rows.mean(0)
@@ -63,7 +63,7 @@ def test_small_samples_are_exact(name, outputs, centered):
     if centered:
         assert float(found) == pytest.approx(by_hand(model, y), rel=1e-12)
     assert found.stderr == 0.0
-    assert float(fl.estimate_alignment(model, X, y, centered=centered, probes=P)) == float(found)
+    assert float(fl.estimate_alignment(model, X, y, centered=centered, vectors=P)) == float(found)
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -71,7 +71,7 @@ def test_small_samples_are_exact(name, outputs, centered):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_columns_come_within_their_error(name, outputs, centered):
     model, y = network(outputs), TARGETS[name]
-    found = fl.estimate_alignment(model, X, y, centered=centered, probes=40)
+    found = fl.estimate_alignment(model, X, y, centered=centered, vectors=40)
     truth = formed(model, y, centered)
     assert 0 < float(found.stderr) < 0.05 * truth
     assert abs(float(found) - truth) < 4 * float(found.stderr)
@@ -80,7 +80,7 @@ def test_a_few_columns_come_within_their_error(name, outputs, centered):
 
 
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("name", ["one column", "two signs", "one-hot", "centred"])
+@pytest.mark.parametrize("name", ["one column", "two signs", "one-hot", "centered"])
 def test_the_numerator_is_exact(name, centered, monkeypatch: pytest.MonkeyPatch):
     """With the exact norm in place of the estimated one, the ratio is exact."""
     model, y = network(), TARGETS[name]
@@ -88,12 +88,12 @@ def test_the_numerator_is_exact(name, centered, monkeypatch: pytest.MonkeyPatch)
     middle = torch.eye(P, dtype=torch.float64) - (1.0 / P if centered else 0.0)
     norm = fl.Estimate(float((middle @ kernel @ middle).norm()), 0.0, 1)
     monkeypatch.setattr("featlearn.quantities.alignment_estimate.norm", lambda survey, what: norm)
-    found = fl.estimate_alignment(model, X, y, centered=centered, probes=10)
+    found = fl.estimate_alignment(model, X, y, centered=centered, vectors=10)
     assert float(found) == pytest.approx(formed(model, y, centered), rel=1e-12)
 
 
 @pytest.mark.parametrize("memory", [None, "12KiB"])
-def test_columns_and_diagonal_are_those_of_the_centred_kernel(memory):
+def test_columns_and_diagonal_are_those_of_the_centered_kernel(memory):
     """Two references: H K H of the formed kernel, and gradients less their mean."""
     model = network()
     kernel = fl.ntk(model, X)
@@ -108,21 +108,23 @@ def test_columns_and_diagonal_are_those_of_the_centred_kernel(memory):
         (few,) = columns.sums(drawn, lambda *block: some.append(block) or (block[0].sum(1),), wanted)
         diagonal = columns.diagonal
     torch.testing.assert_close(means.cpu(), kernel.mean(1))
-    centred = middle @ kernel @ middle
-    torch.testing.assert_close(torch.cat([rows for rows, _ in blocks], 1), centred[drawn])
-    torch.testing.assert_close(torch.cat([rows for rows, _ in some], 1), centred[drawn][:, wanted])
+    centered = middle @ kernel @ middle
+    torch.testing.assert_close(torch.cat([rows for rows, _ in blocks], 1), centered[drawn])
+    torch.testing.assert_close(torch.cat([rows for rows, _ in some], 1), centered[drawn][:, wanted])
     assert torch.equal(torch.cat([places for _, places in some]), wanted)
-    torch.testing.assert_close(few, centred[drawn][:, wanted].sum(1))
+    torch.testing.assert_close(few, centered[drawn][:, wanted].sum(1))
     torch.testing.assert_close(total, torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
-    torch.testing.assert_close(diagonal, centred.diagonal())
+    torch.testing.assert_close(diagonal, centered.diagonal())
     rows = torch.cat([part.flatten(2) for part in dense_jacobian(model, X).values()], 2)
     torch.testing.assert_close(diagonal, (rows - rows.mean(0)).square().sum((1, 2)) / C)
 
 
-@pytest.mark.parametrize("probes", [None, 12])
-def test_a_constant_kernel_has_no_centred_alignment(probes):
+@pytest.mark.parametrize("vectors", [None, 12])
+def test_a_constant_kernel_has_no_centered_alignment(vectors):
     """One bias: K is 1 everywhere."""
-    found = fl.estimate_alignment(nn.Linear(4, 2).double(), X, X[:, 0], parameters="bias", centered=True, probes=probes)
+    found = fl.estimate_alignment(
+        nn.Linear(4, 2).double(), X, X[:, 0], parameters="bias", centered=True, vectors=vectors
+    )
     assert math.isnan(float(found))
 
 
@@ -132,7 +134,7 @@ def test_targets_come_from_the_loader(targets):
     y = HOT if targets is LABELS else targets
     model = network()
     assert float(fl.estimate_alignment(model, loader)) == pytest.approx(formed(model, y), rel=1e-12)
-    one, other = (fl.estimate_alignment(model, data, y, probes=20) for data in (loader, X))
+    one, other = (fl.estimate_alignment(model, data, y, vectors=20) for data in (loader, X))
     assert float(one) == pytest.approx(float(other), rel=1e-10)
     assert float(one.stderr) == pytest.approx(float(other.stderr), rel=1e-6)
 
@@ -140,7 +142,7 @@ def test_targets_come_from_the_loader(targets):
 def test_the_draw_is_the_same_without_a_generator_and_another_with_one():
     model, y = network(), TARGETS["one-hot"]
     values = [
-        float(fl.estimate_alignment(model, X, y, probes=10, generator=generator))
+        float(fl.estimate_alignment(model, X, y, vectors=10, generator=generator))
         for generator in (None, None, torch.Generator().manual_seed(5))
     ]
     assert values[0] == values[1] != values[2]
@@ -155,8 +157,8 @@ def test_targets_of_zeros_have_no_alignment(y):
 def test_a_kernel_of_zeros_has_no_alignment():
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU()).double()
     x = torch.zeros(P, 4, dtype=torch.float64)
-    for probes in (None, 10):
-        assert math.isnan(float(fl.estimate_alignment(model, x, drawn(P), probes=probes)))
+    for vectors in (None, 10):
+        assert math.isnan(float(fl.estimate_alignment(model, x, drawn(P), vectors=vectors)))
 
 
 @pytest.mark.parametrize(
@@ -210,13 +212,14 @@ def case(name: str, samples: int) -> tuple[nn.Module, Tensor, Tensor]:
 CASES = ["Gaussian", "lognormal 1.2", "five outliers", "lognormal 2", "one-hot", "digits", "scores"]
 
 
-def covered(name: str, centered: bool, samples: int, probes: int, trials: int, least: int) -> None:
+def covered(name: str, centered: bool, samples: int, vectors: int, trials: int, least: int) -> None:
     model, x, y = case(name, samples)
     kernel = fl.ntk(model, x)
     truth = float((fl.metrics.centered_alignment if centered else fl.metrics.alignment)(kernel, y))
     generator = torch.Generator().manual_seed(0)
     found = [
-        fl.estimate_alignment(model, x, y, centered=centered, probes=probes, generator=generator) for _ in range(trials)
+        fl.estimate_alignment(model, x, y, centered=centered, vectors=vectors, generator=generator)
+        for _ in range(trials)
     ]
     off = torch.tensor([(float(e) - truth) / float(e.stderr) for e in found])
     assert int((off.abs() <= 2).sum()) >= least
@@ -243,7 +246,7 @@ def test_an_error_that_few_draws_carry_comes_with_a_warning():
 
     def tried() -> None:
         for seed in range(6):
-            fl.estimate_alignment(model, x, y, probes=6, generator=torch.Generator().manual_seed(seed))
+            fl.estimate_alignment(model, x, y, vectors=6, generator=torch.Generator().manual_seed(seed))
 
     with pytest.warns(HeavyTailWarning, match="the alignment rests on .* degrees of freedom"):
         tried()

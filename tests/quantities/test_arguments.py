@@ -106,17 +106,19 @@ def test_outputs_are_one_of_the_modes(measure: Any, bad: Any) -> None:
 
 @pytest.mark.parametrize("k", [0, -1, True, 1.5, "3", None], ids=repr)
 def test_probes_are_a_positive_number_of_directions(k: Any) -> None:
-    assert_refused(lambda: fl.Probes(k), f"k={k!r}", "expected a number of directions >= 1")
+    assert_refused(lambda: fl.Directions(k), f"k={k!r}", "expected a number of directions >= 1")
 
 
 @pytest.mark.parametrize("generator", [0, 7, "seed"], ids=repr)
 def test_probes_take_a_torch_generator(generator: Any) -> None:
-    assert_refused(lambda: fl.ntk(MODEL, X, outputs=fl.Probes(2, generator)), "generator", "expected a torch.Generator")
+    assert_refused(
+        lambda: fl.ntk(MODEL, X, outputs=fl.Directions(2, generator)), "generator", "expected a torch.Generator"
+    )
 
 
 def test_probes_are_drawn_once_from_the_generator_that_is_given() -> None:
-    kernel = fl.ntk(MODEL, X, outputs=fl.Probes(3, torch.Generator().manual_seed(7)))
-    signs = fl.Probes(3, torch.Generator().manual_seed(7)).directions(3)
+    kernel = fl.ntk(MODEL, X, outputs=fl.Directions(3, torch.Generator().manual_seed(7)))
+    signs = fl.Directions(3, torch.Generator().manual_seed(7)).signs(3)
     expected = torch.einsum("kc,pqcd,kd->pq", signs, dense_ntk(MODEL, X, outputs="full"), signs) / 3
     torch.testing.assert_close(kernel, expected, rtol=1e-12, atol=1e-12)
 

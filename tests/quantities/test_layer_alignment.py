@@ -374,7 +374,7 @@ def test_densely_connected_layers():
     assert found["two", "head"].value == pytest.approx(zeta(matrix(model.head)[:, 9:], matrix(model.two)), rel=1e-12)
 
 
-def test_densely_connected_layers_that_are_not_neighbours():
+def test_densely_connected_layers_that_are_not_neighbors():
     model = dense_network(torch.tanh)
     found = fl.layer_alignment(model, torch.randn(20, 3))
     assert found["stem", "two"].value == pytest.approx(zeta(matrix(model.two)[:, :5], matrix(model.stem)), rel=1e-12)

@@ -247,7 +247,7 @@ def layer_twice() -> nn.Module:
     )
 
 
-def normalised() -> nn.Module:
+def normalized() -> nn.Module:
     return nn.Sequential(linear(4, 5), nn.LayerNorm(5), nn.ReLU(), linear(5, 2))
 
 
@@ -257,7 +257,7 @@ def frozen_between() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("build", [tanh_network, residual_network, layer_twice, normalised, frozen_between])
+@pytest.mark.parametrize("build", [tanh_network, residual_network, layer_twice, normalized, frozen_between])
 def test_what_is_not_conserved_is_said(build: Callable[[], nn.Module]):
     drift = Drift(build(), *regression(), time=2.0)
     for names, balance in drift.first.items():
@@ -374,7 +374,7 @@ def test_biases_with_rates_of_their_own():
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.1)])
-def test_optimisers_that_are_no_gradient_flow(kind: Any):
+def test_optimizers_that_are_no_gradient_flow(kind: Any):
     model = nn.Sequential(linear(4, 5), nn.ReLU(), linear(5, 2))
     try:
         found = fl.layer_balance(model, torch.randn(5, 4), kind(model.parameters(), lr=0.1))
@@ -400,7 +400,7 @@ def test_values_by_hand():
     assert float((found - expected.diagonal()).abs().max()) < 1e-14
 
 
-def test_rates_by_globs_and_by_optimiser():
+def test_rates_by_globs_and_by_optimizer():
     model, x = nn.Sequential(linear(4, 3), nn.ReLU(), linear(3, 2)), torch.randn(5, 4)
     expected = fl.layer_balance(model, x, {"0": 0.5, "2": 3.0})["0", "2"].value
     optimizer = torch.optim.SGD(
@@ -422,7 +422,7 @@ def test_wrong_rates_are_refused():
     for rate in (0.0, -1.0, math.nan):
         with pytest.raises(InputValueError, match=r"the learning rate of '0' is .*, expected one above zero"):
             fl.layer_balance(model, x, {"*": rate})
-    with pytest.raises(InputTypeError, match="rates is float, expected a mapping of layer names or an optimiser"):
+    with pytest.raises(InputTypeError, match="rates is float, expected a mapping of layer names or an optimizer"):
         fl.layer_balance(model, x, 0.1)  # type: ignore[arg-type]
     other = torch.optim.SGD(linear(3, 3).parameters(), lr=0.1)
     with pytest.raises(InputValueError, match="the learning rate of '0' is 0"):

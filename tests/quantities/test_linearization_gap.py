@@ -1,4 +1,4 @@
-"""The linearisation gap against dense Jacobians and closed forms, and for models that are linear by design."""
+"""The linearization gap against dense Jacobians and closed forms, and for models that are linear by design."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from featlearn.quantities.linearization_gap import TwoStates
 P, D, C = 11, 5, 3
 
 
-def centred(f: Tensor) -> Tensor:
+def centered(f: Tensor) -> Tensor:
     return f - f.mean(0)
 
 
@@ -48,7 +48,7 @@ def dense_gap(model: nn.Module, x: Tensor, before: dict[str, Tensor]) -> float:
             rows = torch.autograd.grad(first[i, c], list(start.parameters()), retain_graph=True, allow_unused=True)
             linear[i, c] = sum(float((r * w).sum()) for r, w in zip(rows, way, strict=True) if r is not None)
     change = (model(x) - first).detach()
-    return float(centred(change - linear.detach()).norm() / centred(change).norm())
+    return float(centered(change - linear.detach()).norm() / centered(change).norm())
 
 
 class Tied(nn.Module):
@@ -104,14 +104,14 @@ def test_parts_of_layers_add_up_to_it(name: str):
 
 
 def test_two_linear_layers_miss_the_product_of_their_changes():
-    """f = B A x: with changes a, b the linearisation misses b a x, half of it the part of each layer."""
+    """f = B A x: with changes a, b the linearization misses b a x, half of it the part of each layer."""
     torch.manual_seed(0)
     model, before = moved(nn.Sequential(nn.Linear(D, 7, bias=False), nn.Linear(7, C, bias=False)))
     x = inputs()
     a, b = (model[i].weight.detach() - before[f"{i}.weight"] for i in (0, 1))
     change = x @ (model[1].weight @ model[0].weight - before["1.weight"] @ before["0.weight"]).detach().T
     missed = x @ (b @ a).T
-    expected = float(centred(missed).norm() / centred(change).norm())
+    expected = float(centered(missed).norm() / centered(change).norm())
     assert fl.linearization_gap(model, x, before) == pytest.approx(expected, rel=1e-10)
     assert fl.linearization_gap(model, x, before, by="layer") == pytest.approx({"0": expected / 2, "1": expected / 2})
 

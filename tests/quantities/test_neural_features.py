@@ -787,7 +787,7 @@ def trained_on(y: Tensor, steps: int, rate: float) -> tuple[nn.Module, Tensor, d
     return model, x, start
 
 
-def test_everything_that_compares_with_initialisation():
+def test_everything_that_compares_with_initialization():
     model, x, start = trained()
     begun = copy.deepcopy(model)
     begun.load_state_dict(start)
@@ -884,7 +884,7 @@ def test_wrong_initial_states_are_refused():
         fl.neural_features(model, x, initial={})
 
 
-def test_buffers_at_initialisation_count():
+def test_buffers_at_initialization_count():
     """Gradients at the start are those of the network as it stood, its running statistics included."""
     model = nn.Sequential(linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), linear(5, 2))
     start, x = copy.deepcopy(model.state_dict()), torch.randn(9, 4)
@@ -934,7 +934,7 @@ def test_a_model_that_reaches_its_weights_through_a_closure_is_refused_or_right(
 
 def test_readouts_are_marked_and_left_out_of_means():
     model, x, _ = mlp()
-    for outputs in (None, fl.Probes(3), fl.Probes(40, torch.Generator().manual_seed(5))):
+    for outputs in (None, fl.Directions(3), fl.Directions(40, torch.Generator().manual_seed(5))):
         found = fl.neural_features(model, x, outputs=outputs)
         assert [layer.is_readout for layer in found.values()] == [False, False, True]
         assert found.mean() == pytest.approx((found["0"].uncentered + found["2"].uncentered) / 2)
@@ -971,7 +971,7 @@ def test_probes_are_unbiased_and_the_same_at_both_ends():
     model, x, start = trained()
     exact = fl.neural_features(model, x, initial=start)
     draws = [
-        fl.neural_features(model, x, initial=start, outputs=fl.Probes(2, torch.Generator().manual_seed(seed)))
+        fl.neural_features(model, x, initial=start, outputs=fl.Directions(2, torch.Generator().manual_seed(seed)))
         for seed in range(40)
     ]
     for name in ("0", "2"):
@@ -981,13 +981,13 @@ def test_probes_are_unbiased_and_the_same_at_both_ends():
             assert float(error.max()) > 0
             deviation = (values.mean(0) - getattr(exact[name], quantity)).abs()
             assert bool((deviation <= 4.5 * error + 1e-12).all())
-    unmoved = fl.neural_features(model, x, initial=copy.deepcopy(model.state_dict()), outputs=fl.Probes(2))
+    unmoved = fl.neural_features(model, x, initial=copy.deepcopy(model.state_dict()), outputs=fl.Directions(2))
     assert float(unmoved["0"].ptk_change.abs().max()) == 0.0
 
 
 def test_probes_without_a_generator_are_the_same_at_every_call():
     model, x, _ = mlp()
-    first, second = (fl.neural_features(model, x, outputs=fl.Probes(2)) for _ in range(2))
+    first, second = (fl.neural_features(model, x, outputs=fl.Directions(2)) for _ in range(2))
     assert torch.equal(first["0"].ptk_covariance, second["0"].ptk_covariance)
 
 
@@ -996,7 +996,7 @@ def test_probes_without_a_generator_are_the_same_at_every_call():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outputs", [None, 1, fl.Probes(3)])
+@pytest.mark.parametrize("outputs", [None, 1, fl.Directions(3)])
 def test_chunks_do_not_matter(outputs: Any, monkeypatch: pytest.MonkeyPatch):
     model, x, start = trained()
     x = torch.randn(23, 4)
@@ -1061,7 +1061,7 @@ def test_measuring_changes_nothing():
     grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     flags = [part.training for part in model.modules()]
     random, samples, given = torch.get_rng_state(), x.clone(), copy.deepcopy(start)
-    fl.neural_features(model, x, initial=start, outputs=fl.Probes(2))
+    fl.neural_features(model, x, initial=start, outputs=fl.Directions(2))
     with pytest.raises(InputValueError):
         fl.neural_features(model, x, outputs=7)
     assert torch.equal(torch.get_rng_state(), random)

@@ -99,7 +99,7 @@ def test_an_embedding_counts_common_tokens():
 
 
 class NeuralTangentNetwork(nn.Module):
-    """NTK parametrisation: weights N(0, 1); each layer after the first divides by the root of half its fan-in."""
+    """NTK parametrization: weights N(0, 1); each layer after the first divides by the root of half its fan-in."""
 
     def __init__(self, inputs: int, width: int, hidden_layers: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -121,8 +121,8 @@ def test_random_directions_are_unbiased():
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7)).double()
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     exact, generator = fl.ntk(model, x, outputs="sum"), torch.Generator().manual_seed(1)
-    draws = torch.stack([fl.ntk(model, x, outputs=fl.Probes(3, generator)) for _ in range(200)])
+    draws = torch.stack([fl.ntk(model, x, outputs=fl.Directions(3, generator)) for _ in range(200)])
     spread = draws.std(0) / len(draws) ** 0.5
     assert float(((draws.mean(0) - exact).abs() / spread).max()) < 4.5
     assert float((draws[0] - draws[1]).abs().max()) > 0
-    torch.testing.assert_close(fl.ntk(model, x, outputs=fl.Probes(3)), fl.ntk(model, x, outputs=fl.Probes(3)))
+    torch.testing.assert_close(fl.ntk(model, x, outputs=fl.Directions(3)), fl.ntk(model, x, outputs=fl.Directions(3)))

@@ -75,7 +75,7 @@ def test_adaptive_softmax():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_outputs_that_cancel_are_not_taken_for_coupling(dtype: torch.dtype):
-    """Antisymmetric initialisation: two equal halves, f = 0 but for rounding."""
+    """Antisymmetric initialization: two equal halves, f = 0 but for rounding."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(x))) - self.d(torch.tanh(self.c(x)))
@@ -86,7 +86,7 @@ def test_outputs_that_cancel_are_not_taken_for_coupling(dtype: torch.dtype):
     assert float((fl.ntk(model, x) - reference).norm() / reference.norm()) < (1e-6 if dtype == torch.float32 else 1e-14)
 
 
-class CentredBackward(torch.autograd.Function):
+class CenteredBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
@@ -102,8 +102,8 @@ def straight_through(self: Net, x: Tensor) -> Tensor:
     return self.b(torch.tanh(h + (mean - mean.detach())))
 
 
-def centred_backward(self: Net, x: Tensor) -> Tensor:
-    return self.b(torch.tanh(CentredBackward.apply(self.a(x))))
+def centered_backward(self: Net, x: Tensor) -> Tensor:
+    return self.b(torch.tanh(CenteredBackward.apply(self.a(x))))
 
 
 def hidden_behind_an_offset(self: Net, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def capacity(self: Net, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "forward", [straight_through, centred_backward, hidden_behind_an_offset, hidden_behind_a_column, capacity]
+    "forward", [straight_through, centered_backward, hidden_behind_an_offset, hidden_behind_a_column, capacity]
 )
 def test_coupling_that_hides_is_refused(forward: Callable[..., Tensor]):
     model, x = Net(forward, a=linear(4, 6), b=linear(6, 2)), drawn(40, 4)

@@ -150,21 +150,21 @@ def wrong_places(case: Case, batches: dict[int, Any]) -> list[int]:
 
 @parametrized([case for case in MEASURED if "ragged" in case.flags])
 def test_two_irregular_samples_are_found_wherever_they_are(case: Case):
-    """All but two neighbours have equal length: a look at some samples, or at regular shares of rows, misses them."""
+    """All but two neighbors have equal length: a look at some samples, or at regular shares of rows, misses them."""
     x, _ = case.build()[1]
     assert wrong_places(case, {place: (x, counts_of(len(x), place)) for place in PLACES}) == []
 
 
 @parametrized([case for case in MEASURED if "swapped" in case.flags])
 def test_two_swapped_samples_are_found_wherever_they_are(case: Case):
-    """All but two neighbours are in the order that the model sorts by."""
+    """All but two neighbors are in the order that the model sorts by."""
     x = case.build()[1]
     assert wrong_places(case, {place: swapped(x, place) for place in PLACES}) == []
 
 
 @parametrized(SORTED)
 def test_batch_after_batch_equals_the_dense_jacobian(case: Case):
-    """The order comes from the data: what was learnt of one batch does not hold for the next."""
+    """The order comes from the data: what was learned of one batch does not hold for the next."""
     model, _, _, readout = case.build()
     for other, reference in references_of_batches(case):
         kernel = fl.ntk(model, other, readout=readout)

@@ -260,7 +260,7 @@ def test_no_more_batches_are_held_when_there_are_more_samples():
         data = Counted(batches)
         op = fl.NTKOperator(network(C, 64), DataLoader(data, batch_size=None), memory="512KiB")
         op @ torch.ones(8 * batches, C, dtype=torch.float64)
-        op.trace(), op.frobenius(probes=8), op.quadratic(torch.ones(8 * batches, C))
+        op.trace(), op.frobenius(vectors=8), op.quadratic(torch.ones(8 * batches, C))
         most.append(data.most)
     assert most[0] == most[1] < 30
 
@@ -322,7 +322,7 @@ def test_vectors_of_another_shape_are_refused(shape):
         fl.NTKOperator(network(), X) @ drawn(*shape)
 
 
-@pytest.mark.parametrize("arguments", [{"probes": 3}, {"probes": 2.5}, {"probes": 4, "generator": 1}])
+@pytest.mark.parametrize("arguments", [{"vectors": 3}, {"vectors": 2.5}, {"vectors": 4, "generator": 1}])
 def test_arguments_of_the_norm_are_checked(arguments):
     with pytest.raises(fl.FeatlearnError, match="expected"):
         fl.NTKOperator(network(), X).frobenius(**arguments)
@@ -349,7 +349,7 @@ def test_batches_padded_to_other_lengths_have_products_but_no_columns():
     v = drawn(18, seed=10)
     torch.testing.assert_close(op @ v, kernel @ v)
     with pytest.raises(fl.FeatlearnError, match="one length"):
-        op.frobenius(probes=6)
+        op.frobenius(vectors=6)
 
 
 SCALES = {
@@ -360,13 +360,13 @@ SCALES = {
 }
 
 
-def covered(name: str, trials: int, outputs: int, samples: int, probes: int) -> None:
+def covered(name: str, trials: int, outputs: int, samples: int, vectors: int) -> None:
     """Two standard errors hold the truth in 90 of 100, and errors are not stated too large."""
     x = (drawn(samples, 12, seed=11) + 1.0) * SCALES[name](drawn(samples, seed=12))[:, None]
     model = network(outputs, 12)
     truth = float(fl.ntk(model, x, outputs="full").norm())
     op, generator = fl.NTKOperator(model, x), torch.Generator().manual_seed(0)
-    found = [op.frobenius(probes=probes, generator=generator) for _ in range(trials)]
+    found = [op.frobenius(vectors=vectors, generator=generator) for _ in range(trials)]
     off = torch.tensor([(float(e) - truth) / float(e.stderr) for e in found])
     assert int((off.abs() <= 2).sum()) >= 0.9 * trials
     assert float(off.square().mean().sqrt()) > 0.5
@@ -381,15 +381,15 @@ def test_the_standard_error_of_a_norm_covers_the_truth_in_a_few_trials(name):
 @pytest.mark.filterwarnings("ignore::featlearn.errors.HeavyTailWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCALES)
-@pytest.mark.parametrize(("outputs", "samples", "probes"), [(1, 2200, 64), (3, 700, 32), (40, 60, 32)])
-def test_the_standard_error_of_a_norm_covers_the_truth(name, outputs, samples, probes):
-    covered(name, 100, outputs, samples, probes)
+@pytest.mark.parametrize(("outputs", "samples", "vectors"), [(1, 2200, 64), (3, 700, 32), (40, 60, 32)])
+def test_the_standard_error_of_a_norm_covers_the_truth(name, outputs, samples, vectors):
+    covered(name, 100, outputs, samples, vectors)
 
 
 def test_random_output_directions_estimate_the_trace():
     op = fl.NTKOperator(network(), X)
     truth, generator = float(FULL.trace()), torch.Generator().manual_seed(0)
-    assert_covers([op.trace(probes=fl.Probes(24, generator)) for _ in range(60)], truth)
+    assert_covers([op.trace(vectors=24, generator=generator) for _ in range(60)], truth)
 
 
 def test_many_outputs_take_random_vectors():
@@ -411,15 +411,15 @@ def test_one_seed_gives_one_set_of_directions():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double(), torch.randn(7, 3).double()
 
-    def seeded() -> fl.Probes:
-        return fl.Probes(3, torch.Generator().manual_seed(0))
+    def seeded() -> fl.Directions:
+        return fl.Directions(3, torch.Generator().manual_seed(0))
 
     traces = [
         float(fl.ntk(model, x, outputs=seeded()).trace()),
-        float(fl.ntk(model, x, outputs=fl.Probes(3)).trace()),
-        float(fl.NTKOperator(model, x).trace(probes=seeded())),
+        float(fl.ntk(model, x, outputs=fl.Directions(3)).trace()),
+        float(fl.NTKOperator(model, x).trace(vectors=3, generator=torch.Generator().manual_seed(0))),
     ]
-    probes = seeded()
-    fl.plan(model, x, outputs=probes)
-    traces.append(float(fl.ntk(model, x, outputs=probes).trace()))
+    directions = seeded()
+    fl.plan(model, x, outputs=directions)
+    traces.append(float(fl.ntk(model, x, outputs=directions).trace()))
     assert traces == pytest.approx([traces[0]] * 4, rel=1e-12)

@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Build] = {
     "AMSGrad": lambda m, lr: torch.optim.Adam(groups(m, lr), betas=(0.0, 0.9), eps=1e-3, amsgrad=True),
     "AdamW": lambda m, lr: torch.optim.AdamW(groups(m, lr), betas=(0.0, 0.8), eps=1e-2, weight_decay=0.0),
     "RMSprop": lambda m, lr: torch.optim.RMSprop(groups(m, lr), alpha=0.7, eps=1e-3),
-    "centred RMSprop": lambda m, lr: torch.optim.RMSprop(groups(m, lr), alpha=0.7, eps=1e-1, centered=True),
+    "centered RMSprop": lambda m, lr: torch.optim.RMSprop(groups(m, lr), alpha=0.7, eps=1e-1, centered=True),
     "Adagrad": lambda m, lr: torch.optim.Adagrad(groups(m, lr), lr_decay=0.1, eps=1e-3),
 }
 

@@ -70,7 +70,7 @@ def test_many_outputs_are_planned_without_a_square_of_them():
     every = fl.plan(nn.Linear(3, 20_000, bias=False), torch.randn(4, 3))
     assert max(group.directions for group in every.groups) * 20_000 <= 2**24
     assert every.backward_passes == 20_000
-    assert "20000 outputs: outputs=fl.Probes(16)" in str(every)
+    assert "20000 outputs: outputs=fl.Directions(16)" in str(every)
 
 
 class Awkward(nn.Module):

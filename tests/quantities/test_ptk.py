@@ -94,8 +94,8 @@ def test_with_several_positions_it_is_the_double_sum_and_not_that_over_equal_pos
     assert_equal(torch.einsum("ptqs,ptd,qsd->pq", kernel, x, x2), expected)
     same = torch.einsum("ptqt,ptd,qtd->pq", kernel, x, x2)
     assert float((same - expected).norm()) > 0.1 * float(expected.norm())
-    factorised = fl.ptk(model, x, x2, layer="first") * torch.einsum("ptd,qtd->pq", x, x2)
-    assert float((factorised - expected).norm()) > 0.1 * float(expected.norm())
+    factorized = fl.ptk(model, x, x2, layer="first") * torch.einsum("ptd,qtd->pq", x, x2)
+    assert float((factorized - expected).norm()) > 0.1 * float(expected.norm())
 
 
 def test_a_convolution_with_its_patches():

@@ -261,7 +261,7 @@ def test_the_jackknife_leaves_one_repeat_out_at_a_time():
 def test_alignments_that_are_not_defined_are_nan():
     model = nn.Sequential(nn.Linear(3, 1, bias=True)).double()
     nn.init.zeros_(model[0].weight)
-    x = torch.ones(6, 3, dtype=torch.float64)  # K is constant: nothing is left of it when centred
+    x = torch.ones(6, 3, dtype=torch.float64)  # K is constant: nothing is left of it when centered
     y = torch.arange(6.0, dtype=torch.float64)
     assert math.isnan(float(fl.estimate_alignment(model, x, y, centered=True, sketch=Sketch(16, 3))))
     assert math.isnan(float(fl.estimate_alignment(model, x, 0 * y, sketch=Sketch(16, 3))))
@@ -299,7 +299,7 @@ def test_the_plan_says_what_is_run(monkeypatch):
 
 def test_what_cannot_be_sketched_is_refused():
     model, x = built("perceptron")
-    for outputs in ("each", "full", fl.Probes(2)):
+    for outputs in ("each", "full", fl.Directions(2)):
         with pytest.raises(InputValueError, match="with sketch="):
             fl.ntk(model, x, outputs=outputs, sketch=Sketch(64))
     with pytest.raises(InputValueError, match="verify=True with sketch="):
@@ -317,8 +317,8 @@ def test_what_cannot_be_sketched_is_refused():
     model, x, y = alignment_case()
     with pytest.raises(InputValueError, match="expected at least 3"):
         fl.estimate_alignment(model, x, y, sketch=Sketch(64, 2))
-    with pytest.raises(InputValueError, match="sketch= with probes="):
-        fl.estimate_alignment(model, x, y, probes=8, sketch=Sketch(64))
+    with pytest.raises(InputValueError, match="sketch= with vectors="):
+        fl.estimate_alignment(model, x, y, vectors=8, sketch=Sketch(64))
 
 
 def test_one_output_is_one_kernel():

@@ -49,7 +49,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         nn.Sequential(nn.Conv1d(2, 4, 2), nn.GELU(), nn.Flatten(), nn.Linear(12, 3)),
         drawn(5, 2, 4),
     ),
-    "normalised": lambda: (
+    "normalized": lambda: (
         nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)),
         drawn(5, 4),
     ),
@@ -263,14 +263,14 @@ def homogeneous(layers: int, sigma: float) -> nn.Module:
 
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
-def test_features_speed_up_as_the_initialisation_shrinks(layers: int):
+def test_features_speed_up_as_the_initialization_shrinks(layers: int):
     """002 Eq. 89: sigma^-L for L weight layers."""
     x, y = drawn(6, 4), drawn(6, 2)
     speeds = [fl.feature_speed(homogeneous(layers, sigma), x, y) for sigma in (1e-2, 1e-3)]
     assert math.log10(speeds[0] / speeds[1]) == pytest.approx(-layers, abs=1e-3)
 
 
-def test_features_speed_up_with_the_divisor_of_a_centred_output():
+def test_features_speed_up_with_the_divisor_of_a_centered_output():
     """001 Sec. 4.2: g = (f - f0) / gamma."""
     model, x, y = homogeneous(3, 1.0), drawn(6, 4), drawn(6, 2)
     speeds = [fl.feature_speed(Divided(model, gamma), x, y) for gamma in (1.0, 10.0)]
@@ -355,7 +355,7 @@ def test_attention_taken_apart_is_attention(options: dict):
         weight_norm(nn.Linear(4, 3), dim=None),
     ],
 )
-def test_normalisations_taken_apart_are_the_same(layer: nn.Module):
+def test_normalizations_taken_apart_are_the_same(layer: nn.Module):
     layer = copy.deepcopy(layer).double()
     for parameter in layer.parameters():
         parameter.data += 0.1 * torch.rand_like(parameter)

@@ -248,7 +248,7 @@ def test_words_stand_out_from_their_ground(browser: Browser, pages: dict[str, Pa
     assert {name: ratio for name, ratio in contrasts.items() if ratio < 4.5} == {}
 
 
-def test_lines_have_colours_of_the_scheme(browser: Browser, pages: dict[str, Path]):
+def test_lines_have_colors_of_the_scheme(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["one"])
     light = drawn(browser, "#chart-loss canvas")
     browser.media(scheme="dark")
@@ -269,7 +269,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, pages: dict[str
     assert browser.evaluate("document.querySelector('#chart-loss canvas').getBoundingClientRect().width") > 375
 
 
-def test_print_opens_tables_in_light_colours(browser: Browser, pages: dict[str, Path]):
+def test_print_opens_tables_in_light_colors(browser: Browser, pages: dict[str, Path]):
     browser.media(scheme="dark")
     browser.open(pages["one"])
     browser.script("""window.seen = null; addEventListener('beforeprint', () => {

@@ -1,4 +1,4 @@
-"""Several runs: the table, colours, curves by run, layers by block, and what would steer each."""
+"""Several runs: the table, colors, curves by run, layers by block, and what would steer each."""
 
 import re
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_broken_run_is_named(tmp_path: Path):
     assert "broke down" in Page(report(runs, tmp_path / "page.html")).text("th")
 
 
-def test_a_colour_is_a_run_in_every_chart(page: Page):
+def test_a_color_is_a_run_in_every_chart(page: Page):
     charts = [block for block in page.blocks.values() if block["kind"] == "chart"]
     assert len(charts) > 10
     for chart in charts:
@@ -122,7 +122,7 @@ def test_second_opinions_are_a_table(runs: list[Run], tmp_path: Path):
         assert one.about in page.text("small")
 
 
-def test_specialisation_maps_name_their_axes(page: Page):
+def test_specialization_maps_name_their_axes(page: Page):
     figure = re.search(r'<figure id="figure-specialization">.*?</figure>', page.source, re.DOTALL)[0]
     assert figure.count('<span class="name">kernel of output</span>') == 4
     assert figure.count('<span class="name">target of output</span>') == 4

@@ -268,7 +268,7 @@ def test_tables_hold_their_numbers_in_full(run: Run, page: Page, tmp_path: Path)
     assert float(opinion[1]) == next(iter(found.opinions.values())).value
     other = watched(tmp_path / "lazy", gamma=0.05, steps=20)
     both = report([run, other], tmp_path / "both.html").read_text()
-    gap = re.search(r'data-value="([^"]+)" data-error="([^"]+)" data-name="linearisation gap"', both)
+    gap = re.search(r'data-value="([^"]+)" data-error="([^"]+)" data-name="linearization gap"', both)
     assert gap
     assert (float(gap[1]), float(gap[2])) == (float(found.numbers["gap"]), float(found.numbers["gap"].stderr))
 
@@ -402,7 +402,7 @@ def test_what_was_not_recorded_is_said_to_be_missing(tmp_path: Path):
     for reason in (
         "neural features were not recorded",
         "no spectrum was recorded",
-        "no specialisation matrix",
+        "no specialization matrix",
         "alignment of layers was not recorded",
         "no kernel was recorded",
         "overhead was not recorded",

@@ -159,9 +159,9 @@ def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two:
     assert len(kinds) == 4
     told = words(browser, '#figure-alignment .legend [data-group="1"] .value')[0].split(" · ")
     names = {
-        "probe, centred": "ntk/centered_alignment",
+        "probe, centered": "ntk/centered_alignment",
         "probe": "ntk/alignment",
-        "test, centred": "ntk/test/centered_alignment",
+        "test, centered": "ntk/test/centered_alignment",
         "test": "ntk/test/alignment",
     }
     for kind, said in zip(kinds, told, strict=True):
@@ -360,8 +360,8 @@ def test_a_band_has_columns_of_its_own(browser: Browser, tmp_path: Path):
 def test_a_table_has_full_numbers_and_errors(browser: Browser, two: Path, rich: Run, short: Run):
     opened(browser, two)
     rows = copied(browser, "#verdict .tools .copy")
-    place = rows[0].index("linearisation gap")
-    assert rows[0][place + 1] == "linearisation gap, standard error"
+    place = rows[0].index("linearization gap")
+    assert rows[0][place + 1] == "linearization gap, standard error"
     for row, run in zip(rows[1:], (rich, short), strict=True):
         gap = fl.diagnose(run).numbers["gap"]
         assert row[0] == run.name

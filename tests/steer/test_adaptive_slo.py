@@ -37,7 +37,7 @@ def backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return loss
 
 
-def uncentred(model: nn.Sequential, x: Tensor) -> dict[str, float]:
+def uncentered(model: nn.Sequential, x: Tensor) -> dict[str, float]:
     """rho(W^T W, W^T K W) from autograd, sample by sample, without the library."""
     found = {}
     for place, layer in list(model.named_children())[:-1]:
@@ -67,7 +67,7 @@ def test_hidden_correlations_are_the_definition_and_leave_out_the_readout():
     model, (x, _) = network(), task()
     found = hidden_correlations(model, x)
     assert list(found) == ["0", "2", "4"]
-    assert found == pytest.approx(uncentred(model, x), rel=1e-10)
+    assert found == pytest.approx(uncentered(model, x), rel=1e-10)
 
 
 def test_the_layer_that_is_behind_is_driven_and_all_else_held_back():
@@ -87,7 +87,7 @@ def test_the_step_is_eps_plus_the_norm():
     optimizer = AdaptiveSLO(model, task()[0], 0.05)
     backward(model, optimizer)
     sizes = {name: float(p.grad.norm()) for name, p in model.named_parameters()}  # type: ignore[union-attr]
-    correlations = uncentred(model, task()[0])
+    correlations = uncentered(model, task()[0])
     behind = min(correlations, key=lambda name: correlations[name])
     optimizer.step()
     expected = {
@@ -202,7 +202,7 @@ class Attention(nn.Module):
         return self.head(torch.tanh(self.normed(self.attention(x, x, x, need_weights=False)[0]))).mean(1)
 
 
-def test_projections_that_share_a_tensor_and_parametrised_weights_are_found():
+def test_projections_that_share_a_tensor_and_parametrized_weights_are_found():
     model = Attention().double()
     x = torch.randn(6, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     names = list(hidden_correlations(model, x))

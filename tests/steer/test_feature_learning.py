@@ -1,4 +1,4 @@
-"""What the optimisers are for: the effects of 003 Fig. 4 and 12, and alignment at constant norms."""
+"""What the optimizers are for: the effects of 003 Fig. 4 and 12, and alignment at constant norms."""
 
 import copy
 import subprocess
@@ -17,7 +17,7 @@ Correlations = tuple[float, float, float]
 
 
 def network(seed: int, hidden: int, width: int, scales: tuple[float, ...]) -> nn.Sequential:
-    """32 inputs, ReLU layers without biases, initialised by torch and then scaled layer by layer."""
+    """32 inputs, ReLU layers without biases, initialized by torch and then scaled layer by layer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = [32, *[width] * hidden, 1]
@@ -71,11 +71,11 @@ def fig4(seed: int, scale: float, lr: float, *, limited: bool, steps: int = 600)
 def test_slo_makes_the_first_layer_learn_features_from_large_weights():
     """003 Fig. 4 at scale 1, one seed; the bands are those of the theory sheet."""
     (plain, _, plain_share), plain_egop = fig4(0, 1.0, 0.03, limited=False)
-    (driven, centred, share), egop = fig4(0, 1.0, 0.03, limited=True)
+    (driven, centered, share), egop = fig4(0, 1.0, 0.03, limited=True)
     assert plain < 0.72
     assert plain_share < 0.01
     assert driven > 0.85
-    assert centred == pytest.approx(driven, abs=0.02)
+    assert centered == pytest.approx(driven, abs=0.02)
     assert share > 0.95
     assert egop > plain_egop + 0.3
 
@@ -91,7 +91,7 @@ def test_slo_makes_the_initial_scale_irrelevant(seed: int):
     assert plain[0][2] < 0.01
     assert 0.5 < plain[1][2] < 0.75
     assert plain[2][2] > 0.95
-    assert all(uncentred > 0.85 and centred > 0.85 and share > 0.95 for uncentred, centred, share in driven)
+    assert all(uncentered > 0.85 and centered > 0.85 and share > 0.95 for uncentered, centered, share in driven)
     assert driven[0][0] > plain[0][0] + 0.2
 
 

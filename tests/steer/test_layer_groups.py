@@ -52,7 +52,7 @@ def test_frozen_parameters_are_left_out():
     assert taken(model, {"body.*": 1.0, "*": 2.0})[0][0] == ["body.1.weight", "body.1.bias", "body.2.weight"]
 
 
-def test_the_groups_drive_an_optimiser():
+def test_the_groups_drive_an_optimizer():
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False)).double()
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = SLO(speed_groups(model, {"0": 5.0, "*": 0.5}), 0.1)

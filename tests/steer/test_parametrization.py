@@ -138,7 +138,7 @@ def test_layers_in_between_get_the_rate_of_weights_of_order_one():
     assert [group["lr"] for group in groups] == pytest.approx([0.0005] * 3)
 
 
-def test_lazy_is_centred_and_kappa_says_how_lazy():
+def test_lazy_is_centered_and_kappa_says_how_lazy():
     model, _ = built(30, "lazy", kappa=50.0)
     assert float(model(torch.ones(2, 6, dtype=torch.float64)).detach().abs().max()) == 0
     assert math.isclose(model.factor, 50)

@@ -92,7 +92,7 @@ def test_other_losses_are_bounded_by_the_product_of_kernel_and_curvature():
     assert found <= 0.25 * 2 / gauss_newton(model, x, targets, logistic)
 
 
-def test_cross_entropy_given_as_a_function_is_recognised():
+def test_cross_entropy_given_as_a_function_is_recognized():
     model, (x, _) = network(), data()
     named = safe_lr(model, x, "cross-entropy")
     for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):

@@ -1,4 +1,4 @@
-"""The steps of SLO against the formula, and its manners as an optimiser of torch."""
+"""The steps of SLO against the formula, and its manners as an optimizer of torch."""
 
 import copy
 import math
@@ -330,7 +330,7 @@ def test_resuming_from_a_state_dict_goes_on_bit_for_bit(keep: bool):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_copied_optimiser_works():
+def test_a_copied_optimizer_works():
     model, optimizer = copy.deepcopy((m := relu_network(), SLO(m.parameters(), 0.1)))
     train(model, optimizer, 2)
     assert all(p.grad is not None for p in model.parameters())

@@ -38,7 +38,7 @@ def browser(window: Browser):
     return window
 
 
-COLOUR = "getComputedStyle(document.querySelector('{}')).{}"
+COLOR = "getComputedStyle(document.querySelector('{}')).{}"
 
 
 def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, page: Path):
@@ -48,7 +48,7 @@ def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, page: Path)
     assert browser.evaluate("document.querySelector('h1').textContent") == HOSTILE
 
 
-def test_cells_are_coloured_by_their_regime_in_light_and_dark(browser: Browser, page: Path):
+def test_cells_are_colored_by_their_regime_in_light_and_dark(browser: Browser, page: Path):
     for scheme in ("light", "dark"):
         browser.media(scheme=scheme)
         browser.open(page)
@@ -62,7 +62,7 @@ def test_cells_are_coloured_by_their_regime_in_light_and_dark(browser: Browser, 
             "mixed": "rgb(240, 228, 66)",
             "rich": "rgb(213, 94, 0)",
         }
-        paper = browser.evaluate(COLOUR.format("body", "backgroundColor"))
+        paper = browser.evaluate(COLOR.format("body", "backgroundColor"))
         assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 22, 24)"}[scheme]
 
 

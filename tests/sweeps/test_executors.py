@@ -116,7 +116,7 @@ def test_a_figure_whose_worker_is_killed_names_the_seed_and_the_next_call_runs_t
     assert not (tmp_path / "out" / "claims.json").exists()
     result = reproduce(request, engine)
     assert counts(notes) == {"0": 1, "1": max(BEGUN[name]) + 1, "2": 1}
-    assert {claim["id"] for claim in result.claims} >= {"centred", "drawn"}
+    assert {claim["id"] for claim in result.claims} >= {"centered", "drawn"}
     alone = reproduce(Request(id=made_up.ID, scale=Scale.SMOKE, out=tmp_path / "alone", jobs=1))
     assert alone.claims == result.claims  # the same numbers wherever they were made
 

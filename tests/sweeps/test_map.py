@@ -13,7 +13,7 @@ import featlearn as fl
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 from featlearn.sweeps.cells import axis
 from featlearn.sweeps.grid import Point
-from featlearn.sweeps.picture import REGIMES, colours_of, edges, ink_on
+from featlearn.sweeps.picture import REGIMES, colors_of, edges, ink_on
 
 GAMMAS, WIDTHS, SEEDS = (0.01, 0.1, 1.0, 10.0), (5, 15, 25), (0, 1, 4)
 
@@ -148,25 +148,25 @@ def test_the_spread_is_drawn_on_request(found):
     assert drawn == pytest.approx(found.cells("gamma", "width", "number").spread, nan_ok=True)
 
 
-def test_regimes_have_their_colours(found):
+def test_regimes_have_their_colors(found):
     ax = found.map(x="gamma", y="width", value="regime", where={"kind": "a"})
     (mesh,) = ax.collections
-    colours = numpy.array([to_hex(c) for c in mesh.to_rgba(mesh.get_array()).reshape(-1, 4)]).reshape(3, 4)
-    assert colours[1].tolist() == [REGIMES["lazy"].lower()] * 2 + ["#e0e0e0"] * 2
+    colors = numpy.array([to_hex(c) for c in mesh.to_rgba(mesh.get_array()).reshape(-1, 4)]).reshape(3, 4)
+    assert colors[1].tolist() == [REGIMES["lazy"].lower()] * 2 + ["#e0e0e0"] * 2
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["lazy", "lazy / mixed / rich", "failed"]
     assert {text.get_text() for text in ax.texts} == {"2/3", "1/3"}
     assert len(set(REGIMES.values())) == len(REGIMES)
-    assert colours_of(["rich", "b", "a", "lazy"])["rich"] == REGIMES["rich"]
-    assert len(set(colours_of(list("abcdefgh")).values())) == 8
+    assert colors_of(["rich", "b", "a", "lazy"])["rich"] == REGIMES["rich"]
+    assert len(set(colors_of(list("abcdefgh")).values())) == 8
 
 
-def test_ink_can_be_read_on_every_colour():
-    def luminance(colour):
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+def test_ink_can_be_read_on_every_color():
+    def luminance(color):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for colour in ((0, 0, 0), (1, 1, 1), (0.9, 0.9, 0.1), (0, 0.2, 0.5), (0.5, 0.5, 0.5)):
-        bright, ink = luminance(colour), luminance({"black": (0, 0, 0), "white": (1, 1, 1)}[ink_on(colour)])
+    for color in ((0, 0, 0), (1, 1, 1), (0.9, 0.9, 0.1), (0, 0.2, 0.5), (0.5, 0.5, 0.5)):
+        bright, ink = luminance(color), luminance({"black": (0, 0, 0), "white": (1, 1, 1)}[ink_on(color)])
         assert (max(bright, ink) + 0.05) / (min(bright, ink) + 0.05) >= 4.5  # WCAG AA
 
 

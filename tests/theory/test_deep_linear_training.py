@@ -226,7 +226,7 @@ def test_the_kernel_turns_before_the_loss_falls():
     assert float(half) == pytest.approx(float(typical), abs=0.4)
 
 
-def linearised(times: list[float], W: Tensor, a: Tensor, pull: Tensor) -> list[tuple[Tensor, Tensor]]:
+def linearized(times: list[float], W: Tensor, a: Tensor, pull: Tensor) -> list[tuple[Tensor, Tensor]]:
     """da/dt = W pull, dW/dt = a pull^T."""
     N, D = W.shape
     force = pull.numpy()
@@ -240,7 +240,7 @@ def linearised(times: list[float], W: Tensor, a: Tensor, pull: Tensor) -> list[t
     return [(torch.tensor(z[: N * D].reshape(N, D)), torch.tensor(z[N * D :])) for z in states]
 
 
-def test_phase_one_is_the_linearised_flow():
+def test_phase_one_is_the_linearized_flow():
     W, a = small_weights(1e-3, 5, 7)
     beta, s, times = drawn(5, seed=3), -1.4, [0.0, 0.5, 1.5, 3.0]
     beta = beta / beta.norm()
@@ -248,12 +248,12 @@ def test_phase_one_is_the_linearised_flow():
     sigma = sigma @ sigma.T / 5
     for pull, covariance in ((s * beta, None), (s * sigma @ beta, sigma)):
         found = deep_linear.early_kernel(torch.tensor(times), W, a, beta, s, covariance=covariance)
-        for metric, (w, readout) in zip(found, linearised(times, W, a, pull), strict=True):
+        for metric, (w, readout) in zip(found, linearized(times, W, a, pull), strict=True):
             expected = w.T @ w + readout.square().sum() * torch.eye(5, dtype=torch.float64)
             np.testing.assert_allclose(metric, expected, rtol=1e-9, atol=1e-10 * float(expected.norm()))
     forward = W @ beta
     q0, r0 = (a.square().sum() + forward.square().sum()) / 2, a @ forward
-    for t, (w, readout) in zip(times, linearised(times, W, a, s * beta), strict=True):
+    for t, (w, readout) in zip(times, linearized(times, W, a, s * beta), strict=True):
         q, r = deep_linear.early_path(t, q0, r0, s)
         assert float(q) == pytest.approx(float(readout @ readout + (w @ beta) @ (w @ beta)) / 2, rel=1e-9)
         assert float(r) == pytest.approx(float(readout @ w @ beta), rel=1e-8)
@@ -296,14 +296,14 @@ def test_five_variables_at_their_reference_values():
 
 
 @pytest.mark.parametrize("s", [0.8, -0.8])
-def test_five_variables_follow_the_linearised_flow(s: float):
+def test_five_variables_follow_the_linearized_flow(s: float):
     W, readout = small_weights(1e-3, 5, 7)
     beta, root, times = drawn(5, seed=3), drawn(5, 5, seed=8), [0.0, 0.5, 1.5, 3.0]
     beta, sigma = beta / beta.norm(), root @ root.T / 5
     a, b = beta @ sigma @ beta, beta @ sigma @ sigma @ beta
     start = deep_linear.unwhitened_variables(W, readout, beta, sigma)
     found = deep_linear.unwhitened_path(torch.tensor(times), start, a, b, s)
-    for values, (w, v) in zip(found, linearised(times, W, readout, s * sigma @ beta), strict=True):
+    for values, (w, v) in zip(found, linearized(times, W, readout, s * sigma @ beta), strict=True):
         expected = deep_linear.unwhitened_variables(w, v, beta, sigma)
         np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 

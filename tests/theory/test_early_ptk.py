@@ -54,7 +54,7 @@ def test_reference_first_order_prediction(activation: str, exact: bool | None, r
 
 
 def all_numbers(variances: list[float], nodes: list[int]) -> tuple[Tensor, Tensor]:
-    """A grid over independent centred normal numbers and its weights: exact expectations of polynomials."""
+    """A grid over independent centered normal numbers and its weights: exact expectations of polynomials."""
     rules = [np.polynomial.hermite_e.hermegauss(n) for n in nodes]
     scaled = [math.sqrt(v) * points for v, (points, _) in zip(variances, rules, strict=True)]
     chances = [weights / weights.sum() for _, weights in rules]

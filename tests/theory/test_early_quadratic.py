@@ -367,8 +367,8 @@ def test_the_isotropic_case_of_the_main_text():
     matrix, r = symmetric(4, 0) @ symmetric(4, 0), (1.0, 4.0, 25.0, 202.0)
     identity = torch.eye(4, dtype=torch.float64)
     a = matrix.trace() / 4
-    centred = matrix - a * identity
-    expected = float(a**2 * r[2] + r[0] * r[1] * (centred @ centred).trace() / 4)
+    centered = matrix - a * identity
+    expected = float(a**2 * r[2] + r[0] * r[1] * (centered @ centered).trace() / 4)
     assert early.free_probability(matrix, identity, torch.tensor(r)).numerator == pytest.approx(expected, rel=1e-12)
 
 

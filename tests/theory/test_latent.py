@@ -323,7 +323,7 @@ def test_what_is_conserved_and_what_is_monotone(seed: int):
     np.testing.assert_allclose(balance, np.broadcast_to(balance[0], balance.shape), atol=1e-13 * size)
     across = W - np.einsum("ti,j->tij", W @ x, x) / rho**2
     np.testing.assert_allclose(across, np.broadcast_to(across[0], across.shape), atol=1e-13 * size)
-    # zeta is monotone, towards the sign of scale (y - f(0)): Eq. 13 says no more than that
+    # zeta is monotone, toward the sign of scale (y - f(0)): Eq. 13 says no more than that
     turning = np.sign(problem.scale * (problem.y - float(path.output[0])))
     assert bool((turning * path.layer_alignment.diff() > -4e-16).all())
     assert bool((turning * path.alpha.diff() > -1e-14).all())

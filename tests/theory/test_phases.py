@@ -73,7 +73,7 @@ def test_the_exchanged_kaiming_column_differs_at_unequal_rates():
         (Exponents(0, 0, 0, 0), "learning"),  # c_w = 0
         (Exponents(0, 0, 0, -1), "learning"),  # c_w = -1
         (Exponents(0, 0.5, 1, 1), "unstable"),  # c_w = 1 with the sign of App. B.4
-        (Exponents(0, -1, 1, 1, 1, 1), "learning"),  # large initialisation with gamma that cancels it
+        (Exponents(0, -1, 1, 1, 1, 1), "learning"),  # large initialization with gamma that cancels it
         (Exponents(0, 0, 1, 1, -1, -1), "kernel"),  # and without
     ],
 )

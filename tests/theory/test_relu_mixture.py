@@ -16,27 +16,27 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Mixture:
-    """C orthonormal class centres, n samples each, C outputs; gates frozen at the start."""
+    """C orthonormal class centers, n samples each, C outputs; gates frozen at the start."""
 
     def __init__(self, classes: int, per_class: int, dimension: int, units: int, noise: float = 0.0) -> None:
         self.classes, self.per_class = classes, per_class
-        self.centres = torch.linalg.qr(drawn(dimension, classes))[0].T
-        self.x = self.centres.repeat_interleave(per_class, 0)
+        self.centers = torch.linalg.qr(drawn(dimension, classes))[0].T
+        self.x = self.centers.repeat_interleave(per_class, 0)
         self.x = self.x + noise * drawn(*self.x.shape, seed=5) / math.sqrt(dimension)
         self.y = torch.eye(classes, dtype=torch.float64).repeat_interleave(per_class, 0)
         self.W = drawn(units, dimension, seed=1) / math.sqrt(dimension)
         self.V = drawn(classes, units, seed=2) / math.sqrt(units)
         self.D = (self.x @ self.W.T > 0).double()
-        self.centre_gates = (self.centres @ self.W.T > 0).double()
+        self.center_gates = (self.centers @ self.W.T > 0).double()
 
-    def centre_outputs(self) -> Tensor:
+    def center_outputs(self) -> Tensor:
         """(classes e, outputs c), as a model gives them."""
-        return (self.centre_gates * (self.centres @ self.W.T)) @ self.V.T
+        return (self.center_gates * (self.centers @ self.W.T)) @ self.V.T
 
     def overlaps(self) -> Tensor:
         """sum_i D_i^d V_ci phi_i^e, axes c, d, e."""
-        phi = self.centre_gates * (self.centres @ self.W.T)
-        return torch.einsum("di,ci,ei->cde", self.centre_gates, self.V, phi)
+        phi = self.center_gates * (self.centers @ self.W.T)
+        return torch.einsum("di,ci,ei->cde", self.center_gates, self.V, phi)
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """y_d^T K_V y_d (C,) and y_d^T K_W^cc y_d (C, C)."""
@@ -57,7 +57,7 @@ class Mixture:
 def test_rates_without_noise_are_derivatives():
     """The factor 2 n^3 of the sheet; the print has n^2."""
     mixture, eta, h = Mixture(3, 4, 8, 50), 0.7, 1e-6
-    f, Q = mixture.centre_outputs(), mixture.overlaps()
+    f, Q = mixture.center_outputs(), mixture.overlaps()
     before = mixture.sizes()
     mixture.step(h * eta)
     after = mixture.sizes()
@@ -86,7 +86,7 @@ def test_early_an_outputs_own_class_is_twice_as_fast():
     np.testing.assert_allclose(rates[~own], 1e3 * 1e-7, rtol=1e-6)
 
 
-def test_a_wide_network_specialises_as_predicted():
+def test_a_wide_network_specializes_as_predicted():
     """Live gates, few flips: 5 % with measured overlaps, 25 % under the ansatz; ratio of growth .4 to .6."""
     C, n, N, M = 5, 4, 60, 3000
     mixture = Mixture(C, n, N, M, noise=0.05)
@@ -96,8 +96,8 @@ def test_a_wide_network_specialises_as_predicted():
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     outputs, overlaps, kernels = [], [], []
     for step in range(61):
-        arriving = model[0](mixture.centres).detach()
-        outputs.append(model(mixture.centres).detach())
+        arriving = model[0](mixture.centers).detach()
+        outputs.append(model(mixture.centers).detach())
         overlaps.append(relu.ansatz((arriving > 0).double(), model[2].weight, torch.relu(arriving)).measured)
         if step in (0, 60):
             kernels.append(fl.ntk(model, mixture.x, by="layer", outputs="each"))

@@ -1,4 +1,4 @@
-"""Tables of parametrisations against the literature, and which scheme is found."""
+"""Tables of parametrizations against the literature, and which scheme is found."""
 
 import pytest
 
@@ -12,17 +12,17 @@ PRINTED = {
         ((0, 0, 1), (0, -0.5, 0), (-1, 0, 1)),  # Table 8
         ((0.5, -0.5, 0), (0, -0.5, 0), (-0.5, -0.5, 0)),  # Table 9
     ],
-    ("mup", "normalised"): [
+    ("mup", "normalized"): [
         ((0, 0, 0), (0, -0.5, -1), (0, -1, -1)),
         ((0, 0, 0), (0, -0.5, -1), (-1, 0, 0)),
         ((0.5, -0.5, -0.5), (0, -0.5, -1), (-0.5, -0.5, -0.5)),
     ],
     ("standard", "proportional"): [((0, 0, 0), (0, -0.5, 0), (0, -0.5, 0))],
-    ("standard", "normalised"): [((0, 0, 0), (0, -0.5, 0), (0, -0.5, 0))],
+    ("standard", "normalized"): [((0, 0, 0), (0, -0.5, 0), (0, -0.5, 0))],
     ("ntk", "proportional"): [((0, 0, 0), (-0.5, 0, 0), (-0.5, 0, 0))],
-    ("ntk", "normalised"): [((0, 0, 0), (-0.5, 0, 0), (-0.5, 0, 0))],
+    ("ntk", "normalized"): [((0, 0, 0), (-0.5, 0, 0), (-0.5, 0, 0))],
     ("mean_field", "proportional"): [((0, 0, 1), (-0.5, 0, 1), (-1, 0, 1))],
-    ("mean_field", "normalised"): [((0, 0, 0), (-0.5, 0, 0), (-1, 0, 0))],
+    ("mean_field", "normalized"): [((0, 0, 0), (-0.5, 0, 0), (-1, 0, 0))],
 }
 KINDS = ("input", "hidden", "output")
 FAN_IN = {"input": 0, "hidden": 1, "output": 1}
@@ -70,7 +70,7 @@ def test_every_scheme_is_found_in_every_form(name: str, update: str):
         assert (found.scheme.name, found.shift, found.deviating) == (same, 0.0, 0)
 
 
-@pytest.mark.parametrize("update", ["proportional", "normalised"])
+@pytest.mark.parametrize("update", ["proportional", "normalized"])
 @pytest.mark.parametrize("layer", "abcd")
 @pytest.mark.parametrize("error", [(0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0)])
 def test_one_wrong_layer_leaves_mup_mup(update: str, layer: str, error: tuple[float, float]):

@@ -1,4 +1,4 @@
-"""`fl.width_check` on networks whose parametrisation is known."""
+"""`fl.width_check` on networks whose parametrization is known."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def standard() -> fl.widths.WidthCheck:
     return fl.width_check(mlp, (X, Y), widths=(16, 32, 64), seeds=2, steps=3)
 
 
-def test_the_powers_of_the_standard_parametrisation(standard: fl.widths.WidthCheck):
+def test_the_powers_of_the_standard_parametrization(standard: fl.widths.WidthCheck):
     """Under SGD at one rate: features move by 1/sqrt(n) and sqrt(n), outputs by n (Yang & Hu 2021)."""
     assert (standard.scheme, standard.phase, standard.problems) == ("standard", Phase.UNSTABLE, ())
     assert [one.kind for one in standard.layers.values()] == ["input", "hidden", "output"]
@@ -104,7 +104,7 @@ def test_a_problem_says_layer_power_and_remedy():
 
 
 class Outside(nn.Module):
-    """NTK parametrisation with multipliers between layers, which no layer sees."""
+    """NTK parametrization with multipliers between layers, which no layer sees."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_every_parameter_of_any_module_is_judged():
         steps=2,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
     )
-    assert (found.scheme, found.problems, found.update) == ("standard", (), "normalised")
+    assert (found.scheme, found.problems, found.update) == ("standard", (), "normalized")
     judged = {layer.parameter for layer in found.layers.values()} | {
         n for one in found.layers.values() for n in one.others
     }
@@ -226,7 +226,7 @@ def test_the_surroundings_stay_as_they_were():
 
 def test_a_class_of_optimizers_takes_the_parameters():
     found = fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1, optimizer=torch.optim.Adam)
-    assert found.update == "normalised"
+    assert found.update == "normalized"
 
 
 def test_an_optimizer_that_is_neither_sgd_nor_adam_is_named():
@@ -236,7 +236,7 @@ def test_an_optimizer_that_is_neither_sgd_nor_adam_is_named():
         return fl.SLO([{"params": [p], "speed": 1.0} for p in model.parameters()], lr=0.01)
 
     found = fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1, optimizer=slo)
-    assert found.update == "normalised"
+    assert found.update == "normalized"
     assert any("neither the gradient nor its signs" in note for note in found.notes)
 
 

@@ -318,18 +318,18 @@ def where_between_parameters() -> Built:
 
 @case(CASES)
 def radial_basis_functions() -> Built:
-    """Distances to centres that are parameters: cdist, then exp with a width."""
+    """Distances to centers that are parameters: cdist, then exp with a width."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
-        distances = torch.cdist(x, self.centres)
+        distances = torch.cdist(x, self.centers)
         return self.head(torch.exp(-(distances**2) * torch.exp(self.log_width)))
 
-    return Net(forward, centres=parameter(6, 3), log_width=parameter(), head=nn.Linear(6, 2)), *gaussian(3), None
+    return Net(forward, centers=parameter(6, 3), log_width=parameter(), head=nn.Linear(6, 2)), *gaussian(3), None
 
 
 @case(CASES)
 def distances_of_two_orders() -> Built:
-    """cdist twice: to more than 25 centres, which is another op, then sums of absolute differences over positions."""
+    """cdist twice: to more than 25 centers, which is another op, then sums of absolute differences over positions."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
         hidden = torch.exp(-torch.cdist(x[:, 0], self.many))
@@ -352,7 +352,7 @@ def prototypes_by_broadcasting() -> Built:
 
 @case(CASES)
 def parameter_as_exponent() -> Built:
-    """|x|^p with p a parameter, generalised-mean pooling, and a parameter as base."""
+    """|x|^p with p a parameter, generalized-mean pooling, and a parameter as base."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
         pooled = (x.abs() + 0.1).pow(self.exponent).mean(1).pow(1 / self.exponent)

@@ -1,4 +1,4 @@
-"""Convolutions of every kind, normalisation layers and other layers with channels."""
+"""Convolutions of every kind, normalization layers and other layers with channels."""
 
 import torch
 import torch.nn.functional as F
@@ -205,12 +205,12 @@ def modulated_convolution() -> Built:
 
 @case(CASES)
 def standardized_convolution_weight() -> Built:
-    """Weight standardisation: a sample-free function of the weight."""
+    """Weight standardization: a sample-free function of the weight."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
         weight = self.conv.weight
-        centred = weight - weight.mean((1, 2, 3), keepdim=True)
-        standardized = centred / (centred.std((1, 2, 3), keepdim=True) + 1e-5)
+        centered = weight - weight.mean((1, 2, 3), keepdim=True)
+        standardized = centered / (centered.std((1, 2, 3), keepdim=True) + 1e-5)
         return torch.tanh(F.conv2d(x, standardized, self.conv.bias)).mean((2, 3))
 
     return Net(forward, conv=nn.Conv2d(2, 3, 3)), *gaussian(2, 4, 5), None
@@ -239,7 +239,7 @@ def with_statistics(*modules: nn.Module) -> nn.Sequential:
 
 
 def perturbed(model: nn.Module) -> nn.Module:
-    """Move scales and shifts of normalisation layers away from one and zero."""
+    """Move scales and shifts of normalization layers away from one and zero."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn(weight.shape))
@@ -301,7 +301,7 @@ def layer_norm() -> Built:
 
 @case(CASES)
 def layer_norm_over_two_axes() -> Built:
-    """Normalised over (T, d), without bias; no axis of positions is left."""
+    """Normalized over (T, d), without bias; no axis of positions is left."""
     model = perturbed(nn.Sequential(nn.LayerNorm((4, 3), bias=False), nn.Flatten(), nn.Linear(12, 2)))
     return model, *gaussian(4, 3), None
 

@@ -217,7 +217,7 @@ def features_under_no_grad() -> Built:
 
 
 @case(CASES)
-def zero_initialised_head() -> Built:
+def zero_initialized_head() -> Built:
     """All gradients before the head are exactly zero: they say nothing about where the sample is."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     nn.init.zeros_(model[2].weight)

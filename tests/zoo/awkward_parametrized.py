@@ -151,7 +151,7 @@ def lora_merged() -> Built:
 
 
 @case(CASES)
-def lora_at_initialisation() -> Built:
+def lora_at_initialization() -> Built:
     """Wx + B(Ax) with B = 0: the kernel of A is exactly zero."""
 
     def forward(self: Net, x: Tensor) -> Tensor:

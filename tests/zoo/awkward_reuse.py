@@ -29,7 +29,7 @@ def weight_also_used_functionally() -> Built:
 
 @case(CASES)
 def linear_subclass_rescales_weight() -> Built:
-    """NTK parametrisation by a subclass of Linear."""
+    """NTK parametrization by a subclass of Linear."""
     return nn.Sequential(RescaledLinear(4, 6), nn.ReLU(), RescaledLinear(6, 2, bias=False)), *gaussian(4), None
 
 

@@ -168,8 +168,8 @@ def sorted_with_a_table_of_ranks() -> Built:
 
 @case(COUPLED_ORDERS, flags=("coupled",))
 @drawn
-def nearest_neighbour_in_the_batch() -> Built:
-    """Each sample is given the features of its nearest neighbour."""
+def nearest_neighbor_in_the_batch() -> Built:
+    """Each sample is given the features of its nearest neighbor."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.body(x))
@@ -264,7 +264,7 @@ class MeanGradient(torch.autograd.Function):
 @case(COUPLED_ORDERS, flags=("coupled", "gradient"))
 @drawn
 def gradient_mixed_between_samples() -> Built:
-    """Outputs are independent; a custom backward pass mixes the gradients of neighbours."""
+    """Outputs are independent; a custom backward pass mixes the gradients of neighbors."""
     return two_layers(lambda self, x: self.head(MixedGradient.apply(torch.tanh(self.body(x)))))
 
 

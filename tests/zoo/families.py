@@ -39,7 +39,7 @@ def built(architecture: str, settings: dict[str, Any], attention: str | None) ->
         config.use_cache = False
     options = {} if attention is None else {"attn_implementation": attention}
     model = model_class._from_config(config, **options)
-    # away from equal scales, zero biases and the tiny weights of the initialisation
+    # away from equal scales, zero biases and the tiny weights of the initialization
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))

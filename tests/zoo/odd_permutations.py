@@ -242,13 +242,13 @@ def sorted_by_a_learned_score() -> Built:
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_index_select() -> Built:
-    """One pair of neighbours changes places before the first layer; undone by index_select."""
+    """One pair of neighbors changes places before the first layer; undone by index_select."""
     return inputs_sorted_and_back(lambda rows, order: rows.index_select(0, order.argsort()))
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_scatter() -> Built:
-    """One pair of neighbours changes places; undone by scatter."""
+    """One pair of neighbors changes places; undone by scatter."""
     return inputs_sorted_and_back(
         lambda rows, order: torch.zeros_like(rows).scatter(0, order[:, None].expand_as(rows), rows),
     )
@@ -256,37 +256,37 @@ def inputs_put_back_by_scatter() -> Built:
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_one_hot() -> Built:
-    """One pair of neighbours changes places; undone by a product with a matrix of zeros and ones."""
+    """One pair of neighbors changes places; undone by a product with a matrix of zeros and ones."""
     return inputs_sorted_and_back(lambda rows, order: inverse(order, rows) @ rows)
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_sparse_mm() -> Built:
-    """One pair of neighbours changes places; undone by a sparse matrix."""
+    """One pair of neighbors changes places; undone by a sparse matrix."""
     return inputs_sorted_and_back(lambda rows, order: torch.sparse.mm(inverse(order, rows).to_sparse(), rows))
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_addmm() -> Built:
-    """One pair of neighbours changes places; undone by addmm with the constant on the left."""
+    """One pair of neighbors changes places; undone by addmm with the constant on the left."""
     return inputs_sorted_and_back(lambda rows, order: torch.addmm(rows.new_ones(5), inverse(order, rows), rows))
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_linear() -> Built:
-    """One pair of neighbours changes places; undone by F.linear on the transposed rows."""
+    """One pair of neighbors changes places; undone by F.linear on the transposed rows."""
     return inputs_sorted_and_back(lambda rows, order: F.linear(rows.T, inverse(order, rows)).T)
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_conv1d() -> Built:
-    """One pair of neighbours changes places; undone by a convolution whose channels are the samples."""
+    """One pair of neighbors changes places; undone by a convolution whose channels are the samples."""
     return inputs_sorted_and_back(lambda rows, order: F.conv1d(rows[None], inverse(order, rows)[:, :, None])[0])
 
 
 @case(CASES, flags=("odd", "sorted", "swapped"))
 def inputs_put_back_by_embedding() -> Built:
-    """One pair of neighbours changes places; undone by an embedding lookup."""
+    """One pair of neighbors changes places; undone by an embedding lookup."""
     return inputs_sorted_and_back(lambda rows, order: F.embedding(order.argsort(), rows))
 
 

@@ -23,13 +23,13 @@ def around_mlp(forward: Callable[..., Any]) -> Net:
 
 @case(REFUSED, flags=("coupled",))
 def batch_norm_without_running_statistics() -> Built:
-    """Coupled in eval mode too: it normalises by the statistics of the batch."""
+    """Coupled in eval mode too: it normalizes by the statistics of the batch."""
     layers = [nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU(), nn.Linear(6, 2)]
     return nn.Sequential(*layers), *gaussian(4), None
 
 
 @case(REFUSED, flags=("coupled",))
-def centred_over_the_batch() -> Built:
+def centered_over_the_batch() -> Built:
     """The mean over samples is subtracted."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def centred_over_the_batch() -> Built:
 
 
 @case(REFUSED, flags=("coupled",))
-def inputs_centred_over_the_batch() -> Built:
+def inputs_centered_over_the_batch() -> Built:
     """The samples are coupled before any parameter: gradients of later operations show nothing."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def inputs_centred_over_the_batch() -> Built:
 
 
 @case(REFUSED, flags=("coupled",))
-def centred_by_a_detached_mean() -> Built:
+def centered_by_a_detached_mean() -> Built:
     """The mean over samples is subtracted without a gradient: only values tell."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def contrastive_similarities() -> Built:
 
 
 @case(REFUSED, flags=("coupled",))
-def neighbours_mixed() -> Built:
+def neighbors_mixed() -> Built:
     """Each sample is mixed with the one before it."""
 
     def forward(self: Net, x: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def noise_in_the_forward_pass() -> Built:
 
 @case(REFUSED)
 def lazy_module() -> Built:
-    """Uninitialised parameters: the first call would create them."""
+    """Uninitialized parameters: the first call would create them."""
     return nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.LazyLinear(2)), *gaussian(4), None
 
 

@@ -84,7 +84,7 @@ def run_parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generat
 def _parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
     """Places of samples in the batch: unlike samples alone, small random parts, the others by similarity, reversed.
 
-    Neighbours in a random projection of the inputs go to different halves, so that no two equal samples stay together.
+    Neighbors in a random projection of the inputs go to different halves, so that no two equal samples stay together.
     Each half is cut along the projection, so that the parts differ from the batch in their statistics. In a part the
     order is that of the batch reversed, so that precedence shows.
     """

@@ -30,7 +30,7 @@ For example:
 
 Every command has --help and --json. Exit status: 0 done, 1 failed, 2 wrong
 usage, 130 interrupted. FEATLEARN_DEBUG=1 or --debug shows where an error came
-from, NO_COLOR=1 switches colours off."""
+from, NO_COLOR=1 switches colors off."""
 
 COMMANDS = {
     "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and say what it did."),
@@ -100,7 +100,7 @@ def _missing_command(name: str) -> Callable[..., Answer]:
 
 
 def _console() -> Any:
-    """The console of --help: the parser's own, or one without colours and bold letters."""
+    """The console of --help: the parser's own, or one without colors and bold letters."""
     if not os.environ.get("NO_COLOR"):
         return None
     from rich.console import Console

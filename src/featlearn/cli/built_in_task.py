@@ -18,7 +18,7 @@ from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.models import CNN, MLP
 from featlearn.steer import whiten
 
-IMAGES: dict[str, Callable[..., data.Labelled]] = {"mnist": data.mnist, "cifar10": data.cifar10}
+IMAGES: dict[str, Callable[..., data.Labeled]] = {"mnist": data.mnist, "cifar10": data.cifar10}
 Pair = tuple[Tensor, Tensor]
 
 
@@ -135,7 +135,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _images(x: Tensor) -> Tensor:
-    """(P, channels, height, width); rows are square images in grey."""
+    """(P, channels, height, width); rows are square images in gray."""
     if x.dim() == 4:
         return x
     side = round(x[0].numel() ** 0.5)

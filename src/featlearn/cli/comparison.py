@@ -9,17 +9,17 @@ from featlearn.cli.key_numbers import BINARY, ENTROPY, NUMBERS, SQUARED
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.settings import option
 
-EQUIVALENT = {"kernel moved": "turning", "weights moved": "weights_moved", "linearisation gap": "gap"}
+EQUIVALENT = {"kernel moved": "turning", "weights moved": "weights_moved", "linearization gap": "gap"}
 """Label -> the equivalent number of a diagnosis."""
 LABELS = {
-    "gap": "linearisation gap",
+    "gap": "linearization gap",
     "departure": "departure from the first kernel",
     "turning": "kernel moved",
-    "turning_raw": "kernel moved, not centred",
+    "turning_raw": "kernel moved, not centered",
     "growth": "kernel norm, times the first",
     "speedup": "first kernel slower, times",
     "speedup_rescaled": "first kernel at its later size, times",
-    "alignment_rise": "centred alignment rose by",
+    "alignment_rise": "centered alignment rose by",
     "loss_left": "lowest loss, share of the first",
     "feature_rate": "effective feature rate",
     "step of loss_half": "step of half of the loss",

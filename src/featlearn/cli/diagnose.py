@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT = Settings()
 PLOTTED = {
     "loss": ((), 0.0),
-    "linearisation gap": (("gap/probe",), 0.1),
+    "linearization gap": (("gap/probe",), 0.1),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
 }
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is

@@ -73,7 +73,7 @@ def learning_rate(place: str | None, settings: Settings) -> float:
 
 
 def _prepared(place: str | None, settings: Settings) -> tuple[TrainingTask, torch.optim.Optimizer]:
-    """The task and its optimiser, before the first step."""
+    """The task and its optimizer, before the first step."""
     torch.manual_seed(settings.seed)
     task = built_in_task(settings) if place is None else user_task(place, settings)
     task = placed(scaled(task, settings), chosen_device(settings.device))

@@ -21,7 +21,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingTask:
-    """Network, data, loss and optionally an optimiser."""
+    """Network, data, loss and optionally an optimizer."""
 
     model: nn.Module
     x: Any
@@ -33,7 +33,7 @@ class TrainingTask:
     """the name of the loss in `fl.watch`; None if it has none"""
     test: tuple[Any, Tensor] | None = None
     optimizer: torch.optim.Optimizer | None = None
-    """the user's optimiser; None for the one of the settings"""
+    """the user's optimizer; None for the one of the settings"""
 
     @property
     def samples(self) -> int:

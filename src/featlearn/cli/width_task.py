@@ -1,4 +1,4 @@
-"""The user's function for `featlearn widths`: networks of any width, data, loss and optimiser."""
+"""The user's function for `featlearn widths`: networks of any width, data, loss and optimizer."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ def widths(
 ) -> Answer:
     """Train your network at several widths for a few steps, and say which layer scales wrongly.
 
-    It fits powers of the width for every layer, says which parametrisation the
+    It fits powers of the width for every layer, says which parametrization the
     network has (standard, NTK, mean-field, muP), whether it learns features at
     infinite width, and which layer is off, by which power. Problems make the exit
     status 1.

@@ -5,7 +5,7 @@ from featlearn.data.chain_monomial import ChainMonomial, chain_monomial
 from featlearn.data.cifar import cifar10
 from featlearn.data.digits import digits
 from featlearn.data.gaussian_mixture import gaussian_mixture
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.line import line
 from featlearn.data.linear_teacher import LinearTeacher, linear_teacher
 from featlearn.data.mnist import mnist
@@ -21,7 +21,7 @@ __all__ = [
     "ChainMonomial",
     "GaussianInputs",
     "ImageOptions",
-    "Labelled",
+    "Labeled",
     "LinearTeacher",
     "QuadraticForm",
     "Regression",

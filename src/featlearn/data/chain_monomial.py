@@ -47,7 +47,7 @@ def chain_monomial(
 
     Beaglehole et al. 2024, Eq. 2, r = `degree`; the other coordinates do not matter. y is divided by its standard
     deviation over the distribution of the inputs (sqrt(r) for r >= 3 and isotropic inputs, sqrt(2) and 2 for r = 1 and
-    2), not by that of the sample, and is not centred: its mean is zero except for r = 1. So `target` and `egop` do not
+    2), not by that of the sample, and is not centered: its mean is zero except for r = 1. So `target` and `egop` do not
     depend on the draw.
 
     With S the adjacency matrix of the ring (gradient S x: x_{i-1} + x_{i+1}) the EGOP is S Lambda S / Var y, Lambda the
@@ -75,11 +75,11 @@ def chain_monomial(
         raise InputValueError(f"degree is {ring} and dimension {columns}, expected degree <= dimension")
     generator = checked_generator(generator)
     variances = checked_spectrum(spectrum, columns).to(generator.device)
-    neighbours = torch.zeros(columns, columns, dtype=torch.float64, device=generator.device)
+    neighbors = torch.zeros(columns, columns, dtype=torch.float64, device=generator.device)
     for k in range(ring):  # the two ends of every edge; for r = 1 and 2 the same pair more than once
-        neighbours[k, (k + 1) % ring] += 1
-        neighbours[(k + 1) % ring, k] += 1
-    gradient_outer = neighbours @ (variances[:, None] * neighbours)
+        neighbors[k, (k + 1) % ring] += 1
+        neighbors[(k + 1) % ring, k] += 1
+    gradient_outer = neighbors @ (variances[:, None] * neighbors)
     # Var of x^T (S / 2) x for x ~ N(0, Lambda) is Tr(S Lambda S Lambda) / 2
     variance = float((gradient_outer.diagonal() * variances).sum()) / 2
     if variance == 0:

@@ -8,9 +8,9 @@ import numpy
 from numpy.typing import NDArray
 
 from featlearn.data.files import Root, damaged, find_file, raise_missing
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.pickled import read_pickle
-from featlearn.data.selection import Channels, ImageOptions, Selection, labelled_images
+from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 
 __all__ = ["cifar10"]
@@ -41,7 +41,7 @@ def cifar10(
     split: Literal["train", "test"] = "train",
     batches: Sequence[int] | None = None,
     **options: Unpack[ImageOptions],
-) -> Labelled:
+) -> Labeled:
     """Read CIFAR-10: color photographs of 32 x 32 in 10 classes, five training batches of 10,000 and 10,000 to test.
 
     0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
@@ -115,7 +115,7 @@ def _label_list(value: Any, path: Path, key: str, count: int) -> NDArray[numpy.i
     return numpy.array(value, dtype=numpy.int64)
 
 
-def select_images(batches: list[Batch], classes: int, name: str, selection: Selection, channels: Channels) -> Labelled:
+def select_images(batches: list[Batch], classes: int, name: str, selection: Selection, channels: Channels) -> Labeled:
     """Join batches and keep the selected samples. The first word of `name` names the data set."""
     labels = numpy.concatenate([batch.labels for batch in batches])
     rows, new_labels, count = selection.rows(labels, classes, name)
@@ -125,4 +125,4 @@ def select_images(batches: list[Batch], classes: int, name: str, selection: Sele
     for start, batch in zip(starts, batches, strict=False):
         inside = (rows >= start) & (rows < start + len(batch.labels))
         pixels[inside] = batch.images[rows[inside] - start]
-    return labelled_images(pixels.reshape(-1, 3, 32, 32), new_labels, count, name.split()[0], selection, channels)
+    return labeled_images(pixels.reshape(-1, 3, 32, 32), new_labels, count, name.split()[0], selection, channels)

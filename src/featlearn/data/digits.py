@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.errors import InputValueError
 
 __all__ = ["digits"]
@@ -12,7 +12,7 @@ __all__ = ["digits"]
 _PARTS = {"all": slice(None), "train": slice(1500), "test": slice(1500, None)}
 
 
-def digits(split: Literal["all", "train", "test"] = "all") -> Labelled:
+def digits(split: Literal["all", "train", "test"] = "all") -> Labeled:
     """Return the 8 x 8 handwritten digits of scikit-learn, 1797 samples in 10 classes.
 
     Args:
@@ -29,7 +29,7 @@ def digits(split: Literal["all", "train", "test"] = "all") -> Labelled:
 
     pixels, labels = load_digits(return_X_y=True)
     part = _PARTS[split]
-    return Labelled(
+    return Labeled(
         x=torch.from_numpy(pixels[part]).to(torch.float32) / 16,
         labels=torch.from_numpy(labels[part]).to(torch.int64),
         classes=10,

@@ -1,11 +1,11 @@
-"""Classes that are Gaussian clouds around random centres (Shan & Bordelon 2021b, Sec. 6.2)."""
+"""Classes that are Gaussian clouds around random centers (Shan & Bordelon 2021b, Sec. 6.2)."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
@@ -24,8 +24,8 @@ def gaussian_mixture(
     centers: Tensor | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Labelled:
-    """Samples mu_c + noise around C centres mu_c on the unit sphere, as many of each class.
+) -> Labeled:
+    """Samples mu_c + noise around C centers mu_c on the unit sphere, as many of each class.
 
     See Shan & Bordelon 2021b, App. E.5, Fig. 7.
 
@@ -36,8 +36,8 @@ def gaussian_mixture(
         variance: sigma^2 of the noise, in the sense of `spread`.
         spread: ``"total"``: E|noise|^2 = sigma^2, that is N(0, sigma^2 / d) for each coordinate. ``"coordinate"``: N(0,
             sigma^2) for each. The paper prints N(mu, sigma^2 I) with sigma^2 = 0.01: literally, noise sqrt(10) times as
-            long as the centres at d = 1000. Its theory of small noise needs the first reading, the default.
-        orthogonal: make the centres exactly perpendicular, as the theory assumes (needs C <= d); otherwise they are
+            long as the centers at d = 1000. Its theory of small noise needs the first reading, the default.
+        orthogonal: make the centers exactly perpendicular, as the theory assumes (needs C <= d); otherwise they are
             uniform on the sphere and perpendicular up to 1 / sqrt(d).
         centers: mu, (C, d), as they are given; drawn before the noise by default. ``centers=task.centers`` makes
             further samples of the same task.
@@ -56,14 +56,14 @@ def gaussian_mixture(
         raise InputValueError(
             f"samples={rows}, classes={count}, dimension={columns}, spread={spread!r} and orthogonal={orthogonal}, "
             "expected as many samples of each class, spread 'total' or 'coordinate', and classes <= dimension for "
-            "orthogonal centres"
+            "orthogonal centers"
         )
     generator = checked_generator(generator)
     means = _centers(centers, count, columns, orthogonal, generator)
     deviation = (size / columns if spread == "total" else size) ** 0.5
     labels = torch.arange(rows, device=means.device) % count
     x = means[labels] + deviation * standard_normal(rows, columns, generator=generator)
-    return Labelled(x.to(dtype), labels, count, "gaussian mixture", means)
+    return Labeled(x.to(dtype), labels, count, "gaussian mixture", means)
 
 
 def _centers(

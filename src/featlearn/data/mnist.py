@@ -11,8 +11,8 @@ import numpy
 from numpy.typing import NDArray
 
 from featlearn.data.files import Root, damaged, locate
-from featlearn.data.labelled import Labelled
-from featlearn.data.selection import Channels, ImageOptions, Selection, labelled_images
+from featlearn.data.labeled import Labeled
+from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 
 __all__ = ["mnist"]
@@ -24,7 +24,7 @@ _MAX_IMAGES = 2_000_000  # the largest set in this format has fewer
 _MAX_COMPRESSION = 1032  # largest ratio of deflate
 
 
-def mnist(root: Root = None, split: Literal["train", "test"] = "train", **options: Unpack[ImageOptions]) -> Labelled:
+def mnist(root: Root = None, split: Literal["train", "test"] = "train", **options: Unpack[ImageOptions]) -> Labeled:
     """Read MNIST: handwritten digits of 28 x 28 gray values in 10 classes, 60,000 to train and 10,000 to test.
 
     Args:
@@ -47,7 +47,7 @@ def mnist(root: Root = None, split: Literal["train", "test"] = "train", **option
     if len(labels) != len(images) or labels.max(initial=0) > 9:
         raise damaged(path, f"has {len(labels)} labels up to {labels.max(initial=0)}", f"{len(images)} from 0 to 9")
     rows, new_labels, classes = selection.rows(labels, 10, f"mnist {split}")
-    return labelled_images(images[rows, None], new_labels, classes, "mnist", selection, _CHANNELS)
+    return labeled_images(images[rows, None], new_labels, classes, "mnist", selection, _CHANNELS)
 
 
 def _path(root: Root, stem: str, axes: int) -> Path:

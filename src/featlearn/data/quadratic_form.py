@@ -44,7 +44,7 @@ def quadratic_form(
 
     Beaglehole et al. 2024, App. I, for Fig. 7. With M = Q^T Q and L the covariance of the inputs, y is divided by
     sqrt(2 Tr(M L M L)), its standard deviation over the distribution of the inputs, not that of the sample, and is not
-    centred: its mean is Tr(M L) divided by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is
+    centered: its mean is Tr(M L) divided by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is
     4 M L M / Var y.
 
     Args:

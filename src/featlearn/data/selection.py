@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
 from featlearn.errors import InputTypeError, InputValueError
 
@@ -129,14 +129,14 @@ class Channels:
     deviation: tuple[float, ...]
 
 
-def labelled_images(
+def labeled_images(
     pixels: NDArray[numpy.uint8],
     labels: Tensor,
     classes: int,
     name: str,
     selection: Selection,
     channels: Channels | None,
-) -> Labelled:
+) -> Labeled:
     """Convert images of bytes, (P, channels, height, width), to numbers in the selected form."""
     x = torch.from_numpy(numpy.ascontiguousarray(pixels)).to(torch.float32).div_(255)
     if selection.normalization == "channel":
@@ -147,4 +147,4 @@ def labelled_images(
             )
         shape = (1, -1, 1, 1)
         x.sub_(torch.tensor(channels.mean).view(shape)).div_(torch.tensor(channels.deviation).view(shape))
-    return Labelled(x.flatten(1) if selection.flatten else x, labels, classes, name)
+    return Labeled(x.flatten(1) if selection.flatten else x, labels, classes, name)

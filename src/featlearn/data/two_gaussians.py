@@ -2,7 +2,7 @@
 
 import torch
 
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.errors import InputValueError
 
@@ -16,7 +16,7 @@ def two_gaussians(
     deviation: float = 1.0,
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Labelled:
+) -> Labeled:
     """Numbers from N(0, 1), class 0, and N(4, 1), class 1, as many of each (Xu & Ziyin 2024, App. B.1, Fig. 7).
 
     The best boundary is x = 2, and 2.3 % of the samples lie beyond it: without a bias, as in the paper, a network of
@@ -41,4 +41,4 @@ def two_gaussians(
     centers = torch.tensor(means, dtype=torch.float64, device=generator.device)[:, None]
     labels = torch.arange(rows, device=generator.device) % 2
     x = centers[labels] + size * standard_normal(rows, 1, generator=generator)
-    return Labelled(x.to(dtype), labels, 2, "two gaussians", centers)
+    return Labeled(x.to(dtype), labels, 2, "two gaussians", centers)

@@ -12,16 +12,16 @@ from featlearn.diagnosis.run_data import RunData
 from featlearn.linalg.estimate import Estimate
 
 LINEAR = 0.1
-"""Linearisation gap up to which a departure shows what the replay itself misses: other samples than the probe, another
-optimiser, kernels between outputs that were not recorded."""
+"""Linearization gap up to which a departure shows what the replay itself misses: other samples than the probe, another
+optimizer, kernels between outputs that were not recorded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Departure:
     """|g - f| / |f - f0| for outputs g of training with the frozen first kernel, where its path comes closest to f.
 
-    Outputs are centred over samples. On test points g is taken at the same time. The standard error is the departure
-    while the network was still close to its linearisation, where the frozen kernel is exact and only the replay can be
+    Outputs are centered over samples. On test points g is taken at the same time. The standard error is the departure
+    while the network was still close to its linearization, where the frozen kernel is exact and only the replay can be
     wrong. `between_kernels` is the distance from g to the same for the last kernel, in the same unit: where it is
     small, the kernel did not change enough to make the network depart, and it is the replay that is off.
     """
@@ -120,7 +120,7 @@ def _estimate(values: Sequence[float], early: Sequence[int], samples: int) -> Es
 
 
 def _distance(g: Tensor, f: Tensor, start: Tensor, end: Tensor | None = None) -> float:
-    """|g - f| / |end - start|, centred over samples; the end is f unless it is given."""
+    """|g - f| / |end - start|, centered over samples; the end is f unless it is given."""
     moved, off = (part - part.mean(0) for part in ((f if end is None else end) - start, g - f))
     return float(off.norm() / moved.norm()) if bool(moved.any()) else math.nan
 

@@ -63,7 +63,7 @@ class Events:
     loss_half: CrossingTime
     """the loss is at half of its first value"""
     alignment_90: CrossingTime
-    """centred kernel-task alignment reaches 90 % of its rise; never if it rose by less than 0.01"""
+    """centered kernel-task alignment reaches 90 % of its rise; never if it rose by less than 0.01"""
     norm_10: CrossingTime
     """the kernel norm passes 10 % of its final value; never if it started above"""
     rise: float
@@ -89,7 +89,7 @@ class Events:
     def missing(self) -> str:
         """Why it is unknown whether alignment was silent; empty if it is known."""
         if math.isnan(self.rise):
-            return "centred alignment is not known before and after training"
+            return "centered alignment is not known before and after training"
         if math.isnan(self.growth):
             return "the kernel norm is not known before and after training"
         if math.isnan(self.loss_half.at):
@@ -104,7 +104,7 @@ class Events:
 
 
 def alignment_curve(run_data: RunData) -> Curve | None:
-    """Centred kernel-task alignment; None also for a constant target, which vanishes when centred."""
+    """Centered kernel-task alignment; None also for a constant target, which vanishes when centered."""
     return run_data.curve("ntk/centered_alignment")
 
 

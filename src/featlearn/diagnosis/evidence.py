@@ -21,12 +21,12 @@ CALIBRATED = (
     "docs/how-to/read-a-diagnosis.md has the tables"
 )
 GAP = Threshold(0.15, 0.25, CALIBRATED)
-"""Linearisation gap at the end. Lazy calibration runs had at most 0.089, rich ones at least 0.60; along the output
+"""Linearization gap at the end. Lazy calibration runs had at most 0.089, rich ones at least 0.60; along the output
 scale it goes from one to the other in two decades, and an output times 3 has 0.24 to 0.28."""
 DEPARTED = Threshold(0.3, 0.3, CALIBRATED)
 """Departure from training with the frozen first kernel; above, the headline cannot be lazy."""
 TURNED = Threshold(0.02, 0.1, CALIBRATED)
-"""1 - cosine of the first and the last kernel, centred."""
+"""1 - cosine of the first and the last kernel, centered."""
 SAME_SHAPE = Threshold(
     0.001,
     0.02,
@@ -40,7 +40,7 @@ FITTED = Threshold(
     0.25, 0.25, "lazy then rich: by choice, the loss fell to a quarter of the first while the gap was lazy"
 )
 ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
-"""Rise of centred kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
+"""Rise of centered kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
 value, also negative ones."""
 SPEED = Threshold(
     2.5, 10.0, "speed: of perceptrons and CNNs with scaled outputs, lazy ones had at most 2.1, rich ones at least 18"
@@ -48,7 +48,7 @@ SPEED = Threshold(
 """How many times longer the frozen first kernel takes; for information."""
 SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
 """As SPEED, with the kernel rescaled to its later size: above this, growth alone does not explain the speed."""
-OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearisation misses ten times what changed")
+OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearization misses ten times what changed")
 """With a loss that has hardly fallen, such a gap is that of weights that were thrown far away, not of features."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
 NORM_GREW = Threshold(
@@ -65,14 +65,14 @@ MACHINE = Threshold(
 SPECIALIZED = Threshold(
     0.02,
     0.02,
-    "specialisation: linear networks, which cannot specialise, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
+    "specialization: linear networks, which cannot specialize, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
 )
 LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
 SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
 POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half divided by that of the first")
 MOVED = Threshold(0.1, 0.1, "weights: by choice, a tenth of the first norm")
 LEARNED = Threshold(0.02, 0.02, "layers: by choice, training made 2 % of the agreement of weights and gradients")
-"""Centred share of a layer (Beaglehole et al. 2024). It goes as the fourth power of how far the weight moved, and is
+"""Centered share of a layer (Beaglehole et al. 2024). It goes as the fourth power of how far the weight moved, and is
 0.02 where that is about a third of the weight. Lazy runs had at most 0.004, rich ones up to 1, whatever the correlation
 was before training."""
 

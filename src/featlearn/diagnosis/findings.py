@@ -43,7 +43,7 @@ class Findings:
 
     @cached_property
     def gap(self) -> GapCurve:
-        """The linearisation gap."""
+        """The linearization gap."""
         return gap_curve(self.run_data)
 
     @cached_property
@@ -58,12 +58,12 @@ class Findings:
 
     @cached_property
     def turning(self) -> Estimate:
-        """1 - cosine of the first and the last kernel, both centred."""
+        """1 - cosine of the first and the last kernel, both centered."""
         return self._compared(lambda a, b: float(kernel_distance(a, b, centered=True)), "ntk/centered_distance")
 
     @cached_property
     def turning_raw(self) -> float:
-        """The same without centring: dominated by a constant in ReLU networks."""
+        """The same without centering: dominated by a constant in ReLU networks."""
         return float(self._compared(lambda a, b: float(kernel_distance(a, b)), "ntk/distance"))
 
     @cached_property
@@ -132,7 +132,7 @@ class Findings:
 
     @cached_property
     def constant_target(self) -> bool:
-        """Whether the centred targets vanish."""
+        """Whether the centered targets vanish."""
         if self.run_data.targets is None:
             return False
         y = self.run_data.targets.double()
@@ -179,7 +179,7 @@ class Findings:
 
     @property
     def specialization(self) -> float:
-        """Mean of the diagonal of the last specialisation matrix minus the mean of the rest."""
+        """Mean of the diagonal of the last specialization matrix minus the mean of the rest."""
         return self._specialization(-1)
 
     @property

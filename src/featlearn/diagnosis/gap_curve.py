@@ -1,4 +1,4 @@
-"""The linearisation gap of a run, over its steps and at its end."""
+"""The linearization gap of a run, over its steps and at its end."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ LEAST = 3
 
 @dataclass(frozen=True, eq=False)
 class GapCurve:
-    """The share of the change of the centred outputs that the linearisation at the start misses."""
+    """The share of the change of the centered outputs that the linearization at the start misses."""
 
     probe: Curve | None
     """over steps, on the probe; None if it was not recorded"""
@@ -90,9 +90,9 @@ def gap_curve(run_data: RunData) -> GapCurve:
 def _missing(run_data: RunData) -> str:
     """Why no gap is known."""
     if run_data.diverged is not None:
-        return "training broke down before a linearisation gap was measured"
+        return "training broke down before a linearization gap was measured"
     if "gap/probe" in run_data.scalar_names:
         return "the outputs changed by no more than rounding, or by the same for all samples of the probe"
     if 0 < run_data.samples < LEAST:
-        return f"the linearisation gap of fewer than {LEAST} samples has no error; give a larger probe"
-    return "the linearisation gap was not recorded: quantities= left it out, or the first weights are not known"
+        return f"the linearization gap of fewer than {LEAST} samples has no error; give a larger probe"
+    return "the linearization gap was not recorded: quantities= left it out, or the first weights are not known"

@@ -91,7 +91,7 @@ class LayerLearning:
     distance: float
     """|W - W0| / |W0|"""
     correlation: float
-    """centred neural feature correlation at the end"""
+    """centered neural feature correlation at the end"""
     centered_share: float
     """how much of the agreement of weights and gradients training has made; of fused projections, the largest"""
     kernel_share: float
@@ -126,7 +126,7 @@ def layer_learning(run_data: RunData) -> dict[str, LayerLearning]:
 
 
 def _features(run_data: RunData, layer: str) -> tuple[float, float, bool]:
-    """Centred correlation and share at the end, and whether it is a readout.
+    """Centered correlation and share at the end, and whether it is a readout.
 
     Of fused projections, those of the one that learned most.
     """

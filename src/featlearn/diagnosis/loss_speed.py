@@ -206,7 +206,7 @@ class LossSpeed:
         error, step, per_unit = min(fits)
         if error > FITS:
             return Unknown(
-                f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimiser, unequal "
+                f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimizer, unequal "
                 "learning rates, terms between outputs, or noise"
             )
         return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)

@@ -130,7 +130,7 @@ class FrozenPath(NamedTuple):
 def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
     """Outputs of the probe and of the test points where the path comes closest to the outputs (P, C) of the probe.
 
-    Centred over samples: a constant that is learned first does not decide. Between times the path is a straight line.
+    Centered over samples: a constant that is learned first does not decide. Between times the path is a straight line.
     """
     away = outputs - path.outputs
     away = away - away.mean(1, keepdim=True)

@@ -40,14 +40,14 @@ def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, .
             1,
             "cosine of W^T W with -W^T dL/dW under weight decay, arXiv 2507.05644; 1 at convergence",
         ),
-        _opinion("kernel turning", turning, TURNED, 1, "1 - cosine of the centred first and last kernel"),
+        _opinion("kernel turning", turning, TURNED, 1, "1 - cosine of the centered first and last kernel"),
         # Rich networks also end with less alignment than they had: no rise says nothing.
         _opinion(
             "rise of kernel-task alignment",
             rise,
             ALIGNMENT_ROSE._replace(low=-math.inf),
             1,
-            "centred; only a rise says something",
+            "centered; only a rise says something",
         ),
     ]
     return tuple(one for one in found if one is not None)

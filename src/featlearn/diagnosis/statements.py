@@ -1,4 +1,4 @@
-"""Further statements about runs: silent alignment, settling, kernel machine, mechanisms, layers, specialisation."""
+"""Further statements about runs: silent alignment, settling, kernel machine, mechanisms, layers, specialization."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -248,7 +248,7 @@ def _unmeasured(layers: Sequence[str]) -> str:
 
 
 def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
-    """Specialisation and the effective feature rate."""
+    """Specialization and the effective feature rate."""
     statements = []
     special, rate = (sample([getattr(one, name) for one in findings]) for name in ("specialization", "feature_rate"))
     begun = mean([one.specialization_at_start for one in findings])
@@ -261,7 +261,7 @@ def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Ev
             says += f", at the start {_compared(begun)} by {abs(begun):.2g}"
             told = "yes" if special.mean - begun > SPECIALIZED.high else "no"
         against = f"grown by more than {SPECIALIZED.high:g}"
-        statements.append(evidence("specialisation", says, special, against, SPECIALIZED, told))
+        statements.append(evidence("specialization", says, special, against, SPECIALIZED, told))
     if rate is not None:
         says = f"the effective feature rate is {rate.words}, for kernel and targets of norm one"
         statements.append(Evidence("feature rate", says, rate.mean, "", "", rate.spread, rate.runs))

@@ -12,7 +12,7 @@ from featlearn.diagnosis.departure import Departure
 from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.findings import findings_of
 from featlearn.diagnosis.gap_curve import GapCurve
-from featlearn.diagnosis.judgement import Regime, assess_regime, numbers, rich_from
+from featlearn.diagnosis.judgment import Regime, assess_regime, numbers, rich_from
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.opinions import Opinion
@@ -40,19 +40,19 @@ class Diagnosis:
     """The diagnosis of a run. `print` it; `evidence` has every statement with its number and threshold."""
 
     regime: Regime
-    """"lazy" (the linearisation at the start explains it), "rich" (features were learned), "mixed", "lazy then rich"
+    """"lazy" (the linearization at the start explains it), "rich" (features were learned), "mixed", "lazy then rich"
     (`times["rich_from"]`), or "cannot tell" """
     numbers: Mapping[str, Estimate]
     """each with its error, nan if unknown: gap, departure, turning, growth, loss_left, which decide the regime; for
     information turning_raw, speedup, speedup_rescaled, alignment_rise, weights_moved"""
     gap: GapCurve
-    """the linearisation gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.unshrunk`"""
+    """the linearization gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.unshrunk`"""
     departure: Departure
     """distance of the first run from training with its frozen first kernel, on probe and test points"""
     growth: Estimate
     """norm of the last kernel divided by that of the first"""
     turning: Estimate
-    """1 - cosine of the centred first and last kernel"""
+    """1 - cosine of the centered first and last kernel"""
     useful: Usefulness
     """test error of regression with the first and with the last kernel, of the first run"""
     opinions: Mapping[str, Opinion]

@@ -262,7 +262,7 @@ def _process_group(group: Any) -> Any:
             raise InputValueError(f"group={group!r}, expected 'world', a torch.distributed.ProcessGroup or None")
         if not dist.is_initialized():
             raise InputValueError(
-                "group='world' and no process group is initialised, expected one; start with torchrun and call "
+                "group='world' and no process group is initialized, expected one; start with torchrun and call "
                 "torch.distributed.init_process_group() first"
             )
         return dist.group.WORLD

@@ -19,8 +19,8 @@ Velocity = Callable[[float, Tensor], Tensor]
 # Up to here the explicit method takes seconds, and is the more exact of the two.
 QUICK = 1e4
 # As measured: the explicit method calls the right-hand side twice per unit of stiffness; the implicit one some 2,000
-# times whatever the stiffness, and factorises its Jacobian, 2/3 n^3 operations, some 100 times.
-CALLS, IMPLICIT_CALLS, FACTORISATIONS = 2.0, 2e3, 100
+# times whatever the stiffness, and factorizes its Jacobian, 2/3 n^3 operations, some 100 times.
+CALLS, IMPLICIT_CALLS, FACTORIZATIONS = 2.0, 2e3, 100
 # A call from Python costs as much as this many operations.
 OVERHEAD = 1e6
 # About two hours of one core.
@@ -37,7 +37,7 @@ def largest_rate(kernel: Tensor) -> Tensor:
 def method(stiffness: float, unknowns: int, operations: float) -> Method:
     """The quicker method for a flow whose right-hand side takes `operations`; an error where neither would end."""
     explicit = CALLS * stiffness * (operations + OVERHEAD)
-    implicit = IMPLICIT_CALLS * (operations + OVERHEAD) + FACTORISATIONS * 2 / 3 * unknowns**3
+    implicit = IMPLICIT_CALLS * (operations + OVERHEAD) + FACTORIZATIONS * 2 / 3 * unknowns**3
     if unknowns > LARGEST:
         implicit = torch.inf
     if min(explicit, implicit) > LONGEST:

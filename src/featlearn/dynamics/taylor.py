@@ -23,7 +23,7 @@ def linearize(model: nn.Module, order: int = 1) -> nn.Module:
     format or device and are part of its state dict: loading one loads the expansion point too. Frozen parameters and
     buffers are those of now. The output must be one tensor, or an object with `.logits`.
 
-    Normalisations that update running statistics do so outside of any polynomial: call `.eval()` on the model, also for
+    Normalizations that update running statistics do so outside of any polynomial: call `.eval()` on the model, also for
     training it.
     """
     if not isinstance(model, nn.Module):

@@ -319,7 +319,7 @@ class Chunk:
         return dict(found)
 
     def _batched_gradients(self, values: list[Value], directions: Tensor) -> UseGradients | None:
-        """All directions in one pass; None where an op on the path cannot be vectorised."""
+        """All directions in one pass; None where an op on the path cannot be vectorized."""
         count, outputs = directions.shape[0], self.outputs  # len() of a tensor takes five calls
         cotangents = directions.to(outputs, non_blocking=True)[:, None].expand(-1, *outputs.shape)
         edges = [GradientEdge(*value) for value in values]

@@ -11,7 +11,7 @@ from featlearn.errors import InputTypeError, InputValueError
 
 
 @dataclass(frozen=True)
-class Probes:
+class Directions:
     """Random output directions: an unbiased estimate of the sum over outputs at a cost that does not grow with C.
 
     Of the sum, not of the mean that is the default. Its error falls as 1 / sqrt(k): some 10 % for 16 of them. With as
@@ -26,25 +26,25 @@ class Probes:
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
-            raise InputValueError(f"Probes got k={self.k!r}, expected a number of directions >= 1")
+            raise InputValueError(f"Directions got k={self.k!r}, expected a number of directions >= 1")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise InputTypeError(
-                f"Probes got generator={self.generator!r}, expected a torch.Generator; "
+                f"Directions got generator={self.generator!r}, expected a torch.Generator; "
                 "write torch.Generator().manual_seed(0)"
             )
 
-    def directions(self, classes: int) -> Tensor:
+    def signs(self, classes: int) -> Tensor:
         """(k, C) signs."""
         generator = torch.Generator("cpu").manual_seed(0) if self.generator is None else self.generator
         signs = torch.randint(2, (self.k, classes), generator=generator, device=generator.device)
         return 2.0 * signs.double().cpu() - 1.0
 
 
-Outputs = Literal["mean", "sum", "each", "full"] | int | Probes
+Outputs = Literal["mean", "sum", "each", "full"] | int | Directions
 
 
 @dataclass(frozen=True)
-class Directions:
+class OutputSelection:
     """Output directions, how their kernels are combined, and what the result is divided by."""
 
     count: int
@@ -78,18 +78,18 @@ class Directions:
         return shapes[self.mode]
 
 
-def output_directions(outputs: Outputs, classes: int) -> Directions:
+def output_directions(outputs: Outputs, classes: int) -> OutputSelection:
     """Turn the `outputs` argument into directions for a network with this many outputs."""
-    if isinstance(outputs, Probes):
-        return Directions(outputs.k, classes, "sum", outputs.k, outputs.directions(classes))
+    if isinstance(outputs, Directions):
+        return OutputSelection(outputs.k, classes, "sum", outputs.k, outputs.signs(classes))
     if isinstance(outputs, int) and not isinstance(outputs, bool):
         if not 0 <= outputs < classes:
             raise InputValueError(f"outputs={outputs}, expected an output between 0 and {classes - 1}")
-        return Directions(1, classes, "sum", 1, first=outputs)
+        return OutputSelection(1, classes, "sum", 1, first=outputs)
     if outputs == "mean":
-        return Directions(classes, classes, "sum", classes)
+        return OutputSelection(classes, classes, "sum", classes)
     if outputs in ("sum", "each", "full"):
-        return Directions(classes, classes, outputs, 1)
-    expected = "'mean', 'sum', 'each', 'full', the number of an output, or fl.Probes(k)"
+        return OutputSelection(classes, classes, outputs, 1)
+    expected = "'mean', 'sum', 'each', 'full', the number of an output, or fl.Directions(k)"
     kind = InputValueError if isinstance(outputs, str) else InputTypeError
     raise kind(f"outputs={outputs!r}, expected {expected}")

@@ -144,11 +144,11 @@ def _children(node: Node) -> list[Node]:
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def _reached(start: Node, neighbours: Callable[[Node], list[Node]], names: Collection[str]) -> Iterator[Node]:
+def _reached(start: Node, neighbors: Callable[[Node], list[Node]], names: Collection[str]) -> Iterator[Node]:
     """Nodes with one of these names, nearest first; paths end at them."""
     level, seen = [start], {start}
     while level:
-        following = list(dict.fromkeys(n for node in level for n in neighbours(node) if n not in seen))
+        following = list(dict.fromkeys(n for node in level for n in neighbors(node) if n not in seen))
         seen.update(following)
         yield from (node for node in following if node.name() in names)
         level = [node for node in following if node.name() not in names]

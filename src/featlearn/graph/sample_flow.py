@@ -131,10 +131,10 @@ def _group_norm(step: Step) -> Layout | None:
 
 
 def _layer_norm(step: Step) -> Layout | None:
-    normalised = step.saved("normalized_shape")
-    if step.operand != 0 or normalised is None:
+    normalized = step.saved("normalized_shape")
+    if step.operand != 0 or normalized is None:
         return None
-    return step.layout if step.layout.outside(*normalised) else None
+    return step.layout if step.layout.outside(*normalized) else None
 
 
 def _batch_norm(step: Step) -> Layout | None:

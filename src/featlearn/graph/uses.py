@@ -1,7 +1,7 @@
 """Every use of every parameter.
 
 From a parameter upwards, values without a sample axis form a region that parameters alone (or several samples
-together) made: transposes, normalised weights, generated weights. Each edge that leaves the region into a node whose
+together) made: transposes, normalized weights, generated weights. Each edge that leaves the region into a node whose
 output has a sample axis is a use. Every path from a parameter to the outputs leaves the region for the first time
 through exactly one edge, so the sum over uses, each pulled back through the region, is the whole per-sample gradient.
 """

@@ -57,7 +57,7 @@ def callback(
             self.watch.steps = max(self.watch.steps, trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            """One step, if the optimiser made one: gradients may be accumulated over several batches."""
+            """One step, if the optimizer made one: gradients may be accumulated over several batches."""
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if loss is not None:
                 self._losses.append(loss.detach())

@@ -21,7 +21,7 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
     Args:
         probe: (inputs, y): a mapping of what the model takes, without labels, and targets as for `fl.watch`.
         out: the directory of the run.
-        options: further arguments of `fl.watch`. The optimiser is that of the Trainer.
+        options: further arguments of `fl.watch`. The optimizer is that of the Trainer.
 
     Returns:
         A `TrainerCallback` with the attribute `watch`, None until training begins. A Trainer does not tell its
@@ -52,7 +52,7 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
             self.watch.steps = max(self.watch.steps, state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """One step of the optimiser."""
+            """One step of the optimizer."""
             if self.watch is not None:
                 self.watch.step(step=state.global_step)
 

@@ -14,7 +14,7 @@ from featlearn.contraction.gram import Route, mirror
 from featlearn.contraction.kernel_sum import Kernels, KernelSum
 from featlearn.distributed.exchange import TensorKind, kinds, swapped
 from featlearn.distributed.same_directions import same_directions
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.kernel.divided_samples import DividedGradients, Division, alike
 from featlearn.kernel.execution import KernelExecution
 from featlearn.kernel.verification import KernelVerification
@@ -36,7 +36,7 @@ class DividedExecution:
         execution: KernelExecution,
         measurement: Measurement,
         plan: Plan,
-        directions: Directions,
+        directions: OutputSelection,
         division: Division,
         kernel: SharedKernel,
         keys: Mapping[str, str],

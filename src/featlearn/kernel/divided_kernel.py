@@ -11,7 +11,7 @@ from featlearn.distributed.agreement import same_call, same_tensors, smallest_bu
 from featlearn.distributed.exchange import TensorKind, swapped
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
-from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
 from featlearn.kernel.divided_execution import DividedExecution
 from featlearn.kernel.divided_samples import Division
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
@@ -89,7 +89,7 @@ def _measured(
     by: str,
     rates: Mapping[str, Rate],
     verify: bool,
-) -> tuple[Kernels, Directions]:
+) -> tuple[Kernels, OutputSelection]:
     """The rows of this rank, by the plan of rank 0, which has as many samples as any."""
     ranks, batches = division.ranks, measurement.batches
     pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement

@@ -11,7 +11,7 @@ from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from featlearn.errors import NotFiniteError
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
@@ -28,7 +28,7 @@ class KernelExecution:
         self,
         measurement: Measurement,
         plan: Plan,
-        directions: Directions,
+        directions: OutputSelection,
         rates: Mapping[str, Rate],
         by: str,
         proportional: frozenset[str] | None,

@@ -110,7 +110,7 @@ def _entries(u: Tensor) -> Tensor:
     return (torch.view_as_real(u.resolve_conj()) if u.is_complex() else u).reshape(len(u), -1)
 
 
-class _Reparametrised(nn.Module):
+class _Reparametrized(nn.Module):
     """A network called with other tensors in the places of its parameters."""
 
     def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -145,7 +145,7 @@ def _dual_outputs(
             name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
             for name, parameter in measurement.parameters.items()
         }
-        outputs = replace(batch, model=_Reparametrised(batch.model, duals)).outputs(_all(batch))
+        outputs = replace(batch, model=_Reparametrized(batch.model, duals)).outputs(_all(batch))
         primal, tangent = forward_ad.unpack_dual(outputs)
         primal = primal.detach().clone()
         return primal, torch.zeros_like(primal) if tangent is None else tangent.detach().clone()

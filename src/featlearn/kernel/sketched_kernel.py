@@ -10,7 +10,7 @@ from featlearn.contraction.gram import mirror
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables, add_sketch
 from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
-from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
@@ -79,7 +79,7 @@ class SketchedFeatures:
         self,
         measurement: Measurement,
         plan: SketchPlan,
-        directions: Directions,
+        directions: OutputSelection,
         rates: Mapping[str, Rate],
         by: str,
         sketch: Sketch,

@@ -16,7 +16,7 @@ from torch import Tensor
 from featlearn.audit.independence import last_digit_changed
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import VerificationError
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.graph.graph import numbers
 from featlearn.kernel.step_rates import Rate
 from featlearn.measurement import Measurement
@@ -45,7 +45,7 @@ class KernelVerification:
     def __init__(
         self,
         measurement: Measurement,
-        directions: Directions,
+        directions: OutputSelection,
         rates: Mapping[str, Rate],
         plan: Plan,
         samples: tuple[int, int] | None = None,

@@ -30,7 +30,7 @@ from torch import Tensor
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import Draw, drawn_by_size, drawn_first, stated, widened
 
-REMEDY = "take more probes="
+REMEDY = "take more vectors="
 ColumnTerm = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Something linear in blocks of columns: of rows (s g, n g) of s samples with n others, float64, and their n places."""
 
@@ -172,7 +172,7 @@ def norm(survey: Survey, what: str = "the norm") -> Estimate:
     return _root(survey.square + added.value, added.stderr, added.draws, added.freedom, what)
 
 
-def normalised_overlap(survey: Survey, what: str = "the overlap") -> Estimate:
+def normalized_overlap(survey: Survey, what: str = "the overlap") -> Estimate:
     """tr(Y^T K Y) / |K|_F, both from the same draws: their errors are correlated, and partly cancel."""
     assert survey.overlaps is not None
     above = survey.overlap + survey.draw.total(survey.overlaps).value

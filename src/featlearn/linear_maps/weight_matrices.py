@@ -1,7 +1,7 @@
 """Weights as the linear maps that the forward pass applied: h = W x for the rows x of every sample and position.
 
 They are found from the uses of parameters, not from modules: a fused attention weight that a layer cuts into
-pieces gives several matrices, a layer called twice gives one with more rows, a normalised weight enters with its value.
+pieces gives several matrices, a layer called twice gives one with more rows, a normalized weight enters with its value.
 """
 
 import re
@@ -33,7 +33,7 @@ class WeightMatrix:
     readings: tuple[Reading, ...]
     blocks: int = 1
     row_taps: int = 1
-    """How many neighbouring inputs belong to one channel (the kernel's area of a convolution)."""
+    """How many neighboring inputs belong to one channel (the kernel's area of a convolution)."""
     grad_taps: int = 1
     """The same for outputs (transposed convolutions)."""
     plain: bool = True

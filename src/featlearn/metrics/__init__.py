@@ -2,7 +2,7 @@
 
 Kernels are (..., P, P); leading axes (time, layers, seeds) are kept. Sums run in float64 whatever the input; results
 are float64 tensors on the kernel's device. A quantity that is undefined (a zero kernel, a constant target after
-centring) is nan.
+centering) is nan.
 """
 
 from featlearn.metrics.alignment import (

@@ -25,7 +25,7 @@ def alignment(K: Tensor, y: Tensor) -> Tensor:
 
 
 def centered_alignment(K: Tensor, y: Tensor) -> Tensor:
-    """`alignment` of H K H with H y, both centred, H = I - 1 1^T / P (Cortes et al.). nan for a constant y or K."""
+    """`alignment` of H K H with H y, both centered, H = I - 1 1^T / P (Cortes et al.). nan for a constant y or K."""
     kernel = checked_kernel(K)
     return _alignment(centered(kernel), deviations(checked_targets(y, kernel), (0,)))
 
@@ -40,7 +40,7 @@ def _alignment(kernel: Tensor, targets: Tensor) -> Tensor:
 def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
     """A(K^cc, y^d) for every kernel c (rows) and every target d (columns): (..., C, C).
 
-    `K_each` is (..., C, P, P) as `fl.ntk(outputs="each")` gives it, `Y` is (P, C). `centered` centres both.
+    `K_each` is (..., C, P, P) as `fl.ntk(outputs="each")` gives it, `Y` is (P, C). `centered` centers both.
     """
     kernels, targets = _each(K_each, Y, centered)
     kernels, targets = scaled(kernels, (-2, -1))[0], scaled(targets, (0,))[0]
@@ -49,7 +49,7 @@ def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor
 
 
 def specialization(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
-    """Kernel specialisation matrix: A(K^cc, y^d) / mean over c of A(K^cc, y^d).
+    """Kernel specialization matrix: A(K^cc, y^d) / mean over c of A(K^cc, y^d).
 
     See Shan & Bordelon 2021a, Eq. 16; 2021b, Eq. 9.
 
@@ -59,14 +59,14 @@ def specialization(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:
     return ratio(aligned, aligned.mean(-2, keepdim=True).expand_as(aligned))
 
 
-def _each(K_each: Any, Y: Any, centre: bool) -> tuple[Tensor, Tensor]:
+def _each(K_each: Any, Y: Any, center: bool) -> tuple[Tensor, Tensor]:
     kernels = checked_kernel(K_each, "K_each")
     if kernels.dim() < 3:
         raise InputValueError(
             f"K_each has shape {tuple(kernels.shape)}, expected (..., C, P, P); measure it with fl.ntk(outputs='each')"
         )
     targets = checked_targets(Y, kernels, "Y", columns=kernels.shape[-3])
-    return (centered(kernels), deviations(targets, (0,))) if centre else (kernels, targets)
+    return (centered(kernels), deviations(targets, (0,))) if center else (kernels, targets)
 
 
 class Interference(NamedTuple):

@@ -22,7 +22,7 @@ def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor
     Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
 
     `centered=True` compares H K H, H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are mostly a constant,
-    which hides the change of the rest: a distance of 0.005 can be 0.16 after centring.
+    which hides the change of the rest: a distance of 0.005 can be 0.16 after centering.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
@@ -54,7 +54,7 @@ def _refuse_unequal_stacks(first: tuple[str, Tensor], second: tuple[str, Tensor]
 
 
 def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -> Tensor:
-    """Distance between neighbouring kernels of a run (T, P, P), divided by the time between them: (T - 1,).
+    """Distance between neighboring kernels of a run (T, P, P), divided by the time between them: (T - 1,).
 
     `centered` as in `kernel_distance`.
     """
@@ -79,7 +79,7 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False,
     print has the numerator of the wrong kernel, and gives an alignment above 1. Unique for A1 < 1; negative where
     alignment fell; nan where an alignment is 1, up to the rounding of the format in which the kernel came.
     `normalized=True` measures it for K / |K0| and y / |y| (Shan & Bordelon 2021a, Sec. 7), which is comparable between
-    networks; in raw units gamma scales as |K0| / |y|^2. `centered=True` centres kernels and targets first, as
+    networks; in raw units gamma scales as |K0| / |y|^2. `centered=True` centers kernels and targets first, as
     `centered_alignment` does.
 
     K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A

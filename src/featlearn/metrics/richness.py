@@ -1,4 +1,4 @@
-"""How rich training was, from one forward or one backward pass: second opinions beside the linearisation gap."""
+"""How rich training was, from one forward or one backward pass: second opinions beside the linearization gap."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def low_rank_richness(features: Tensor, outputs: Tensor) -> Tensor:
         features: (P, N) or (P, ...), what enters the last layer, one row per sample; flattened.
         outputs: (P, C) or (P,) outputs of the network.
 
-    Both are centred over samples. nan where either is constant.
+    Both are centered over samples. nan where either is constant.
     """
     phi, f = checked_tensor(features, "features"), checked_tensor(outputs, "outputs")
     if phi.dim() < 2 or f.dim() not in (1, 2) or len(phi) != len(f) or len(f) < 2:

@@ -1,7 +1,7 @@
 """Test error of kernel regression from training samples alone, effective dimension and condition.
 
 Regression is k(x) (K + ridge I)^-1 y, as in `fl.dynamics.kernel_regression`: the ridge is added to the kernel as it is,
-not times P, and there is no constant: centre the targets, or measure what is left of them. Errors are squares averaged
+not times P, and there is no constant: center the targets, or measure what is left of them. Errors are squares averaged
 over samples and outputs, as `nn.MSELoss` has them, noise of the labels included.
 
 Eigenvalues below the rounding of the kernel **as it was given** (1.2e-7 of the largest in float32, 1e-12 in float64)
@@ -166,7 +166,7 @@ class PredictedRisk:
     """Mean squared error on each sample of regression on the P - 1 others: exact, whatever the kernel. Its standard
     error is the jackknife's, which is rather too large: 1.1 to 1.9 times the spread of repeated designs."""
     gcv: Tensor
-    """(...): generalised cross-validation, (1/P) |(I - H) y|^2 / (1 - Tr H / P)^2 with H = K (K + ridge I)^-1."""
+    """(...): generalized cross-validation, (1/P) |(I - H) y|^2 / (1 - Tr H / P)^2 with H = K (K + ridge I)^-1."""
     effective_dimension: Tensor
     """(...): Tr H."""
     condition: Condition
@@ -189,10 +189,10 @@ def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> Predicte
 
     - `.leave_one_out`: every sample is predicted from the others. Unbiased (for P - 1 samples) for every kernel. Its
       standard error is infinite for P = 1.
-    - `.gcv`, `.kare`: generalised cross-validation and the kernel alignment risk estimator, one number (Wei et al. 2022
+    - `.gcv`, `.kare`: generalized cross-validation and the kernel alignment risk estimator, one number (Wei et al. 2022
       say so too). They take what a sample adds, 1 / [(K + ridge I)^-1]_ii, to be the same for all samples, which is
       so for many samples of one length and one kind; then they spread less. Where K_ii differ and the ridge is
-      small, they are wrong: by a third for tangent kernels of ReLU networks on centred MNIST and CIFAR-10 images.
+      small, they are wrong: by a third for tangent kernels of ReLU networks on centered MNIST and CIFAR-10 images.
 
     The kernel must not have seen the labels: measured after training on these very samples it promises too much. Take
     samples that were not trained on.
@@ -211,7 +211,7 @@ def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> Predicte
     added = basis.scaled(used)
     inverse = (basis.vectors * _inverse(basis, added)) @ basis.vectors.mT
     left_out = leave_one_out(inverse, targets)
-    gcv = _generalised(basis, targets, added)
+    gcv = _generalized(basis, targets, added)
     # once and again: the square of the largest target may overflow where the error does not
     error, stderr, gcv = (size * (size * part) for part in (left_out.error, left_out.stderr, gcv))
     stderr = stderr if len(targets) > 1 else torch.full_like(stderr, torch.inf)
@@ -268,7 +268,7 @@ def leave_one_out(inverse: Tensor, targets: Tensor) -> LeftOut:
     return LeftOut(error, ((samples - 1) / samples * spread).sqrt())
 
 
-def _generalised(basis: Modes, targets: Tensor, ridge: Tensor) -> Tensor:
+def _generalized(basis: Modes, targets: Tensor, ridge: Tensor) -> Tensor:
     inverse = _inverse(basis, ridge)[..., 0, :]
     power = (basis.vectors.mT @ targets).square().mean(-1)
     return (power * inverse.square()).mean(-1) / inverse.mean(-1).square()

@@ -24,12 +24,12 @@ class GPT(nn.Module):
 
     The network of Beaglehole et al. 2024 (Fig. 2D) is nanoGPT's for characters of Shakespeare, with 3 blocks instead
     of 6 and no dropout. These are the defaults here: width 384, 6 heads, 256 positions, 65 tokens. A block adds
-    attention of its normalised input, then a network of 4 x the width, to it; LayerNorms have a gain and no shift. The
+    attention of its normalized input, then a network of 4 x the width, to it; LayerNorms have a gain and no shift. The
     layers of block b are ``blocks.b.attention.query``, ``.key``, ``.value``, ``.output``, ``blocks.b.expansion`` and
     ``.contraction``. Query, key and value, one matrix in nanoGPT, are three here, so that each has features of its own.
 
     Kernels need one output per sample: ``fl.ntk(model, tokens, readout=fl.readouts.last_token)``, and for 65 outputs
-    ``outputs=fl.Probes(k)``.
+    ``outputs=fl.Directions(k)``.
 
     Args:
         tokens: V, size of the vocabulary.

@@ -1,4 +1,4 @@
-"""The plain convolutional network of eleven layers, without normalisation."""
+"""The plain convolutional network of eleven layers, without normalization."""
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class VGG11(nn.Module):
     64, 128, 256, 256, 512, 512, 512, 512 channels, an activation after each; the largest of 2 x 2 positions is kept
     after the first, second, fourth, sixth and eighth, which leaves 1 x 1 of 32 x 32. Larger images are averaged to it.
 
-    Beaglehole et al. 2024 (Fig. 2C) train it on CIFAR-10 with the default initialisation of torch
+    Beaglehole et al. 2024 (Fig. 2C) train it on CIFAR-10 with the default initialization of torch
     (``distribution="uniform"``, `weight_variance` 1/3), without BatchNorm. The usual version averages to 7 x 7
     positions, which for images of 32 x 32 only copies one position 49 times, and has dropout and biases. By default
     this one has none of these.

@@ -1,4 +1,4 @@
-"""The wide residual network of Shan & Bordelon 2021b and Atanasov et al. 2022, without normalisation."""
+"""The wide residual network of Shan & Bordelon 2021b and Atanasov et al. 2022, without normalization."""
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class WideResNet(nn.Module):
 
     Shan & Bordelon 2021b (Fig. 2) use k = 3 and b = 2, ``parametrization="ntk"``, 100 images of two classes of
     CIFAR-10, outputs divided by gamma (`fl.steer.scale_output`). Atanasov et al. 2022 (Fig. 1d and J.1) use k = 4 and
-    b = 1 in the standard parametrisation with `weight_variance` (36, 0.09, 1): sigma = 6 for the first convolution and
+    b = 1 in the standard parametrization with `weight_variance` (36, 0.09, 1): sigma = 6 for the first convolution and
     0.3 for the blocks. They do not state that of the readout. Their Fig. J.2 varies b, and J.3 varies k at b = 2.
 
     Args:

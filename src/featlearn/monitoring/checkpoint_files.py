@@ -67,7 +67,7 @@ class Checkpoint:
         if path is None:
             return None
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        own = [file for file in files if file.name.startswith(("model", "pytorch_model"))]  # not those of an optimiser
+        own = [file for file in files if file.name.startswith(("model", "pytorch_model"))]  # not those of an optimizer
         for status in (file.stat() for file in own or files):
             digest.update(f"{status.st_size} {status.st_mtime_ns};".encode())
         return digest.hexdigest()

@@ -56,7 +56,7 @@ def watch_checkpoints(
 
     Called again with the same `out`, also after a kill, it goes on with the checkpoints that are not yet measured. A
     file that was written anew since is an error: `overwrite=True` starts over. What only training knows is not in such
-    a run: the loss of the steps, the optimiser, and the duration of a step (`seconds` is what loading took).
+    a run: the loss of the steps, the optimizer, and the duration of a step (`seconds` is what loading took).
 
     Args:
         model: the network that was trained, with any weights.

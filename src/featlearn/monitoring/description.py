@@ -47,7 +47,7 @@ def model_entry(model: nn.Module) -> dict[str, Any]:
 
 
 def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
-    """Class of the optimiser and settings of each parameter group."""
+    """Class of the optimizer and settings of each parameter group."""
     if optimizer is None:
         return None
     groups = [

@@ -48,7 +48,7 @@ def watch(
                 optimizer.step()
                 watch.step(loss=loss)
 
-    Measuring changes nothing: losses, weights, optimiser state and random numbers are, bit for bit, those of a run
+    Measuring changes nothing: losses, weights, optimizer state and random numbers are, bit for bit, those of a run
     that is not watched. A model that cannot be measured is an error on entering; later nothing stops training: a
     measurement that fails or cannot be written is recorded as an event, and you are warned once.
 
@@ -61,7 +61,7 @@ def watch(
             labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
         out: a directory for the run, new or empty.
         every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
-        budget: the share of training time that measuring may take, a fifth of it for the linearisation gap and other
+        budget: the share of training time that measuring may take, a fifth of it for the linearization gap and other
             cheap quantities. Which scheduled steps are measured follows from their numbers and from costs that are
             taken once and rounded to factors of four. One measurement in every doubling of the step is promised: for
             it the probe is thinned, down to 32 samples, and short runs may spend what 60 s of training earn. None: no
@@ -80,7 +80,7 @@ def watch(
             `log_metrics(mapping, step)`.
         resume: continue the run in `out`, if there is one.
         name: name of the run; by default that of its directory.
-        settings: any JSON-serialisable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
+        settings: any JSON-serializable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
             `run.config["settings"]` from the start. `fl.report` treats runs whose settings differ only in `"seed"` as
             seeds of one experiment.
         overwrite: replace the run in `out`, finished or not, if there is one. It is removed when the first measurement

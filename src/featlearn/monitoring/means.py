@@ -1,4 +1,4 @@
-"""Averages of the numbers of every step, without device synchronisation."""
+"""Averages of the numbers of every step, without device synchronization."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -138,7 +138,7 @@ class Observer:
             return None
         return (earlier[-1], kernel) if kernel.shape == (self.watched.probe.samples,) * 2 else None
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait for pending device work, so that it is not counted as measuring."""
         if self._on_gpu:
             torch.cuda.synchronize()
@@ -154,7 +154,7 @@ class Observer:
     def _observe(
         self, watched: WatchedNetwork, step: int, chosen: Sequence[ScheduledQuantity], end: bool, last: bool
     ) -> Observation:
-        self.synchronise()
+        self.synchronize()
         begun = self.clock()
         audited = self._audited
         if watched.model is not audited.model:
@@ -179,7 +179,7 @@ class Observer:
             tried = {one.name for one in chosen}
             self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
             outputs = now.outputs
-        self.synchronise()
+        self.synchronize()
         common = self.clock() - begun - sum(costs.values()) - context.apart
         if now.baseline is None:
             costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}

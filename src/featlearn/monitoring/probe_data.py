@@ -91,7 +91,7 @@ def _refuse_not_finite(tensor: Tensor, name: str) -> None:
 
 @dataclass(frozen=True)
 class WatchedNetwork:
-    """What stays the same between measurements: network, probes, optimiser, readout, initial weights."""
+    """What stays the same between measurements: network, probes, optimizer, readout, initial weights."""
 
     model: nn.Module
     probe: ProbeData
@@ -112,7 +112,7 @@ class WatchedNetwork:
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether the optimiser has any parameter of the model."""
+    """Whether the optimizer has any parameter of the model."""
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return any(id(p) in trained for p in model.parameters())
 
@@ -124,7 +124,7 @@ def kept_state(model: nn.Module) -> dict[str, Any]:
 
 
 def decays(optimizer: Optimizer | None) -> bool:
-    """Whether the optimiser decays weights."""
+    """Whether the optimizer decays weights."""
     groups = [] if optimizer is None else optimizer.param_groups
     return any(float(group.get("weight_decay") or 0.0) > 0 for group in groups)
 

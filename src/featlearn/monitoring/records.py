@@ -133,7 +133,7 @@ def kernel(view: StepView, context: RecordContext) -> Record:
 
 
 def gap(view: StepView, context: RecordContext) -> Record:
-    """The linearisation gap since the start, on the probe and on the test points, and what common shrinking leaves."""
+    """The linearization gap since the start, on the probe and on the test points, and what common shrinking leaves."""
     if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
     found = {
@@ -256,7 +256,7 @@ def test(view: StepView, context: RecordContext) -> Record:
 
 
 def optimizer(view: StepView, context: RecordContext) -> Record:
-    """The kernel of the update that the optimiser makes (Atanasov et al. 2022, Eq. 91)."""
+    """The kernel of the update that the optimizer makes (Atanasov et al. 2022, Eq. 91)."""
     kernel = view.optimizer_kernel
     if kernel is None:
         return Record()

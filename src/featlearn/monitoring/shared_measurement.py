@@ -17,7 +17,7 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.distributed.first_rank import buffers_of_first, tensors_of_first
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError
-from featlearn.gradients.directions import Outputs, Probes
+from featlearn.gradients.directions import Directions, Outputs
 from featlearn.kernel.divided_kernel import divided_kernels
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
@@ -115,7 +115,7 @@ class SharedMeasurement:
         return self._measured(watched, alone, "kernels", of, outputs, by)
 
     def features(
-        self, watched: WatchedNetwork, compared: bool, outputs: Probes | None, alone: Callable[[], NeuralFeatures]
+        self, watched: WatchedNetwork, compared: bool, outputs: Directions | None, alone: Callable[[], NeuralFeatures]
     ) -> NeuralFeatures:
         """On rank 0: the features of the probe, as `alone` measures them; `compared` with the initial weights."""
         return self._measured(watched, alone, "features", compared, outputs)
@@ -212,6 +212,6 @@ class SharedMeasurement:
         found: dict[str, Any] = divided_kernels(self._audited, x, x2, outputs, by, False, dict)
         return {key: kernel.full_tensor().to(self._home) for key, kernel in found.items()}
 
-    def _features(self, compared: bool, outputs: Probes | None) -> NeuralFeatures:
+    def _features(self, compared: bool, outputs: Directions | None) -> NeuralFeatures:
         initial = self._initial if compared else None
         return neural_features_of(self._audited, self._probes["probe"], initial=initial, outputs=outputs)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
-from featlearn.gradients.directions import Outputs, Probes
+from featlearn.gradients.directions import Directions, Outputs
 from featlearn.kernel.jacobian_products import JvpMethod
 from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
@@ -109,7 +109,7 @@ class StepView:
 
     @cached_property
     def gap(self) -> Gap:
-        """The linearisation gap since the start of the run, on the probe."""
+        """The linearization gap since the start of the run, on the probe."""
         return self._states.gap(self.x, method=self._method, outputs=self.outputs)
 
     @cached_property
@@ -189,7 +189,7 @@ class StepView:
     @cached_property
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
-        outputs = Probes(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
+        outputs = Directions(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
         compared = self.baseline is not None and bool(self.watched.initial)
 
         def alone() -> NeuralFeatures:
@@ -220,7 +220,7 @@ class StepView:
 
     @cached_property
     def rates(self) -> Rates:
-        """Learning rates of layers when training began; 1 where no optimiser is known, or it begins at 0."""
+        """Learning rates of layers when training began; 1 where no optimizer is known, or it begins at 0."""
         if self.baseline is not None and self.baseline.rates is not None:
             return self.baseline.rates
         optimizer = self.watched.optimizer
@@ -231,19 +231,19 @@ class StepView:
 
     @cached_property
     def optimizer_kernel(self) -> Tensor | None:
-        """(P, P) kernel of the update that the optimiser makes, None before its first step or without one."""
+        """(P, P) kernel of the update that the optimizer makes, None before its first step or without one."""
         rates = self._step_rates
         return None if rates is None else self._mean(self._now, rates)
 
     @cached_property
     def optimizer_kernel_full(self) -> Tensor | None:
-        """(P, P, C, C) kernel of the optimiser's update between all outputs."""
+        """(P, P, C, C) kernel of the optimizer's update between all outputs."""
         rates = self._step_rates
         return None if rates is None else self._full(self._now, rates)
 
     @cached_property
     def optimizer_cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
-        """(P', P) kernel of the optimiser's update between the test probe and the probe, and (P', P, C, C)."""
+        """(P', P) kernel of the optimizer's update between the test probe and the probe, and (P', P, C, C)."""
         rates = self._step_rates
         return None if rates is None or self.watched.test is None else self._cross(rates)
 
@@ -302,7 +302,7 @@ class StepView:
 
     @property
     def _step_rates(self) -> dict[str, Rate] | None:
-        """Rates after the last optimiser step; gradients are set aside during a measurement."""
+        """Rates after the last optimizer step; gradients are set aside during a measurement."""
         optimizer = self.watched.optimizer
         if optimizer is None or (not optimizer.state and not isinstance(optimizer, torch.optim.SGD)):
             return None
@@ -336,7 +336,7 @@ class StepView:
     def _kernels(self, measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
         """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
         many = measurement.classes > MANY_OUTPUTS
-        outputs: Outputs = Probes(DIRECTIONS) if many else "each" if by == "layer" else "mean"
+        outputs: Outputs = Directions(DIRECTIONS) if many else "each" if by == "layer" else "mean"
         kernels = self._measured(measurement, outputs, by, rates)
         divisor = measurement.classes if many else 1
         return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}

@@ -113,7 +113,7 @@ class Watch:
         return self
 
     def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
-        """Call this after every optimiser step.
+        """Call this after every optimizer step.
 
         Args:
             loss: the loss of this step. The mean since the last line, or since the run was resumed, is recorded.
@@ -324,7 +324,7 @@ class Watch:
     def _spend(self, act: Callable[[], None]) -> None:
         """Run an action and count its time as measuring."""
         asked = time.perf_counter()
-        self._observer.synchronise()
+        self._observer.synchronize()
         begun, clock = time.perf_counter(), self._observer.clock()
         self._waited += begun - asked
         # what a step takes beside training is known when it ends: counted until then, it must not make seconds fall

@@ -75,7 +75,7 @@ def refuse_unmeasurable(inside: Inventory) -> None:
         tensors = (*part._parameters.values(), *part._buffers.values()) if odd else ()
         if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):
             raise UnsupportedModelError(
-                f"{_place(inside, part)} is not initialised yet; run the model once on a batch first"
+                f"{_place(inside, part)} is not initialized yet; run the model once on a batch first"
             )
         if any(hasattr(t, "placements") for t in tensors) or type(part).__name__ == "FullyShardedDataParallel":
             raise UnsupportedModelError(

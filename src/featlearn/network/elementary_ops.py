@@ -1,6 +1,6 @@
 """Fused ops taken apart, for derivatives of higher order.
 
-PyTorch's fused normalisations and attention have wrong or missing derivatives beyond the first: in torch 2.13 the third
+PyTorch's fused normalizations and attention have wrong or missing derivatives beyond the first: in torch 2.13 the third
 derivative of layer norm and the second of weight norm are off by tens of percent, without a sign. Inside this mode the
 same functions are computed from elementary ops, whose derivatives of every order are right.
 """
@@ -23,8 +23,8 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     axes = tuple(range(-len(normalized_shape), 0))
-    centred = input - input.mean(axes, keepdim=True)
-    result = centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
+    centered = input - input.mean(axes, keepdim=True)
+    result = centered / (centered.square().mean(axes, keepdim=True) + eps).sqrt()
     result = result if weight is None else result * weight
     return result if bias is None else result + bias
 
@@ -33,8 +33,8 @@ def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     grouped = input.reshape(input.shape[0], num_groups, -1)
-    centred = grouped - grouped.mean(-1, keepdim=True)
-    result = (centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()).reshape(input.shape)
+    centered = grouped - grouped.mean(-1, keepdim=True)
+    result = (centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()).reshape(input.shape)
     channels = (1, -1) + (1,) * (input.dim() - 2)
     result = result if weight is None else result * weight.reshape(channels)
     return result if bias is None else result + bias.reshape(channels)

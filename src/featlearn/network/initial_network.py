@@ -1,4 +1,4 @@
-"""A copy of a network with another state, that of its initialisation say."""
+"""A copy of a network with another state, that of its initialization say."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,9 +24,9 @@ class _Holder(nn.Module):
 
 
 def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the model as it was at initialisation."""
+    """A copy of the model as it was at initialization."""
     if not isinstance(initial, Mapping):
-        raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialisation")
+        raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialization")
     inner = unwrapped(model)
     now = {tensor.data_ptr() for tensor in inner.parameters()} - {0}
     if any(isinstance(tensor, Tensor) and tensor.data_ptr() in now for tensor in initial.values()):

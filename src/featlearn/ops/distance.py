@@ -1,4 +1,4 @@
-"""Distances between samples and learned centres."""
+"""Distances between samples and learned centers."""
 
 import torch
 from torch import Tensor
@@ -10,21 +10,21 @@ from featlearn.ops.registry import register_rule
 
 @register_rule("CdistBackward0", "EuclideanDistBackward0")
 def distance(use: Use) -> Form | None:
-    """`torch.cdist(points, centres)` of any order p, with the same centres (K, d) for all samples."""
-    points, centres, result = use.saved("x1"), use.saved("x2"), use.saved("result")
+    """`torch.cdist(points, centers)` of any order p, with the same centers (K, d) for all samples."""
+    points, centers, result = use.saved("x1"), use.saved("x2"), use.saved("result")
     if use.operand != 1 or len(use.shape) != 2 or points is None or not use.layout.outside(use.shape[0]):
         return None
     (count, width), samples = use.shape, use.layout.samples
     order = 2.0 if use.saved("p") is None else float(use.saved("p"))  # EuclideanDist is of order two
 
     def by_sample(tensor: Tensor) -> Tensor:
-        """(samples, centres, positions)"""
+        """(samples, centers, positions)"""
         return use.layout.samples_first(tensor, count).mT.contiguous()
 
     def gradient(grad: Tensor) -> Tensor:
         rows = use.layout.samples_first(points, width)
-        own = centres.expand(samples, count, width)
-        # What autograd calls once for the batch, with a copy of the centres for every sample.
+        own = centers.expand(samples, count, width)
+        # What autograd calls once for the batch, with a copy of the centers for every sample.
         found: Tensor = torch.ops.aten._cdist_backward(by_sample(grad), own, rows, order, by_sample(result))
         return found
 

@@ -1,7 +1,7 @@
 """The common form to which every use of a parameter is brought.
 
 A *use* is one operand of one autograd node. Its weight operand is called z: the parameter itself, or something made
-from parameters alone (a transpose, a normalised weight). The node's output has a sample axis, described by `Layout`.
+from parameters alone (a transpose, a normalized weight). The node's output has a sample axis, described by `Layout`.
 A rule states one of two forms of the per-sample gradient of z:
 
 - `Outer`: sum over positions t of rows[p, t] (x) grads[p, t], never formed unless that is cheaper;
@@ -28,7 +28,7 @@ class LinearMap:
     weight: Tensor | None = None
     """W where the op has kept it; ops keep it only if their other input needs a gradient."""
     row_taps: int = 1
-    """How many neighbouring entries of a row belong to one channel: the area of a convolution's kernel."""
+    """How many neighboring entries of a row belong to one channel: the area of a convolution's kernel."""
     grad_taps: int = 1
     """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
     channels_second: bool = False

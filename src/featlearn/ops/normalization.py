@@ -1,4 +1,4 @@
-"""Scale and shift of normalisation layers."""
+"""Scale and shift of normalization layers."""
 
 import torch
 from torch import Tensor
@@ -28,14 +28,14 @@ def rms_norm(use: Use) -> Form | None:
     return broadcast_gradient(use, lambda: source * deviation)
 
 
-def _channel(use: Use, normalised: Tensor | None) -> Form | None:
+def _channel(use: Use, normalized: Tensor | None) -> Form | None:
     """A weight per channel, channels being axis 1, samples in axis 0 of the output."""
     if not use.layout.outside(*use.output[1:]):
         return None
     channels, rest = use.output[1], use.output[2:].numel()
 
     def gradient(grad: Tensor) -> Tensor:
-        product = grad if normalised is None else grad * normalised.reshape(grad.shape)
+        product = grad if normalized is None else grad * normalized.reshape(grad.shape)
         return use.layout.samples_first(product, channels, rest).sum((1, 3))
 
     return Direct(gradient)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from featlearn.contraction.kernel_sum import kernel_keys
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.planning.chunks import ParameterGroup
 
@@ -100,7 +100,7 @@ def shared_kernel(
     ranks: int,
     samples: tuple[int, int],
     symmetric: bool,
-    directions: Directions,
+    directions: OutputSelection,
     measurement: Measurement,
     by: str,
     memory: int,

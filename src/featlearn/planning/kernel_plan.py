@@ -7,7 +7,7 @@ import torch
 from featlearn.contraction.hardware import LITTLE
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.errors import MemoryBudgetError
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.planning.chunks import grouped, held_bytes, largest_chunk, shares_rows
 from featlearn.planning.cost import parameter_plans
@@ -17,7 +17,7 @@ from featlearn.planning.plan import Plan
 
 def plan_key(
     measurement: Measurement,
-    directions: Directions,
+    directions: OutputSelection,
     elementwise: Collection[str],
     by: str,
     memory: str | int | None,
@@ -40,7 +40,7 @@ def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bo
 
 def plan_kernel(
     measurement: Measurement,
-    directions: Directions,
+    directions: OutputSelection,
     elementwise: Collection[str],
     by: str,
     memory: str | int | None,

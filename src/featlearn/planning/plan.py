@@ -196,7 +196,7 @@ class Plan:
             )
         if self.directions >= 100:
             summary.append(
-                f"{self.directions} outputs: outputs=fl.Probes(16) estimates their sum at a fraction of this"
+                f"{self.directions} outputs: outputs=fl.Directions(16) estimates their sum at a fraction of this"
             )
         if self.rank_costs is not None:
             summary.append(str(self.rank_costs))

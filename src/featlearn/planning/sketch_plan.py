@@ -7,7 +7,7 @@ from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchRoute, View, formed_cost, route_costs, sample_bytes
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.chunk import Chunk
-from featlearn.gradients.directions import Directions
+from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 from featlearn.planning.chunks import captured_bytes, samples_within
@@ -119,7 +119,7 @@ class SketchPlan:
 
 def plan_sketch(
     measurement: Measurement,
-    directions: Directions,
+    directions: OutputSelection,
     sketch: Sketch,
     elementwise: Collection[str],
     by: str,

@@ -15,7 +15,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.kernel.jacobian_products import inner_products
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.nystrom import norm, normalised_overlap, surveyed
+from featlearn.linalg.nystrom import norm, normalized_overlap, surveyed
 from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
@@ -34,7 +34,7 @@ def estimate_alignment(
     *,
     centered: bool = False,
     readout: Readout | None = None,
-    probes: int | None = None,
+    vectors: int | None = None,
     generator: torch.Generator | None = None,
     parameters: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
@@ -50,24 +50,24 @@ def estimate_alignment(
     (P, d) the task kernel is Y Y^T. The norm comes from the exact columns of a few samples (see
     `fl.NTKOperator.frobenius`), the numerator |J^T y|^2 from backward passes, exactly: one sweep for one output and one
     target; for C outputs C sweeps, whatever the number of target columns, where targets have few distinct rows
-    (classes, centred or not). Where it would take more than 2 C sweeps (several columns of real numbers) the columns of
-    the kernel give the numerator too. The error of the ratio is that to first order, of both together.
+    (classes, centered or not). Where it would take more than 2 C sweeps (several columns of real numbers) the columns
+    of the kernel give the numerator too. The error of the ratio is that to first order, of both together.
 
     Two standard errors hold the truth in about 95 of 100 draws: the error is widened by Student's t for its degrees of
-    freedom, `.freedom`. Measured with 64 probes and 2200 samples it was 94 to 99 of 100, raw and centred, for Gaussian
-    inputs, sizes of samples that are lognormal with sigma 1.2 and 2, five outliers 30 times larger, several outputs and
-    handwritten digits. Where `.freedom` is below 4 a `featlearn.errors.HeavyTailWarning` says that too few draws carry
-    the error for it to be trusted; take more probes.
+    freedom, `.freedom`. Measured with 64 vectors and 2200 samples it was 94 to 99 of 100, raw and centered, for
+    Gaussian inputs, sizes of samples that are lognormal with sigma 1.2 and 2, five outliers 30 times larger, several
+    outputs and handwritten digits. Where `.freedom` is below 4 a `featlearn.errors.HeavyTailWarning` says that
+    too few draws carry the error for it to be trusted; take more vectors.
 
     Args:
         model, readout, parameters, dtype, memory: as for `fl.ntk`.
         data: a batch as for `fl.ntk`, or a `DataLoader` that does not shuffle, which is never held in memory.
         y: targets (P,) or (P, d). None takes those of a loader of (inputs, targets); its integer labels, for a network
             with several outputs, are read as classes and made one-hot.
-        centered: whether K and y are centred, as in `fl.metrics.centered_alignment`: H K H with H = I - 1 1^T / P. The
+        centered: whether K and y are centered, as in `fl.metrics.centered_alignment`: H K H with H = I - 1 1^T / P. The
             means of the rows of K are exact, by one product for each output.
-        probes: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
-            error 0) where P is at most 2048 or `probes`.
+        vectors: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
+            error 0) where P is at most 2048 or `vectors`.
         generator: draws them; without one they are the same at every call.
         sketch: `fl.Sketch(k=4096, repeats=4)` takes numerator and norm from sketched gradients instead, in one pass
             over the samples, for networks whose columns take too long; three repeats at least.
@@ -84,19 +84,21 @@ def estimate_alignment(
         if sketch is not None and group is not None:
             raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
         drawing = source(generator)
-        block.expect(same_arguments({"centered": centered, "probes": probes}), same_draws(drawing))
+        block.expect(same_arguments({"centered": centered, "vectors": vectors}), same_draws(drawing))
     operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
     with operator.ranks.together() as block:
         targets = _targets(y, operator)
         block.expect(same_tensors("the targets", {"y": targets}, "give all ranks what one of them has"))
-        count = column_count(None if sketch is not None else probes, operator.samples, 1)
+        count = column_count(None if sketch is not None else vectors, operator.samples, 1)
     targets = scaled(deviations(targets, (0,)) if centered else targets, (0, 1))[0].to(operator.device)
     task = float((targets.T @ targets).norm())  # |Y Y^T|_F
     if task == 0.0:
         return Estimate(float("nan"), float("nan"), 1)
     if sketch is not None:
-        if probes is not None or generator is not None:
-            raise InputValueError("sketch= with probes= or generator=, expected one of them; fl.Sketch has a generator")
+        if vectors is not None or generator is not None:
+            raise InputValueError(
+                "sketch= with vectors= or generator=, expected one of them; fl.Sketch has a generator"
+            )
         with operator.sweeps() as sweeps:
             return sketched_alignment(sweeps, targets, task, sketch, centered=centered)
     with operator.sweeps() as sweeps:
@@ -109,7 +111,7 @@ def estimate_alignment(
         few = _in_few_vectors(targets, sweeps)
         if few is None:
             found = surveyed(columns, count, drawing, targets)
-            ratio = normalised_overlap(found, "the alignment")
+            ratio = normalized_overlap(found, "the alignment")
             return replace(ratio, value=float(ratio) / task, stderr=float(ratio.stderr) / task)
         size = norm(surveyed(columns, count, drawing), "the alignment")
         if not float(size) > 0.0:
@@ -141,7 +143,7 @@ def _targets(y: Any, operator: NTKOperator) -> Tensor:
     return targets if targets.dim() == 2 else targets[:, None]
 
 
-def _exact(sweeps: Sweeps, targets: Tensor, task: float, centred: bool) -> Estimate:
+def _exact(sweeps: Sweeps, targets: Tensor, task: float, centered: bool) -> Estimate:
     """From all columns."""
     everything = torch.arange(sweeps.stream.samples, device="cpu")
     columns, before, after = KernelColumns(sweeps, "mean"), [0.0], [0.0]
@@ -154,12 +156,12 @@ def _exact(sweeps: Sweeps, targets: Tensor, task: float, centred: bool) -> Estim
         after.append(_largest(rows))
         return rows.square().sum(), (targets * (rows @ targets[places.to(targets.device)])).sum()
 
-    if centred:
+    if centered:
         (sums,) = columns.sums(everything, totals)
         columns = KernelColumns(sweeps, "mean", sums / len(sums))
     square, overlap = map(float, columns.sums(everything, terms))
     raw, left = sweeps.ranks.largest([max(before), max(after)])
-    if left <= REMAINDER * raw:  # a constant kernel is zero when centred, but for rounding
+    if left <= REMAINDER * raw:  # a constant kernel is zero when centered, but for rounding
         return Estimate(float("nan"), float("nan"), 1)
     return Estimate(overlap / (square**0.5 * task), 0.0, 1)
 
@@ -169,14 +171,14 @@ def _largest(rows: Tensor) -> float:
 
 
 def _vanishes(diagonal: Tensor, means: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a centred kernel is what rounding leaves of a constant one."""
+    """Whether a centered kernel is what rounding leaves of a constant one."""
     return float(diagonal.abs().max()) <= 100 * torch.finfo(dtype).eps * float(means.abs().max())
 
 
 def _in_few_vectors(targets: Tensor, sweeps: Sweeps) -> tuple[Tensor, Tensor] | None:
     """V (P, r) and M (r, r) with Y Y^T = V M V^T where V takes at most two sweeps for each output; None where none do.
 
-    Targets with few distinct rows (classes, centred or not) are made of the indicators of those rows, which take one
+    Targets with few distinct rows (classes, centered or not) are made of the indicators of those rows, which take one
     sweep together.
     """
     if targets.shape[1] > 1:

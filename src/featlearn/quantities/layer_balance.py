@@ -83,7 +83,7 @@ def layer_balance(
 
     Args:
         model, x, readout, dtype: as for `fl.ntk`; a few samples of x are run, to see what follows what.
-        rates: learning rates by layer (globs, the first that matches counts), or an optimiser whose groups have them;
+        rates: learning rates by layer (globs, the first that matches counts), or an optimizer whose groups have them;
             by default 1 for all.
     """
     return layer_balance_of(AuditedModel(model, readout=readout, dtype=dtype), x, rates)
@@ -106,7 +106,7 @@ class Rates:
 
     def __init__(self, rates: Mapping[str, float] | Optimizer | None, measurement: Measurement, layers: list[str]):
         self.reason = ""
-        """Why the optimiser does not follow the gradient."""
+        """Why the optimizer does not follow the gradient."""
         self._given = rates
         self._of_parameter: dict[str, float] = {}
         if isinstance(rates, Optimizer):
@@ -124,10 +124,10 @@ class Rates:
             if not rates:
                 raise InputValueError("rates is empty, expected a learning rate for every layer, {'*': 1.0} say")
         elif rates is not None:
-            raise InputTypeError(f"rates is {type(rates).__name__}, expected a mapping of layer names or an optimiser")
+            raise InputTypeError(f"rates is {type(rates).__name__}, expected a mapping of layer names or an optimizer")
 
     def of(self, layer: str, parameter: str) -> float:
-        """The rate of one parameter of a layer; 0 if the optimiser does not have it."""
+        """The rate of one parameter of a layer; 0 if the optimizer does not have it."""
         if self._of_parameter:
             return self._of_parameter[parameter]
         if not isinstance(self._given, Mapping):

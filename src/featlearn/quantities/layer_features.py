@@ -27,7 +27,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Correlations:
-    """How far a layer's weights agree with the gradients that arrive at it, in four centrings.
+    """How far a layer's weights agree with the gradients that arrive at it, in four centerings.
 
     See Beaglehole et al. 2024, Sec. 3 and App. C.
 
@@ -72,13 +72,13 @@ class LayerFeatures:
     The AGOP is that of the gradient through this layer alone, dx = W^T dh. In attention the gradient of a token also
     runs through the two other projections; that is another matrix.
 
-    With `outputs=fl.Probes(k)` K and Kb are estimates, and so is every number made from them. Norms of matrices are
+    With `outputs=fl.Directions(k)` K and Kb are estimates, and so is every number made from them. Norms of matrices are
     then free of the part that is noise, which would make every correlation too small: a readout has 1 up to its error,
     and may exceed it. `errors` has the standard errors. They are widened by Student's t, so that two of them hold the
     exact number in about 95 of 100 draws; with one direction (k = 1) nothing shows them, and correlations are too
     small.
 
-    Without `initial=` everything that compares with initialisation is nan; so is a correlation with a zero matrix, as
+    Without `initial=` everything that compares with initialization is nan; so is a correlation with a zero matrix, as
     C-NFC before the first step (Beaglehole et al. 2024 calls it 0). `undefined` gives the reasons.
     """
 
@@ -211,7 +211,7 @@ class LayerFeatures:
 
     def _reason(self, name: str) -> str:
         if name != "uncentered" and self.initial_weight is None:
-            return "no initial= was given, the state dict at initialisation: there is nothing to compare with"
+            return "no initial= was given, the state dict at initialization: there is nothing to compare with"
         if not bool(torch.isfinite(self.weight).all()) or not bool(torch.isfinite(self.ptk_covariance).all()):
             return "weights or gradients are not finite"
         if self.deviations is not None and bool(self.ptk_covariance.any()) and self._drowned(name):
@@ -234,7 +234,7 @@ class LayerFeatures:
     @property
     def _weight_shift(self) -> Tensor:
         if self.initial_weight is None:
-            raise InputValueError("no initial= was given, expected the state dict at initialisation to compare with")
+            raise InputValueError("no initial= was given, expected the state dict at initialization to compare with")
         return self.weight - self.initial_weight
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The linearisation gap: how much of the change of a network's outputs its linearisation at the start misses."""
+"""The linearization gap: how much of the change of a network's outputs its linearization at the start misses."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,8 +46,8 @@ def linearization_gap(
     """|f - f0 - J0 (theta - theta0)| / |f - f0|: 0 for lazy training, near 1 where features were learned.
 
     f and f0 are the outputs with the parameters of now and of `initial`, J0 the Jacobian at `initial`. Outputs are
-    centred over the samples: a constant that all outputs learn does not count. Buffers are those of now in all three
-    terms: BatchNorm averages that settle are no learning. No labels, loss or optimiser are needed, and any two states
+    centered over the samples: a constant that all outputs learn does not count. Buffers are those of now in all three
+    terms: BatchNorm averages that settle are no learning. No labels, loss or optimizer are needed, and any two states
     of a model can be compared. It takes forward passes with both weights, and one Jacobian-vector product.
 
     Args:
@@ -56,7 +56,7 @@ def linearization_gap(
         initial: the `state_dict()` of an earlier state, **cloned** when it was taken.
         readout: as for `fl.ntk`.
         by: `"network"` gives one number, `"layer"` a dict of parts that add up to it. Layers are moved from `initial`
-            to now one after the other; the part of a layer is what its linearisation misses of the change that it
+            to now one after the other; the part of a layer is what its linearization misses of the change that it
             makes, along all that is missed, as a mean over the orders first to last and last to first. This takes
             three more passes for every layer.
 
@@ -73,7 +73,7 @@ def linearization_gap_of(
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
-        raise InputValueError("x has 1 sample, expected at least 2: outputs are centred over the samples")
+        raise InputValueError("x has 1 sample, expected at least 2: outputs are centered over the samples")
     with whole_weights(unwrapped(audited.model)):
         states = TwoStates(audited, initial)
         return states.parts(x) if by == "layer" else states.gap(x).value
@@ -81,12 +81,12 @@ def linearization_gap_of(
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """The linearisation gap on some samples."""
+    """The linearization gap on some samples."""
 
     change: Tensor
-    """(P, C) change of the centred outputs, float64"""
+    """(P, C) change of the centered outputs, float64"""
     missed: Tensor
-    """(P, C) what the linearisation misses of it"""
+    """(P, C) what the linearization misses of it"""
     rounding: float
     """size of a change that is rounding"""
 
@@ -106,7 +106,7 @@ class Gap:
         group = torch.arange(samples, device=self.change.device) % count
         values = torch.stack(
             [
-                centred(self.missed[group != fold]).norm() / centred(self.change[group != fold]).norm()
+                centered(self.missed[group != fold]).norm() / centered(self.change[group != fold]).norm()
                 for fold in range(count)
             ]
         )
@@ -165,10 +165,10 @@ class TwoStates:
         whole = _gap(f, first, sum(linear.values(), torch.zeros_like(f)))
         if math.isnan(whole.value):
             return dict.fromkeys(layers, math.nan)
-        missed = {layer: -centred(linear[layer].double()) for layer in changed}
+        missed = {layer: -centered(linear[layer].double()) for layer in changed}
         for order in (changed, changed[::-1]):
             for layer, before, after in self._one_by_one(x, order, first, f):
-                missed[layer] += centred(after.double() - before.double()) / 2
+                missed[layer] += centered(after.double() - before.double()) / 2
         # Along all that is missed, in units of the change: parts add up to the gap.
         unit = float(whole.missed.norm() * whole.change.norm())
         found = {layer: float((part * whole.missed).sum()) / unit if unit else 0.0 for layer, part in missed.items()}
@@ -213,7 +213,7 @@ class TwoStates:
         return found[0][0], [linear for _, linear in found]
 
 
-def centred(outputs: Tensor) -> Tensor:
+def centered(outputs: Tensor) -> Tensor:
     """Outputs (P, C) less their mean over samples."""
     return outputs - outputs.mean(0)
 
@@ -222,7 +222,7 @@ def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
     now, linear = now.to(first.device), linear.to(first.device)
     change = now.double() - first.double()
     rounding = ROUNDING * torch.finfo(now.dtype).eps * float(torch.maximum(now.abs(), first.abs()).double().norm())
-    return Gap(centred(change), centred(change - linear.double()), rounding)
+    return Gap(centered(change), centered(change - linear.double()), rounding)
 
 
 def _parts(batch: ModelWithInputs) -> Iterator[ModelWithInputs]:

@@ -11,7 +11,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.distributed.agreement import same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
-from featlearn.gradients.directions import Directions, Probes, output_directions
+from featlearn.gradients.directions import Directions, OutputSelection, output_directions
 from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
@@ -36,7 +36,7 @@ def neural_features(
     initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None,
     readout: Readout | None = None,
-    outputs: int | Probes | None = None,
+    outputs: int | Directions | None = None,
     dtype: torch.dtype | None = None,
     memory: str | int | None = None,
     group: object = None,
@@ -51,13 +51,14 @@ def neural_features(
     Args:
         model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
         x: probe inputs, as for `fl.ntk`. They are streamed: memory does not grow with their number.
-        initial: the `state_dict()` at initialisation, cloned then, for everything that compares with it. Both networks
+        initial: the `state_dict()` at initialization, cloned then, for everything that compares with it. Both networks
             see the same samples and the same random directions.
         layers: globs of layer names; by default all.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
-        outputs: by default all C outputs, summed, one backward pass each; an int for one of them; `fl.Probes(k)` for an
-            unbiased estimate of the sum from k random directions, drawn anew for every sample. Every number then has
-            a standard error, `.errors` of its layer, for k >= 2; the matrices take up to eight times the memory.
+        outputs: by default all C outputs, summed, one backward pass each; an int for one of them; `fl.Directions(k)`
+            for an unbiased estimate of the sum from k random directions, drawn anew for every sample. Every number
+            then has a standard error, `.errors` of its layer, for k >= 2; the matrices take up to eight times
+            the memory.
         dtype: `torch.float64` measures a copy of the network in double.
         memory: a byte budget such as `"2GiB"`; by default half of what is free.
         group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples; every rank passes
@@ -76,14 +77,14 @@ def neural_features_of(
     *,
     initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None,
-    outputs: int | Probes | None = None,
+    outputs: int | Directions | None = None,
 ) -> NeuralFeatures:
     """The neural features of an audited model: see `fl.neural_features`."""
     ranks = audited.group
     with ranks.together() as block:
-        if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Probes)):
+        if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Directions)):
             raise InputTypeError(
-                f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Probes(k)"
+                f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Directions(k)"
             )
         unwrapped(audited.model)
         arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
@@ -109,11 +110,11 @@ def measured_features(
     now: Measurement,
     start: Measurement | None,
     layers: str | Sequence[str] | None = None,
-    outputs: int | Probes | None = None,
+    outputs: int | Directions | None = None,
     memory: str | int | None = None,
     ranks: RankGroup | None = None,
 ) -> NeuralFeatures:
-    """The features of a measurement that is under way, compared with one of the network at initialisation."""
+    """The features of a measurement that is under way, compared with one of the network at initialization."""
     ranks = RankGroup() if ranks is None else ranks
     with ranks.together():
         found = weight_matrices(now.example())
@@ -158,10 +159,10 @@ def _parts(
     copies = 2 if compared else 1
     sizes = {name: 8 * copies * (len(one.weight) ** 2 + one.weight.numel()) for name, one in chosen.items()}
     for wanted in (PARTS, 4, 2):
-        if directions.probes is None or directions.probes.k == 1:
+        if directions.random is None or directions.random.k == 1:
             groups = (1, 1)
         else:
-            along = min(directions.probes.k, wanted)
+            along = min(directions.random.k, wanted)
             groups = (max(1, min(wanted // along, samples)), along)
         needed = sum(sizes.values()) * groups[0] * groups[1]
         if needed <= 0.8 * budget:
@@ -178,13 +179,13 @@ def _parts(
 class _Directions:
     """The output directions of every chunk of samples, and what a readout would see of them."""
 
-    def __init__(self, outputs: int | Probes | None, classes: int, compared: bool) -> None:
-        self.single: Directions = output_directions("sum" if outputs is None else outputs, classes)
-        self.probes = outputs if isinstance(outputs, Probes) else None
-        self.divisor = 1 if self.probes is None else self.probes.k
-        self.all = self.probes is not None or outputs is None
+    def __init__(self, outputs: int | Directions | None, classes: int, compared: bool) -> None:
+        self.single: OutputSelection = output_directions("sum" if outputs is None else outputs, classes)
+        self.random = outputs if isinstance(outputs, Directions) else None
+        self.divisor = 1 if self.random is None else self.random.k
+        self.all = self.random is not None or outputs is None
         """Whether they stand for all outputs."""
-        given = None if self.probes is None else self.probes.generator
+        given = None if self.random is None else self.random.generator
         self._generator = torch.Generator("cpu").manual_seed(0) if given is None else given
         self.covariance = torch.zeros(classes, classes, dtype=torch.float64) if compared else None
         """Sum of v v^T over all directions of all samples, where a layer has as many units as there are outputs."""
@@ -202,8 +203,8 @@ class _Directions:
             yield direction
 
     def _drawn(self, samples: int) -> Iterator[Tensor]:
-        if self.probes is not None:
-            shape = (samples, self.probes.k, self.single.classes)
+        if self.random is not None:
+            shape = (samples, self.random.k, self.single.classes)
             signs = torch.randint(2, shape, generator=self._generator, device=self._generator.device)
             yield from (2.0 * signs.double().cpu() - 1.0).unbind(1)
         else:
@@ -224,7 +225,7 @@ class _Totals:
         """Of the gradients that arrive and are not zero; how many rows are all zero."""
 
     def add(self, now: Tensor, start: Tensor | None, begin: int, number: int) -> None:
-        """What arrives for one direction: (samples, positions, units), and the same at initialisation.
+        """What arrives for one direction: (samples, positions, units), and the same at initialization.
 
         `begin` is the place of the first sample, `number` that of the direction.
         """
@@ -259,7 +260,7 @@ class _Totals:
         covariance, spread = _mean(self.covariance.div_(self.rows), counts)
         change, changed = (None, None) if self.change is None else _mean(self.change.div_(self.rows), counts)
         known = None
-        if directions.probes is not None:
+        if directions.random is not None:
             known = Deviations(spread, changed, parts[0] * (parts[1] - 1))
         return LayerFeatures(
             self.one.weight,
@@ -286,7 +287,7 @@ class _Totals:
         scaled = covariance / covariance.diagonal().mean()
         uneven, apart = (float(part.abs().max()) for part in (scaled.diagonal() - 1, scaled - scaled.diagonal().diag()))
         seen = self.rows * directions.divisor - self.silent
-        if directions.probes is not None:
+        if directions.random is not None:
             return bool(seen >= 100 and uneven <= UNEVEN and apart <= min(0.5, 6 / seen**0.5))
         return bool(max(uneven, apart) <= slack)
 

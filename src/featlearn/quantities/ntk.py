@@ -15,7 +15,7 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputTypeError, InputValueError
-from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
 from featlearn.kernel.step_rates import Rate, elementwise, step_rates
 from featlearn.kernel.verification import KernelVerification
@@ -122,7 +122,7 @@ def ntk(
         x: a tensor, a tuple (called as `model(*x)`) or a mapping (`model(**x)`), batch first, P samples.
         x2: a second probe with P2 samples for a cross kernel; None for the kernel of `x` with itself.
         outputs: `"mean"` (1/C sum_c K^cc) and `"sum"`: (P, P2); `"each"`: (C, P, P2); `"full"`: (P, P2, C, C) with axes
-            K_{mu nu c c'}; one backward pass for each of the C outputs. An int c: K^cc. `fl.Probes(k)`: an unbiased
+            K_{mu nu c c'}; one backward pass for each of the C outputs. An int c: K^cc. `fl.Directions(k)`: an unbiased
             estimate of `"sum"` from k random directions, for large C.
         readout: turns the model's output into (P,) or (P, C): `readout(output)` or `readout(output, x)`.
         by: `"network"`: one tensor; `"layer"`: a dict by `named_modules()` name; `"parameter"`: a dict by
@@ -237,7 +237,7 @@ def checked_rates(
     checked_by(by)
     if not isinstance(verify, bool):
         raise InputTypeError(f"verify={verify!r}, expected True or False")
-    if not isinstance(outputs, int | Probes):
+    if not isinstance(outputs, int | Directions):
         output_directions(outputs, 1)  # probes would be drawn
     if optimizer is None:
         return {}
@@ -287,7 +287,7 @@ def measured_kernels(
 
 
 def _deferring(
-    measurement: Measurement, known: PlannedKernel, directions: Directions, rates: Mapping[str, Rate], by: str
+    measurement: Measurement, known: PlannedKernel, directions: OutputSelection, rates: Mapping[str, Rate], by: str
 ) -> Kernels | None:
     """The kernels with every check deferred to the end; None if one of them fails."""
     deferred = DeferredChecks()

@@ -56,7 +56,7 @@ def ntk_diagonal(
 
     Args:
         model, x, readout, parameters, dtype, memory, by: as for `fl.ntk`.
-        outputs: `"mean"`, `"sum"`, an int, `fl.Probes(k)`: (P,); `"each"`: (C, P).
+        outputs: `"mean"`, `"sum"`, an int, `fl.Directions(k)`: (P,); `"each"`: (C, P).
 
     Returns:
         (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
@@ -72,7 +72,7 @@ def ntk_diagonal_of(
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     if outputs == "full":
-        raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Probes(k)")
+        raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Directions(k)")
     with audited.measuring([x], by_layer=True) as measurement:
         (batch,) = measurement.batches
         directions = output_directions(outputs, measurement.classes)

@@ -13,7 +13,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Directions, Outputs, Probes, output_directions
+from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
 from featlearn.kernel.sketched_kernel import checked_sketch
 from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.kernel.stream import taken
@@ -117,12 +117,12 @@ def kernel_plan(
 ) -> Plan | SketchPlan:
     """What `tangent_kernel`, or `sketched_kernel`, will do and cost."""
     if ranks is not None and (sketch is not None or x2 is not None):
-        raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modelled")
+        raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modeled")
     checked_device(device)
     if sketch is not None:
         checked_sketch(sketch, outputs, verify)
-    if isinstance(outputs, Probes):
-        outputs = Probes(outputs.k)  # the directions of the call that follows are not drawn here
+    if isinstance(outputs, Directions):
+        outputs = Directions(outputs.k)  # the directions of the call that follows are not drawn here
     rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
     with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
         directions = output_directions(outputs, measurement.classes)
@@ -140,7 +140,7 @@ def _rank_costs(
     audited: AuditedModel,
     x: Inputs,
     found: Plan,
-    directions: Directions,
+    directions: OutputSelection,
     rates: Mapping[str, Rate],
     by: str,
     ranks: int,

@@ -13,7 +13,7 @@ from featlearn.distributed.agreement import SAME_DATA, same_arguments, same_tens
 from featlearn.distributed.group import Expectation
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.gradients.directions import Probes
+from featlearn.gradients.directions import Directions
 from featlearn.kernel.jacobian_products import jvp_method
 from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.kernel.stream import SampleStream
@@ -138,31 +138,34 @@ class NTKOperator:
         single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
         return (found[0] if single else found).to(v.device)
 
-    def trace(self, *, probes: Probes | None = None) -> Estimate:
-        """tr K = |J|_F^2, exact (standard error 0) by C backward passes over the samples.
+    def trace(self, *, vectors: int | None = None, generator: torch.Generator | None = None) -> Estimate:
+        """Trace of the kernel, |J|_F^2: exact (standard error 0) by C backward passes over the samples.
 
-        `probes=fl.Probes(k)` takes k random directions among the outputs instead, for large C. Its standard error is
-        that of k numbers: below some ten of them it is often too small.
+        Args:
+            vectors: Number of random output directions to average over, for large C. The standard error falls as
+                1 / sqrt(vectors).
+            generator: Source of the random directions. They are the same at every call without one.
         """
         with self.ranks.together() as block:
-            if probes is not None and not isinstance(probes, Probes):
-                raise InputTypeError(f"probes is {probes!r}, expected fl.Probes(k) or None")
-            every = torch.eye(self.outputs, dtype=torch.float64, device="cpu")
-            every = every if probes is None else probes.directions(self.outputs)
-            block.expect(same_tensors("the draw of", {"probes": every}, SAME_DRAW))
+            directions = torch.eye(self.outputs, dtype=torch.float64, device="cpu")
+            if vectors is not None:
+                if not isinstance(vectors, int) or isinstance(vectors, bool) or vectors < 2:
+                    raise InputValueError(f"vectors={vectors!r}, expected a number of random directions >= 2")
+                directions = Directions(vectors, generator).signs(self.outputs)
+            block.expect(same_tensors("the draw of", {"vectors": directions}, SAME_DRAW))
         with self.sweeps() as sweeps:
-            total = squared_gradients(sweeps, every, "trace").sum(0)
-        return Estimate(float(total.sum()), 0.0, 1) if probes is None else Estimate.from_samples(total)
+            total = squared_gradients(sweeps, directions, "trace").sum(0)
+        return Estimate(float(total.sum()), 0.0, 1) if vectors is None else Estimate.from_samples(total)
 
-    def frobenius(self, *, probes: int | None = None, generator: torch.Generator | None = None) -> Estimate:
+    def frobenius(self, *, vectors: int | None = None, generator: torch.Generator | None = None) -> Estimate:
         """|K|_F: exact (standard error 0) where P C is small, else from the columns of a few samples.
 
-        The columns of `probes` samples, 64 by default (32 where there are several outputs), are computed exactly. A
+        The columns of `vectors` samples, 64 by default (32 where there are several outputs), are computed exactly. A
         third of them make a Nyström approximation, which holds nearly all of the norm, the others say what it lacks.
         Samples with large gradients are seen first and the others drawn by size, so a few samples that hold most of
         the norm do not hide (`featlearn.linalg.nystrom`). The sizes take one backward pass for each output, the columns
-        two sweeps over the samples. All samples (`probes` >= P) give the exact value. With more than 32 outputs, whose
-        columns would take too long, products with `probes` random vectors take the place of columns.
+        two sweeps over the samples. All samples (`vectors` >= P) give the exact value. With more than 32 outputs, whose
+        columns would take too long, products with `vectors` random vectors take the place of columns.
 
         Two standard errors hold the truth in about 95 of 100 draws: the error is widened by Student's t for its
         degrees of freedom, `.freedom`. Measured it was 92 to 99 of 100, for even sizes of samples, lognormal ones with
@@ -170,9 +173,9 @@ class NTKOperator:
         a `featlearn.errors.HeavyTailWarning` says that too few draws carry the error.
         """
         with self.ranks.together() as block:
-            count = column_count(probes, self.samples, self.outputs)
+            count = column_count(vectors, self.samples, self.outputs)
             drawing = source(generator)
-            block.expect(same_arguments({"probes": count}), same_draws(drawing))
+            block.expect(same_arguments({"vectors": count}), same_draws(drawing))
         with self.sweeps() as sweeps:
             columns = KernelColumns(sweeps, "full")
             if count == self.samples:
@@ -300,14 +303,14 @@ class NTKOperator:
         return shaped.to(v.device, kind)
 
 
-def column_count(probes: Any, samples: int, outputs: int) -> int:
+def column_count(vectors: Any, samples: int, outputs: int) -> int:
     """How many samples give columns: as many as asked for, or all where the kernel is small."""
-    if probes is None:
+    if vectors is None:
         wanted = samples if samples * outputs <= SMALL else 64 if outputs == 1 else 32
-    elif isinstance(probes, int) and not isinstance(probes, bool) and probes >= 4:
-        wanted = probes
+    elif isinstance(vectors, int) and not isinstance(vectors, bool) and vectors >= 4:
+        wanted = vectors
     else:
-        raise InputValueError(f"probes={probes!r}, expected a number of samples >= 4, for an error to be seen")
+        raise InputValueError(f"vectors={vectors!r}, expected a number of samples >= 4, for an error to be seen")
     return min(wanted, samples)
 
 

@@ -34,7 +34,7 @@ def ptk(
     See Beaglehole et al. 2024, Sec. 2.
 
     By Prop. 4 the tangent kernel of W is sum_{p,q} ptk[a, p, b, q] (x_p . z_q) over pairs of positions: with one
-    position the product of the PTK and the layer's input kernel, with several the double sum, which does not factorise.
+    position the product of the PTK and the layer's input kernel, with several the double sum, which does not factorize.
 
     Args:
         model, x, x2, readout, dtype, memory: as for `fl.ntk`.

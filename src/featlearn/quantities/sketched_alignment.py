@@ -19,7 +19,7 @@ from featlearn.planning.sketch_plan import plan_sketch
 
 
 def sketched_alignment(sweeps: Sweeps, targets: Tensor, task: float, sketch: Sketch, *, centered: bool) -> Estimate:
-    """tr(Y^T K Y) / (|K|_F |Y Y^T|_F) for targets (P, d), centred where asked, with `task` = |Y Y^T|_F.
+    """tr(Y^T K Y) / (|K|_F |Y Y^T|_F) for targets (P, d), centered where asked, with `task` = |Y Y^T|_F.
 
     |K|_F^2 is the mean of <K_r, K_s> over pairs of different repeats, which has no bias; the square of one repeat has
     the noise of all P^2 entries in it. The error is that of the jackknife over repeats, widened by Student's t.

@@ -8,13 +8,13 @@ PART = ".part"
 """Ends the name of a file that is not whole yet."""
 
 
-def put(target: Path, content: bytes, *, synchronise: bool = False) -> None:
-    """Write a file, or replace it; `synchronise` puts it on disk, so that it survives a loss of power."""
+def put(target: Path, content: bytes, *, synchronize: bool = False) -> None:
+    """Write a file, or replace it; `synchronize` puts it on disk, so that it survives a loss of power."""
     part = target.with_name(target.name + PART)
     try:
         with part.open("wb") as file:
             file.write(content)
-            if synchronise:
+            if synchronize:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, target)

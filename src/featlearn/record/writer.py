@@ -2,7 +2,7 @@
 
 A line goes to the system in one call, and a file is put in place whole: what was written survives the death of the
 process, at any time. Loss of power is another matter: what the system had not yet put on disk, usually the last
-seconds, may be missing or unreadable; `run.json` is synchronised, so that the rest can be opened.
+seconds, may be missing or unreadable; `run.json` is synchronized, so that the rest can be opened.
 """
 
 import errno
@@ -104,7 +104,7 @@ class RunWriter:
         if "schema" in entries:
             raise InputValueError("a configuration cannot have an entry named schema, the run has one; rename it")
         config = {**self._config, **entries, "schema": schema.SCHEMA}
-        self._put(RUN, json_of(config), synchronise=True)
+        self._put(RUN, json_of(config), synchronize=True)
         self._config = config
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
@@ -116,13 +116,13 @@ class RunWriter:
             if file.write(line) != len(line):  # the next line, or a resume, removes what was written
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _put(self, place: str, content: bytes, *, synchronise: bool = False) -> None:
+    def _put(self, place: str, content: bytes, *, synchronize: bool = False) -> None:
         target = self.path / place
         with self._writing():
             if not self.path.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "its directory has gone")
             target.parent.mkdir(parents=True, exist_ok=True)
-            put(target, content, synchronise=synchronise)
+            put(target, content, synchronize=synchronize)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -94,7 +94,7 @@ def _broken(group: RunGroup, _: Diagnosis) -> str:
 
 
 _NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
-    "linearisation gap": lambda _, found: estimate_cell(found.numbers["gap"]),
+    "linearization gap": lambda _, found: estimate_cell(found.numbers["gap"]),
     "departure": lambda _, found: estimate_cell(found.numbers["departure"]),
     "kernel turned": lambda _, found: estimate_cell(found.turning),
     "kernel grew": lambda _, found: estimate_cell(found.growth),
@@ -105,7 +105,7 @@ _NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
 }
 _NOTE = (
     "± is one standard error. Departure: from training with the frozen first kernel. Test error: of regression with "
-    "the first and with the last kernel. Loss left: the lowest, as a share of the first. A colour is a run, in "
+    "the first and with the last kernel. Loss left: the lowest, as a share of the first. A color is a run, in "
     "every chart."
 )
 
@@ -122,14 +122,14 @@ def settings_that_differ(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of one run: the user's own, then what the run knows of optimiser, model and probe."""
+    """Settings of one run: the user's own, then what the run knows of optimizer, model and probe."""
     own = config.get("settings")
     found = {str(key): _short(value) for key, value in own.items() if key != "seed"} if isinstance(own, Mapping) else {}
     optimizer, model, probe = (config.get(key) for key in ("optimizer", "model", "probe"))
     if isinstance(optimizer, Mapping):
         groups = optimizer.get("groups")
         first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
-        found |= {"optimiser": _short(optimizer.get("class", "–"))}
+        found |= {"optimizer": _short(optimizer.get("class", "–"))}
         found |= {
             name.replace("_", " "): _short(first[name])
             for name in ("lr", "momentum", "weight_decay")

@@ -10,7 +10,7 @@ import numpy
 from featlearn.reporting.markup import written
 
 NEUTRAL = -1
-"""Index of the colour that belongs to no run."""
+"""Index of the color that belongs to no run."""
 POINTS = 200
 """Largest number of points of a line; longer ones are thinned evenly in the logarithm of the index."""
 
@@ -23,7 +23,7 @@ class ChartLine:
     x: Sequence[float]
     y: Sequence[float]
     color: int
-    """index of the colour"""
+    """index of the color"""
     dash: int = 0
     """0 solid, for measurements; 1 dashed, 2 dotted, 3 dash-dotted, for predictions and other quantities"""
     low: Sequence[float] | None = None
@@ -174,15 +174,15 @@ class MatrixSequence:
     rows: str
     columns: str
     middle: float | None = None
-    """the centre of a diverging colour scale; None for a sequential one"""
+    """the center of a diverging color scale; None for a sequential one"""
     first_beside: bool = False
     """whether the first picture is shown too, beside the one that moves"""
     note: str = ""
     colors: Sequence[int] = ()
-    """colour of each run; none for a single one"""
+    """color of each run; none for a single one"""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
-        """Limits of the colour scale: those of this picture, or symmetric about the middle.
+        """Limits of the color scale: those of this picture, or symmetric about the middle.
 
         The latter hold the first and the last picture of every run; those between may lie beyond them.
         """
@@ -222,7 +222,7 @@ class Grid:
     body: Sequence[Sequence[Cell]]
     note: str = ""
     colors: Sequence[int] = ()
-    """colour of the run of each row; none if rows are not runs"""
+    """color of the run of each row; none if rows are not runs"""
     parts: Sequence[tuple[str, Sequence[Sequence[Cell]]]] = ()
     """(title, rows)"""
 
@@ -246,7 +246,7 @@ class Section:
 
 
 def shade(color: int) -> int:
-    """The colour of the palette that is drawn for an index: the eight of runs and lines repeat."""
+    """The color of the palette that is drawn for an index: the eight of runs and lines repeat."""
     return 8 if color == NEUTRAL else color % 8
 
 

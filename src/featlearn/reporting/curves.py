@@ -19,7 +19,7 @@ from featlearn.reporting.prediction import PredictedLoss, predicted_loss
 
 Points = tuple[Sequence[float], Sequence[float]]
 LARGEST_GAP = 1.5
-"""Where the axis of the gap ends: one means that the linearisation says nothing, more that it overshoots."""
+"""Where the axis of the gap ends: one means that the linearization says nothing, more that it overshoots."""
 
 
 def present(lines: Iterable[ChartLine | None]) -> list[ChartLine]:
@@ -33,17 +33,17 @@ def points(curve: Curve | None) -> Points | None:
 
 
 def overview(groups: Sequence[RunGroup], theory: Overlay) -> Section:
-    """The curves that say most: linearisation gap, loss, accuracy, alignment and norm of the kernel."""
+    """The curves that say most: linearization gap, loss, accuracy, alignment and norm of the kernel."""
     shown, missing = _loss(groups, theory)
     lines = _gap_lines(groups)
     if lines:
         levels = [Level(GAP.low, f"lazy below {GAP.low:g}"), Level(GAP.high, f"rich above {GAP.high:g}")]
         shown = [
-            Chart("gap", "Linearisation gap", lines, "share missed", levels=levels, least=(0.0, 1.0), most=LARGEST_GAP),
+            Chart("gap", "Linearization gap", lines, "share missed", levels=levels, least=(0.0, 1.0), most=LARGEST_GAP),
             *shown,
         ]
     missing += [
-        f"{group.label}: {group.findings[0].gap.reason or 'there is no linearisation gap'}"
+        f"{group.label}: {group.findings[0].gap.reason or 'there is no linearization gap'}"
         for group in groups
         if not any(one.gap.known for one in group.findings)
     ]
@@ -176,7 +176,7 @@ def timeline(groups: Sequence[RunGroup], theory: Overlay) -> Section:
         for group in groups
         for line in (
             group.line(_loss_share, "loss, share of the first"),
-            group.line(lambda one: points(alignment_curve(one.run_data)), "kernel-task alignment, centred", dash=1),
+            group.line(lambda one: points(alignment_curve(one.run_data)), "kernel-task alignment, centered", dash=1),
             group.line(_norm_share, "kernel norm, share of the last", dash=2),
         )
     )
@@ -237,7 +237,7 @@ def _kernel_charts(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Ch
     norm = [*present(group.scalar("ntk/norm") for group in groups), *theory.lines("ntk/norm")]
     if norm:
         charts.append(Chart("ntk-norm", "Kernel norm", norm, "kernel norm", y_axis="log"))
-    kinds = [("ntk/centered_distance", "centred"), ("ntk/distance", "not centred")]
+    kinds = [("ntk/centered_distance", "centered"), ("ntk/distance", "not centered")]
     moved = [group.scalar(name, label, dash=dash) for group in groups for dash, (name, label) in enumerate(kinds)]
     if present(moved):
         charts.append(Chart("distance", "How far the kernel turned", _apart(groups, present(moved)), "1 − cosine"))
@@ -245,15 +245,15 @@ def _kernel_charts(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Ch
 
 
 _ALIGNMENTS = {
-    "ntk/centered_alignment": "probe, centred",
+    "ntk/centered_alignment": "probe, centered",
     "ntk/alignment": "probe",
-    "ntk/test/centered_alignment": "test, centred",
+    "ntk/test/centered_alignment": "test, centered",
     "ntk/test/alignment": "test",
 }
 
 
 def _apart(groups: Sequence[RunGroup], lines: list[ChartLine]) -> list[ChartLine]:
-    """For a single group, one colour per quantity instead of one per run."""
+    """For a single group, one color per quantity instead of one per run."""
     return [replace(line, color=color) for color, line in enumerate(lines)] if groups[0].alone else lines
 
 
@@ -338,6 +338,6 @@ due to features.</p>"""
 _TIMELINE = """<p>Kernel-task alignment is
 <math><mi>A</mi><mo>=</mo><mfrac><mrow><msup><mi>y</mi><mi>T</mi></msup><mi>K</mi><mi>y</mi></mrow>
 <mrow><mo>|</mo><mi>K</mi><mo>|</mo><msup><mrow><mo>|</mo><mi>y</mi><mo>|</mo></mrow><mn>2</mn></msup></mrow></mfrac>
-</math>, one if the kernel holds the task and nothing else; centred, without the constant of kernel and targets.</p>"""
+</math>, one if the kernel holds the task and nothing else; centered, without the constant of kernel and targets.</p>"""
 
 _THEORY = """<p>Curves of the theories laid over the run that no other section shows.</p>"""

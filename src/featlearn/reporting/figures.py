@@ -1,4 +1,4 @@
-"""The sections of a report as matplotlib figures, for print: one column (3.25 in), 8 pt, colours of Okabe and Ito.
+"""The sections of a report as matplotlib figures, for print: one column (3.25 in), 8 pt, colors of Okabe and Ito.
 
 Every function takes a run, its path or several, and draws into `ax` or a new figure; what the runs do not hold is an
 error that says why. `save_figures` writes them all, with the plotted numbers.
@@ -53,7 +53,7 @@ def style() -> str:
 
 
 def gap(runs: Any, *, ax: Any = None) -> Any:
-    """Linearisation gap on probe and test points, with its thresholds; returns the axes."""
+    """Linearization gap on probe and test points, with its thresholds; returns the axes."""
     return _drawn(runs, curves.overview, "gap", ax)
 
 
@@ -88,7 +88,7 @@ def kernel_norm(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None =
 
 
 def kernel_distance(runs: Any, *, ax: Any = None) -> Any:
-    """1 - cosine of the first kernel and the later ones, centred and not; returns the axes."""
+    """1 - cosine of the first kernel and the later ones, centered and not; returns the axes."""
     return _drawn(runs, curves.overview, "distance", ax)
 
 
@@ -103,7 +103,7 @@ def task_power(runs: Any, *, ax: Any = None) -> Any:
 
 
 def specialization(runs: Any, *, ax: Any = None) -> Any:
-    """The last specialisation matrix of the (first) run; returns the axes."""
+    """The last specialization matrix of the (first) run; returns the axes."""
     return _drawn(runs, _without_theory(matrices.specialization), "specialization", ax)
 
 

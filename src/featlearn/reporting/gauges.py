@@ -111,8 +111,8 @@ def gauges(found: Diagnosis) -> list[Gauge]:
     tested = found.departure.test is not None
     made = [
         _estimated(
-            "Linearisation gap",
-            "share of the change of the outputs that the linearisation at the start misses",
+            "Linearization gap",
+            "share of the change of the outputs that the linearization at the start misses",
             found.numbers["gap"],
             _UNIT,
             GAP,
@@ -128,7 +128,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
         ),
         _estimated(
             "The kernel turned by",
-            "1 − cosine of the centred first and last kernel",
+            "1 − cosine of the centered first and last kernel",
             found.turning,
             Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True),
             TURNED,
@@ -150,7 +150,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
 def unknown_numbers(found: Diagnosis) -> list[str]:
     """The numbers that are not known, with the reason."""
     reasons = {
-        "the linearisation gap": (float(found.numbers["gap"]), found.gap.reason),
+        "the linearization gap": (float(found.numbers["gap"]), found.gap.reason),
         "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
         "how far the kernel turned": (float(found.turning), "the first kernel and a later one are needed"),
         "whether the last kernel is better": (found.useful.later, found.useful.reason),

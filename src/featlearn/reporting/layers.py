@@ -18,11 +18,11 @@ MOST_OF_SEVERAL = 4
 """Largest number of layers in a chart of several runs, where layers are line styles."""
 
 _KINDS = {
-    "uncentered": "uncentred",
-    "centered": "centred",
-    "double_centered": "double-centred",
-    "ptk_centered": "PTK-centred",
-    "centered_share": "centred share",
+    "uncentered": "uncentered",
+    "centered": "centered",
+    "double_centered": "double-centered",
+    "ptk_centered": "PTK-centered",
+    "centered_share": "centered share",
     "weight_change": "weight change",
 }
 
@@ -99,7 +99,7 @@ def _by_layer(
 ) -> tuple[list[ChartLine], str]:
     """One line per layer or block, and a remark about what is left out.
 
-    For one run a colour is a layer; for several a colour is a run, and a line style a layer. Those that changed most
+    For one run a color is a layer; for several a color is a run, and a line style a layer. Those that changed most
     are shown.
     """
     real = named_layers(groups)
@@ -242,7 +242,7 @@ def _learned(group: RunGroup, layer: str, name: str) -> float:
 
 _FEATURES = """<p>What a layer takes from its input, the neural feature matrix
 <math><msup><mi>W</mi><mi>T</mi></msup><mi>W</mi></math>, against what the network is sensitive to there, the average
-gradient outer product: their correlation grows where features are learned. Centred, both are taken with the change of
+gradient outer product: their correlation grows where features are learned. Centered, both are taken with the change of
 the weights since the start, in which the first step is already visible.</p>"""
 
 _LAYERS = """<p>Weights that follow each other align, grow, or both; how far each went from where it began says where

@@ -1,4 +1,4 @@
-"""Sections about matrices: spectra, specialisation, the kernel over time."""
+"""Sections about matrices: spectra, specialization, the kernel over time."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -17,7 +17,7 @@ FRAMES = 96
 FRAMES_OF_ONE = 32
 """Largest number of them of one run."""
 SPECIALIZATIONS = 2**14
-"""Largest number of entries of all specialisation matrices in a report, beyond two of each run."""
+"""Largest number of entries of all specialization matrices in a report, beyond two of each run."""
 
 One = TypeVar("One")
 
@@ -122,12 +122,12 @@ def _of_one(groups: Sequence[RunGroup]) -> str:
 
 
 def _colors(groups: Sequence[RunGroup], colors: Sequence[int]) -> Sequence[int]:
-    """The colours of the runs; none for a single one, whose colours mean quantities."""
+    """The colors of the runs; none for a single one, whose colors mean quantities."""
     return () if groups[0].alone else colors
 
 
 def specialization(groups: Sequence[RunGroup]) -> Section:
-    """The specialisation matrix over time, beside the first."""
+    """The specialization matrix over time, beside the first."""
     sequences, colors, missing = [], [], []
     for group in groups:
         found = [p for p in _pictures(group.first, "specialization", "ksm", _frames(groups)) if len(p.values) > 1]
@@ -139,8 +139,8 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
             outputs = group.first.run_data.targets
             single = outputs is not None and outputs.shape[1] == 1
             reason = "the network has one output" if single else "it was not recorded"
-            missing.append(f"{group.label}: no specialisation matrix, as {reason}")
-    title = "Specialisation matrix, first and over time"
+            missing.append(f"{group.label}: no specialization matrix, as {reason}")
+    title = "Specialization matrix, first and over time"
     block = MatrixSequence(
         "specialization",
         title,
@@ -152,7 +152,7 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
         note=_of_one(groups),
         colors=_colors(groups, colors),
     )
-    return Section("specialization", "Specialisation", _SPECIALIZATION, [block] if sequences else [], missing)
+    return Section("specialization", "Specialization", _SPECIALIZATION, [block] if sequences else [], missing)
 
 
 def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:

@@ -8,7 +8,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.reporting.content_blocks import ChartLine, thinned
 
 COLORS = 4
-"""Index of the first theory's colour; lower ones belong to the lines of a run."""
+"""Index of the first theory's color; lower ones belong to the lines of a run."""
 POINTS = 80
 """Largest number of points of a curve: theories are smooth."""
 

@@ -123,7 +123,7 @@ def _samples(run: Run) -> str:
 _FACTS: Mapping[str, Callable[[Run], str]] = {
     "model": _entry("model", "class"),
     "trainable parameters": _entry("model", "trainable"),
-    "optimiser": _optimizer,
+    "optimizer": _optimizer,
     "loss": _entry("loss_convention"),
     "seed": _entry("seed"),
     "device": _entry("device"),

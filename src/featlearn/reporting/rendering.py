@@ -70,7 +70,7 @@ def data_cell(cell: Cell, *content: Html, **attributes: object) -> Html:
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, colors: Sequence[int] = ()) -> Html:
-    """A scrollable table, also by keyboard; the first cell of a row is its header, with the colour of its run."""
+    """A scrollable table, also by keyboard; the first cell of a row is its header, with the color of its run."""
     samples = [swatch(color) for color in colors] or [Html("")] * len(body)
     rows = [
         tag("tr", tag("th", sample, text(row[0]), scope="row"), *map(data_cell, row[1:]))
@@ -241,7 +241,7 @@ def _matrix_sequence(one: MatrixSequence) -> Html:
 
 
 def _scale(one: MatrixSequence) -> Html:
-    """The legend of the colour scale."""
+    """The legend of the color scale."""
     low, high = "lowest of a picture", "highest"
     if one.middle is not None:
         ends = one.levels(one.sequences[0][1][0].values)

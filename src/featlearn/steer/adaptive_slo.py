@@ -1,4 +1,4 @@
-"""Speed limited optimisation that always drives the layer whose features are furthest behind.
+"""Speed limited optimization that always drives the layer whose features are furthest behind.
 
 See Beaglehole et al. 2024, App. J.
 """
@@ -23,7 +23,7 @@ Measure = Callable[[nn.Module, Any], Mapping[str, float]]
 def hidden_correlations(
     model: nn.Module, probe: Any, *, dtype: torch.dtype | None = torch.float64, **options: Any
 ) -> dict[str, float]:
-    """Uncentred neural feature correlation (UC-NFC) of every hidden layer, by layer name.
+    """Uncentered neural feature correlation (UC-NFC) of every hidden layer, by layer name.
 
     The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: in a long
     run some ReLU input comes so close to zero that single precision cannot resolve its sign, and the measurement
@@ -34,7 +34,7 @@ def hidden_correlations(
 
 
 class AdaptiveSLO(Optimizer):
-    """Adaptive speed limited optimisation (Beaglehole et al. 2024, App. J).
+    """Adaptive speed limited optimization (Beaglehole et al. 2024, App. J).
 
     Before a step the UC-NFC of every hidden layer is measured on `probe`. The weight of the layer where it is smallest
     moves with speed `boost`, every other parameter (other weights, readout, biases, norms) with 1 / boost:
@@ -48,7 +48,7 @@ class AdaptiveSLO(Optimizer):
     its test error was lower. See docs/how-to/steer-with-slo.md.
 
     Args:
-        model: the network; all of its trainable parameters are optimised.
+        model: the network; all of its trainable parameters are optimized.
         probe: inputs to measure on, whatever the model takes.
         lr: learning rate. The distance moved in a step is lr * boost for one weight and lr / boost for the others.
         boost: s of the paper, >= 1.

@@ -16,7 +16,7 @@ from featlearn.record import Run
 __all__ = ["Advice", "Change", "advise"]
 
 EXPONENT = 0.74
-"""The odds gap / (1 - gap) of the linearisation gap go about as gamma to this power: fitted to ReLU networks on digits,
+"""The odds gap / (1 - gap) of the linearization gap go about as gamma to this power: fitted to ReLU networks on digits,
 gamma from 0.01 to 30, gap from 0.11 to 0.98. Smooth networks are steeper where they are lazy, so that this goes further
 than they need."""
 WANTED = {"rich": 0.7, "lazy": 0.05}
@@ -74,7 +74,7 @@ def advise(
 
     By Xu & Ziyin 2024, dividing the output by gamma and multiplying the learning rate by gamma^2 raises the target's
     share in the speed of training, over that of the first kernel, by gamma^2. It keeps the kernel times the rate, so
-    training is as stable at its start as before (Cor. 1). The factor is estimated from the linearisation gap. Diagnose
+    training is as stable at its start as before (Cor. 1). The factor is estimated from the linearization gap. Diagnose
     the new run, and repeat if the change was too small.
 
     Args:

@@ -31,7 +31,7 @@ def scale_init(
 
     Small sigma is rich: for a network that is homogeneous of degree p in its weights, f(sigma W) = sigma^p f(W), so
     smaller weights give a smaller output, which is equivalent to larger labels (Beaglehole et al. 2024, Sec. 5.1). The
-    scale of a layer whose output is normalised has no effect.
+    scale of a layer whose output is normalized has no effect.
 
     Args:
         model: its weights are changed; it is returned.

@@ -92,7 +92,7 @@ def parametrize(
     """Put a network of any width into a phase.
 
     Draws the weights, multiplies the output and sets the rates by Table 1 of Xu & Ziyin 2024, or by the maximal update
-    parametrisation, muP, of Yang & Hu 2021.
+    parametrization, muP, of Yang & Hu 2021.
 
         model, groups = fl.steer.parametrize(model, "mean_field", lr=0.05)
         optimizer = torch.optim.SGD(groups)
@@ -143,7 +143,7 @@ def parametrize(
             gradient. Only `mup` is defined for both.
 
     Returns:
-        The module that gives the scaled output, around the same parameters, and groups for an optimiser, one for each
+        The module that gives the scaled output, around the same parameters, and groups for an optimizer, one for each
         layer (and, in `mup`, its bias), with its `name` and `lr`. Do not multiply these rates by `.rate_factor` again.
     """
     chosen = None if scheme == MUP else _scheme(scheme, base_width)

@@ -47,7 +47,7 @@ def safe_lr(
     k is the largest eigenvalue of the tangent kernel between all samples and outputs of x, c the largest second
     derivative of the loss in the outputs. Their product bounds the largest eigenvalue of the Gauss-Newton part of the
     loss's Hessian, J^T (d2 loss / df2) J; for the squared error it is that eigenvalue. Above 2 / (c k) gradient descent
-    on the squared error of the linearised network diverges.
+    on the squared error of the linearized network diverges.
 
     Assumed: steps on all of x, weights as they are now, eval mode. Kernels grow while features are learned; the default
     share, a quarter, leaves room for a growth by 4. With momentum m the steps add up: multiply the rate by 1 - m.

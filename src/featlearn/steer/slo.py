@@ -1,4 +1,4 @@
-"""Speed limited optimisation: every tensor moves at a speed of its own, whatever its gradient's size.
+"""Speed limited optimization: every tensor moves at a speed of its own, whatever its gradient's size.
 
 See Beaglehole et al. 2024, Sec. 5.
 """
@@ -17,14 +17,14 @@ __all__ = ["SLO"]
 
 
 class SLO(Optimizer):
-    r"""Speed limited optimisation: W <- W - lr * speed * g / (eps + |g|_F), tensor by tensor.
+    r"""Speed limited optimization: W <- W - lr * speed * g / (eps + |g|_F), tensor by tensor.
 
     See Beaglehole et al. 2024, Sec. 5.2.
 
     Each parameter is divided by the Frobenius norm of its own gradient, so that `lr * speed` is the distance it moves
     in a step (less where |g| is not large against `eps`). `speed`, C_l in the paper, is an option of each parameter
     group; :func:`featlearn.steer.speed_groups` builds the groups from layer names. A layer with a large speed among
-    slow ones is forced away from its initial weights, and its centred neural feature correlation takes over.
+    slow ones is forced away from its initial weights, and its centered neural feature correlation takes over.
 
     There is no momentum and no weight decay. At `eps=0` steps do not shrink near a minimum: decay the learning rate
     or give an `eps` (0.1 in Beaglehole et al. 2024, App. I).
@@ -44,7 +44,7 @@ class SLO(Optimizer):
     weight of zero could never move and is refused.
 
     Args:
-        params: parameters, named parameters or group dictionaries, as for any optimiser of torch.
+        params: parameters, named parameters or group dictionaries, as for any optimizer of torch.
         lr: learning rate, a number >= 0.
         eps: added to each norm, >= 0.
         speed: of groups that do not give their own.
@@ -219,6 +219,6 @@ def refuse_bad_tensors(listed: list[Any], *, keep: bool) -> None:
             raise InputTypeError(f"{described} was given, expected real floating-point numbers; leave it out")
         if keep and tensor.dim() > 1 and tensor.requires_grad and not tensor.detach().any():
             raise InputValueError(
-                f"{described} is zero, and keep_output_scale=True would keep it so; initialise it, or put it in a "
+                f"{described} is zero, and keep_output_scale=True would keep it so; initialize it, or put it in a "
                 "group with keep_output_scale=False"
             )

@@ -42,7 +42,7 @@ def whiten(x: Tensor, power: float = 0.0, *, mean_eigenvalue: float | None = Non
     See Atanasov et al. 2022, Sec. 4.2.
 
     With X = U S V^T, samples in rows, the result is proportional to U S^power V^T, by the map V S^(power - 1) V^T on
-    each sample; power 1 changes nothing. Not centred, as in Atanasov et al. 2022: the eigenvalues are those of
+    each sample; power 1 changes nothing. Not centered, as in Atanasov et al. 2022: the eigenvalues are those of
     X^T X / P, not of the covariance. Directions with singular values below 1e-6 of the largest are dropped, from test
     points too.
 

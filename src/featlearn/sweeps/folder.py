@@ -75,7 +75,7 @@ class SweepFolder:
         """Add to sweep.json, or change what it says."""
         self.path.mkdir(parents=True, exist_ok=True)
         before = self.manifest or {"schema": SCHEMA, "created": time.time()}
-        put(self.path / MANIFEST, json_of({**before, **entries}), synchronise=True)
+        put(self.path / MANIFEST, json_of({**before, **entries}), synchronize=True)
 
     def add(self, points: Iterable[Point], seeds: Iterable[int]) -> None:
         """Note that these points and seeds belong to the sweep."""
@@ -158,7 +158,7 @@ def write_outcome(place: Path, outcome: Outcome, traceback: str | None = None) -
         "lost": outcome.lost,
         "finished": time.time(),
     }
-    put(place.with_name(f"{place.name}.json"), json_of(entry), synchronise=True)
+    put(place.with_name(f"{place.name}.json"), json_of(entry), synchronize=True)
 
 
 def forget(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""A map as an HTML table: one cell for each point, coloured, and a link."""
+"""A map as an HTML table: one cell for each point, colored, and a link."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ import numpy
 from featlearn.reporting.markup import Html, tag, text, written
 from featlearn.sweeps.cells import Cells
 from featlearn.sweeps.outcome_values import is_number
-from featlearn.sweeps.picture import WIDE, colours_of, ink_on
+from featlearn.sweeps.picture import WIDE, colors_of, ink_on
 
 LEVELS = 32
-"""Colours of numbers."""
+"""Colors of numbers."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a value in all its maps."""
+    """The colors of a value in all its maps."""
 
     words: Mapping[str, str]
     low: float
     high: float
 
-    def colour(self, value: Any) -> str:
+    def color(self, value: Any) -> str:
         """As #rrggbb."""
         from matplotlib import colormaps
         from matplotlib.colors import to_hex
@@ -35,7 +35,7 @@ class Palette:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether colours follow the logarithm."""
+        """Whether colors follow the logarithm."""
         return self.low > 0 and self.high / self.low >= WIDE
 
     def place(self, value: float) -> float:
@@ -46,14 +46,14 @@ class Palette:
 
 
 def palette(found: Sequence[Cells]) -> Palette:
-    """The colours of several maps of one value."""
+    """The colors of several maps of one value."""
     numbers = [float(one) for cells in found if cells.numeric for one in cells.values.flat if is_number(one)]
     words = dict.fromkeys(word for cells in found if not cells.numeric for word in cells.words)
-    return Palette(colours_of(list(words)), min(numbers, default=0.0), max(numbers, default=0.0))
+    return Palette(colors_of(list(words)), min(numbers, default=0.0), max(numbers, default=0.0))
 
 
-def colour_rules(used: set[str]) -> str:
-    """The style of these colours, by class: the policy of the page allows no style at an element."""
+def color_rules(used: set[str]) -> str:
+    """The style of these colors, by class: the policy of the page allows no style at an element."""
     from matplotlib.colors import to_rgb
 
     return "".join(
@@ -62,10 +62,10 @@ def colour_rules(used: set[str]) -> str:
     )
 
 
-def colours_used(found: Sequence[Cells], own: Palette) -> set[str]:
-    """The colours of the cells of these maps, and of their key."""
+def colors_used(found: Sequence[Cells], own: Palette) -> set[str]:
+    """The colors of the cells of these maps, and of their key."""
     values = [one for cells in found for one in cells.values.flat if isinstance(one, str) or is_number(one)]
-    return {own.colour(value) for value in values} | set(own.words.values())
+    return {own.color(value) for value in values} | set(own.words.values())
 
 
 def map_table(cells: Cells, links: Mapping[str, str], own: Palette) -> Html:
@@ -89,8 +89,8 @@ def map_table(cells: Cells, links: Mapping[str, str], own: Palette) -> Html:
 
 
 def key(found: Sequence[Cells], own: Palette) -> Html:
-    """What the colours mean."""
-    parts = [tag("li", tag("span", class_=f"patch {_class(colour)}"), text(word)) for word, colour in own.words.items()]
+    """What the colors mean."""
+    parts = [tag("li", tag("span", class_=f"patch {_class(color)}"), text(word)) for word, color in own.words.items()]
     if not own.words and own.high > own.low:
         scale = " (logarithmic)" if own.logarithmic else ""
         parts.append(tag("li", text(written(own.low)), tag("span", class_="bar one"), text(written(own.high) + scale)))
@@ -111,7 +111,7 @@ def _cell(cells: Cells, place: tuple[int, int], links: Mapping[str, str], own: P
         shown, spread = (value, "") if isinstance(value, str) else (f"{value:.3g}", _spread(cells, place))
         if isinstance(value, str) and cells.spread[place] > 0:
             spread = f"{round(count * (1 - cells.spread[place]))} of {count}"
-        style = _class(own.colour(value))
+        style = _class(own.color(value))
     else:
         failed = bool(cells.failed[place])
         shown, spread, style = ("failed", "", "failed") if failed else ("–", "", "missing")
@@ -127,5 +127,5 @@ def _spread(cells: Cells, place: tuple[int, int]) -> str:
     return f"± {cells.spread[place]:.2g}" if math.isfinite(cells.spread[place]) else ""
 
 
-def _class(colour: str) -> str:
-    return f"k{colour.removeprefix('#').lower()}"
+def _class(color: str) -> str:
+    return f"k{color.removeprefix('#').lower()}"

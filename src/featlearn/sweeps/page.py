@@ -19,7 +19,7 @@ from featlearn.reporting.rendering import titled
 from featlearn.sweeps.cells import Cells, short
 from featlearn.sweeps.folder import REPORT, SweepFolder, traceback_of
 from featlearn.sweeps.grid import Point
-from featlearn.sweeps.map_table import colour_rules, colours_used, key, map_table, palette
+from featlearn.sweeps.map_table import color_rules, colors_used, key, map_table, palette
 from featlearn.sweeps.outcome_values import is_number
 from featlearn.sweeps.progress import duration
 
@@ -55,8 +55,8 @@ def page(
     names = [value] if isinstance(value, str) else list(value or default_values(sweep))
     links, unwritten = _reports(sweep, path, executor)
     maps = [] if x is None else [_maps(sweep, x, y, name, links, boundary) for name in names]
-    used = {colour for one in maps for colour in one.colours}
-    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + colour_rules(used)]
+    used = {color for one in maps for color in one.colors}
+    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(used)]
     heading = title if title is not None else sweep.path.resolve().name
     failures = _failures(sweep, unwritten)
     parts = [
@@ -95,7 +95,7 @@ class Maps(NamedTuple):
 
     name: str
     html: Html
-    colours: set[str]
+    colors: set[str]
 
 
 def default_values(sweep: "Sweep") -> list[str]:
@@ -174,7 +174,7 @@ def _maps(sweep: "Sweep", x: str, y: str | None, name: str, links: Mapping[str, 
     more = tag("p", text(f"{left} more maps are left out: sweep.map(where=...) draws them."), class_="note")
     drawn = "" if boundary is None else _drawing(sweep, x, y, name, found, boundary)
     html = Html(key(every, own) + tag("div", *tables, class_="maps") + drawn + (more if left > 0 else ""))
-    return Maps(name, html, colours_used(every, own))
+    return Maps(name, html, colors_used(every, own))
 
 
 def _map_sections(maps: Sequence[Maps]) -> Html:

@@ -1,4 +1,4 @@
-"""A map of a sweep as a matplotlib picture: colours over two axes, with a theory's boundary."""
+"""A map of a sweep as a matplotlib picture: colors over two axes, with a theory's boundary."""
 
 import itertools
 import math
@@ -19,12 +19,12 @@ REGIMES = {
     "cannot tell": "#BBBBBB",
 }
 OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
-"""Okabe and Ito's colours, told apart by all eyes."""
+"""Okabe and Ito's colors, told apart by all eyes."""
 UNDECIDED = "#E0E0E0"
 MOST_WRITTEN = 150
 """Cells up to which their values are written into them."""
 WIDE = 100.0
-"""Ratio of the largest to the smallest value from which colours are logarithmic."""
+"""Ratio of the largest to the smallest value from which colors are logarithmic."""
 POINTS = 400
 """of a boundary that is a function"""
 
@@ -44,8 +44,8 @@ def draw(cells: Cells, *, spread: bool = False, boundary: Any = None, ax: Any = 
             )
             size = (min(max(width, 3.25), 6.75), min(max(height, 1.6), 5.0))
             ax = plt.subplots(figsize=size)[1]
-        colour, key = _numbers(cells, values, ax, spread) if numeric else _words(cells, ax)
-        _write(cells, values, colour, ax, numeric)
+        color, key = _numbers(cells, values, ax, spread) if numeric else _words(cells, ax)
+        _write(cells, values, color, ax, numeric)
         key += _cross(cells, ax)
         _set_axis(ax.xaxis, ax.set_xlim, cells.x)
         if cells.y is None:
@@ -83,21 +83,21 @@ def edges(axis: Axis | None) -> numpy.ndarray:
     return numpy.exp(found) if log else found
 
 
-def colours_of(words: Sequence[str]) -> dict[str, str]:
-    """Regimes have colours of their own, equally frequent words one, other words the next that is free."""
+def colors_of(words: Sequence[str]) -> dict[str, str]:
+    """Regimes have colors of their own, equally frequent words one, other words the next that is free."""
     free = itertools.cycle(OTHERS)
     return {word: REGIMES.get(word) or (UNDECIDED if TIE in word else next(free)) for word in words}
 
 
-def ink_on(colour: Sequence[float]) -> str:
-    """Black or white, whichever is easier to read on a colour (red, green, blue from 0 to 1)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
+def ink_on(color: Sequence[float]) -> str:
+    """Black or white, whichever is easier to read on a color (red, green, blue from 0 to 1)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
 
 
 Drawn = tuple[Callable[[tuple[int, int]], Sequence[float]], list[Any]]
-"""The colour of a cell by its place, and what goes into the legend."""
+"""The color of a cell by its place, and what goes into the legend."""
 
 
 def _numbers(cells: Cells, values: numpy.ndarray, ax: Any, spread: bool) -> Drawn:
@@ -119,7 +119,7 @@ def _words(cells: Cells, ax: Any) -> Drawn:
     from matplotlib.colors import ListedColormap, to_rgb
     from matplotlib.patches import Patch
 
-    colours = colours_of(cells.words)
+    colors = colors_of(cells.words)
     codes = numpy.array(
         [[math.nan if value is None else cells.words.index(value) for value in row] for row in cells.values]
     )
@@ -128,13 +128,13 @@ def _words(cells: Cells, ax: Any) -> Drawn:
         edges(cells.y),
         numpy.ma.masked_invalid(codes),
         vmin=-0.5,
-        vmax=len(colours) - 0.5,
-        cmap=ListedColormap(list(colours.values()) or ["white"]),
+        vmax=len(colors) - 0.5,
+        cmap=ListedColormap(list(colors.values()) or ["white"]),
         **_lines(codes),
     )
     mesh.set_label(cells.name)
-    patches = [Patch(color=colour, label=_label(word)) for word, colour in colours.items()]
-    return lambda place: to_rgb(colours[cells.values[place]]), patches
+    patches = [Patch(color=color, label=_label(word)) for word, color in colors.items()]
+    return lambda place: to_rgb(colors[cells.values[place]]), patches
 
 
 def _lines(values: numpy.ndarray) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _lines(values: numpy.ndarray) -> dict[str, Any]:
     return {"edgecolors": "white", "linewidth": 0.5} if values.size <= MOST_WRITTEN else {}
 
 
-def _write(cells: Cells, values: numpy.ndarray, colour: Any, ax: Any, numeric: bool) -> None:
+def _write(cells: Cells, values: numpy.ndarray, color: Any, ax: Any, numeric: bool) -> None:
     """Numbers into cells; words only where seeds disagree, as the legend has them."""
     if values.size > MOST_WRITTEN:
         return
@@ -161,7 +161,7 @@ def _write(cells: Cells, values: numpy.ndarray, colour: Any, ax: Any, numeric: b
                 ha="center",
                 va="center",
                 fontsize=6,
-                color=ink_on(colour((row, column))),
+                color=ink_on(color((row, column))),
             )
 
 

@@ -3,7 +3,7 @@
 Weights N(0, weight_variance / fan_in), activations phi: S <- v E[phi phi], T <- S + v E[phi' phi'] * T, from
 S = T = v x . x' / d, v the weight variance. `hidden_layers` counts nonlinear layers; the readout is one layer more.
 
-Angles are carried as 1 - cos and 1 + cos, each from the differences or sums of the normalised inputs where it is
+Angles are carried as 1 - cos and 1 + cos, each from the differences or sums of the normalized inputs where it is
 small: nothing cancels between inputs that are nearly parallel or nearly opposite, where cos itself has lost half of its
 digits.
 """
@@ -39,7 +39,7 @@ def ntk(
 ) -> Tensor:
     """Neural tangent kernel of an infinitely wide network, (P, P2), for inputs (P, d) and (P2, d).
 
-    Of Jacot et al. 2018, in the parametrisation in which every layer is multiplied by sqrt(weight_variance / fan_in)
+    Of Jacot et al. 2018, in the parametrization in which every layer is multiplied by sqrt(weight_variance / fan_in)
     and weights are N(0, 1).
     """
     return _kernels(x, x2, hidden_layers, activation, weight_variance)[1]
@@ -53,7 +53,7 @@ def nngp(
     activation: Activation = "relu",
     weight_variance: float = 2.0,
 ) -> Tensor:
-    """Covariance of the outputs of an infinitely wide network at initialisation, (P, P2) (Lee et al. 2019)."""
+    """Covariance of the outputs of an infinitely wide network at initialization, (P, P2) (Lee et al. 2019)."""
     return _kernels(x, x2, hidden_layers, activation, weight_variance)[0]
 
 

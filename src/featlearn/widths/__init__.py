@@ -1,6 +1,6 @@
 """What `fl.width_check` does: networks of several widths, and the powers of the width by which they scale.
 
-A `WidthCheck` is what comes back; `TABLES` are the powers of the known parametrisations.
+A `WidthCheck` is what comes back; `TABLES` are the powers of the known parametrizations.
 """
 
 from featlearn.widths.results import LayerScaling, Problem, WidthCheck

@@ -14,7 +14,7 @@ from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, Un
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.network.isolation import random_state_kept
 from featlearn.widths.fits import power
-from featlearn.widths.judgement import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
+from featlearn.widths.judgment import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
 from featlearn.widths.losses import Loss, chosen_loss
 from featlearn.widths.passes import called
 from featlearn.widths.results import WidthCheck
@@ -46,7 +46,7 @@ def width_check(
 
     Per layer it fits, as powers of the width with standard errors: the size of activations and of their change, the
     spectral norms of weights and updates, and the motion of kernels. From how large a weight is at the start (gain)
-    and how far its first update moves what it gives (rate) follow which parametrisation the network has (Yang & Hu
+    and how far its first update moves what it gives (rate) follow which parametrization the network has (Yang & Hu
     2021; Yang et al. 2022), in which phase it is at infinite width, and which layer is off, by which power. Where the
     multipliers of a scheme stand does not matter. A readout that starts at zero, tied embeddings and attention divided
     by the size of a head are known cases.
@@ -222,7 +222,7 @@ def _update_kind(
         raise InputValueError(
             "one step of the optimizer changes no parameter, expected one that trains; give it a rate"
         )
-    return "proportional" if moved[1] > 8**0.5 * moved[0] else "normalised"
+    return "proportional" if moved[1] > 8**0.5 * moved[0] else "normalized"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ DRAWN = {
     "change": ("its change", "#D55E00", "s"),
     "effect": ("first update", "#009E73", "^"),
 }
-"""Sizes of a layer -> label, colour (Okabe and Ito), marker."""
+"""Sizes of a layer -> label, color (Okabe and Ito), marker."""
 NETWORK = {
     "output": ("output", "#0072B2", "o"),
     "output_change": ("its change", "#D55E00", "s"),
@@ -73,15 +73,15 @@ def _draw(
     from matplotlib.ticker import NullFormatter, NullLocator
 
     widths = torch.tensor(check.widths, dtype=torch.float64)
-    for key, (label, colour, marker) in drawn.items():
+    for key, (label, color, marker) in drawn.items():
         values, power = sizes[key].double(), float(powers[key])
         known = (values > 0) & torch.isfinite(values)
         if not bool(known.any()) or math.isnan(power):
             continue
         at = widths[:, None].expand_as(values)[known]
-        ax.plot(at, values[known], marker, color=colour, markersize=2.5, alpha=0.7)
+        ax.plot(at, values[known], marker, color=color, markersize=2.5, alpha=0.7)
         middle = (values[known].log() - power * at.log()).mean()
-        ax.plot(widths, (middle + power * widths.log()).exp(), color=colour, linewidth=1, label=f"{label} {power:+.2f}")
+        ax.plot(widths, (middle + power * widths.log()).exp(), color=color, linewidth=1, label=f"{label} {power:+.2f}")
     ax.set(xscale="log", yscale="log", xticks=check.widths)
     ax.set_xticklabels([str(width) for width in check.widths])
     ax.xaxis.set_minor_locator(NullLocator())

@@ -97,7 +97,7 @@ class WidthCheck:
     seeds: int
     steps: int
     update: str
-    """"proportional" to the gradient, or "normalised\""""
+    """"proportional" to the gradient, or "normalized\""""
 
     def __str__(self) -> str:
         near = f"; the nearest is {self.nearest}" if self.scheme == "other" else ""

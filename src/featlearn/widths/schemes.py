@@ -1,4 +1,4 @@
-"""Parametrisations, as powers of the width of every kind of weight; which of them a network follows.
+"""Parametrizations, as powers of the width of every kind of weight; which of them a network follows.
 
 A scheme draws weights, multiplies what they give, and sets learning rates, each as a power of the width n (Yang & Hu
 2021). In function space two powers of each weight remain, whatever the multipliers:
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Update = Literal["proportional", "normalised"]
+Update = Literal["proportional", "normalized"]
 """Whether twice the loss makes twice the update (SGD, momentum), or the same (Adam and most others)."""
 Kind = Literal["input", "hidden", "output", "vector", "finite"]
 """Which of inputs and outputs of a weight grow with the width: the outputs, both, the inputs; or it is a vector that
@@ -27,7 +27,7 @@ MATRICES = ("input", "hidden", "output")
 
 @dataclass(frozen=True)
 class Scheme:
-    """One parametrisation under one kind of update."""
+    """One parametrization under one kind of update."""
 
     name: str
     readout_gain: float
@@ -54,7 +54,7 @@ TABLES: dict[Update, tuple[Scheme, ...]] = {
         _scheme("mean_field", -0.5, (1, 1, 0, 1, 0), readout_weight=0.5),
         _scheme("mup", -0.5, (1, 1, 0, 1, 0)),
     ),
-    "normalised": (
+    "normalized": (
         _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=(0.0, -0.5, -1.0), readout_weight=0.0, hidden_weight=0.0),
         _scheme("ntk", 0.0, (0, 0.5, 0.5, 0, 0), shifts=(0.0, -0.5), readout_weight=0.5, hidden_weight=0.5),
         _scheme("mean_field", -0.5, (0, 0.5, 0, 0, 0), shifts=(0.0, -0.5), readout_weight=0.5, hidden_weight=0.5),
@@ -67,11 +67,11 @@ Deep mean field is that of entries of order one, divided by sqrt(n) in hidden la
 rate for all. Under SGD at rates lr n its limit is that of muP, and only how the weights are stored differs."""
 
 WORDS = {
-    "standard": "standard parametrisation: weights of 1 / sqrt(fan_in), one learning rate",
-    "ntk": "NTK parametrisation: weights of order one, divided by sqrt(fan_in)",
-    "mean_field": "mean-field parametrisation: weights of order one, the output divided by the width",
-    "mup": "maximal update parametrisation (muP)",
-    "other": "none of the known parametrisations",
+    "standard": "standard parametrization: weights of 1 / sqrt(fan_in), one learning rate",
+    "ntk": "NTK parametrization: weights of order one, divided by sqrt(fan_in)",
+    "mean_field": "mean-field parametrization: weights of order one, the output divided by the width",
+    "mup": "maximal update parametrization (muP)",
+    "other": "none of the known parametrizations",
 }
 
 TOLERANCE = 0.25

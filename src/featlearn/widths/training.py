@@ -172,7 +172,7 @@ def _step(
 
 
 def _speed(moves: Tensor, gradient: Tensor, proportional: bool) -> float | None:
-    """The rate of an update along the gradient, or along its signs; None for other normalised updates."""
+    """The rate of an update along the gradient, or along its signs; None for other normalized updates."""
     if proportional:
         return abs(float((moves * gradient).sum())) / float(gradient.square().sum())
     along, count = abs(float((moves * gradient.sign()).sum())), int((gradient != 0).sum())

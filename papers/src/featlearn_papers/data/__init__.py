@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from featlearn import data
-from featlearn.data import Labelled
+from featlearn.data import Labeled
 from featlearn_papers.data.celeba import celeba
 from featlearn_papers.data.cifar100 import cifar100
 from featlearn_papers.data.gtsrb import gtsrb
@@ -15,8 +15,8 @@ from featlearn_papers.data.svhn import svhn
 __all__ = ["Text", "celeba", "cifar100", "gtsrb", "image_reader", "shakespeare", "stl10", "svhn"]
 
 
-def image_reader(name: str) -> Callable[..., Labelled]:
+def image_reader(name: str) -> Callable[..., Labeled]:
     """Return the function that reads an image set, from here or from `featlearn.data`."""
     readers: dict[str, Any] = {reader.__name__: reader for reader in (celeba, cifar100, gtsrb, stl10, svhn)}
-    reader: Callable[..., Labelled] = readers[name] if name in readers else getattr(data, name)
+    reader: Callable[..., Labeled] = readers[name] if name in readers else getattr(data, name)
     return reader

@@ -8,9 +8,9 @@ import numpy
 from numpy.typing import NDArray
 
 from featlearn.data.files import Root, damaged, locate
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
-from featlearn.data.selection import ImageOptions, Selection, labelled_images
+from featlearn.data.selection import ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 from featlearn_papers.data.pictures import read_pictures
 
@@ -30,7 +30,7 @@ def celeba(
     attribute: str = "Eyeglasses",
     size: int = 64,
     **options: Unpack[ImageOptions],
-) -> Labelled:
+) -> Labeled:
     """Read CelebA: faces with forty attributes, 162,770 to train, 19,867 to validate and 19,962 to test.
 
     Beaglehole et al. 2024 (Fig. 16) classify 7500 faces, half of them with glasses:
@@ -61,7 +61,7 @@ def celeba(
     rows, new_labels, classes = selection.rows(values[members], 2, f"celeba {split}")
     folder = locate(root, _PICTURES, (names[0],), "celeba").parent
     pixels = read_pictures([folder / names[row] for row in members[rows]], "JPEG", side, crop=True)
-    return labelled_images(pixels, new_labels, classes, "celeba", selection, None)
+    return labeled_images(pixels, new_labels, classes, "celeba", selection, None)
 
 
 def _attribute(path: Path, attribute: str) -> tuple[list[str], NDArray[numpy.int64]]:

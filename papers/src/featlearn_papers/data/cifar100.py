@@ -4,7 +4,7 @@ from typing import Literal, Unpack
 
 from featlearn.data.cifar import read_batch, select_images
 from featlearn.data.files import Root, locate
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.selection import Channels, ImageOptions, Selection
 from featlearn.errors import InputValueError
 
@@ -28,7 +28,7 @@ def cifar100(
     *,
     labels: Literal["fine", "coarse"] = "fine",
     **options: Unpack[ImageOptions],
-) -> Labelled:
+) -> Labeled:
     """Read CIFAR-100: color photographs of 32 x 32 in 100 classes, 50,000 to train and 10,000 to test.
 
     Args:

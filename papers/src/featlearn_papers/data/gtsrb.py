@@ -7,9 +7,9 @@ from typing import Literal, Unpack
 import numpy
 
 from featlearn.data.files import Root, checked_root, damaged, raise_missing
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
-from featlearn.data.selection import ImageOptions, Selection, labelled_images
+from featlearn.data.selection import ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 from featlearn_papers.data.pictures import read_pictures
 
@@ -24,7 +24,7 @@ _CLASSES = 43
 
 def gtsrb(
     root: Root = None, split: Literal["train", "test"] = "train", *, size: int = 32, **options: Unpack[ImageOptions]
-) -> Labelled:
+) -> Labeled:
     """Read GTSRB: photographs of German traffic signs in 43 classes, 39,209 to train and 12,630 to test.
 
     Args:
@@ -49,7 +49,7 @@ def gtsrb(
     labels = numpy.array([label for _, label in pictures], dtype=numpy.int64)
     rows, new_labels, classes = selection.rows(labels, _CLASSES, f"gtsrb {split}")
     pixels = read_pictures([pictures[row][0] for row in rows], "PPM", side)
-    return labelled_images(pixels, new_labels, classes, "gtsrb", selection, None)
+    return labeled_images(pixels, new_labels, classes, "gtsrb", selection, None)
 
 
 def _folder(root: Root, split: str) -> Path:

@@ -5,9 +5,9 @@ from typing import Literal, Unpack
 import numpy
 
 from featlearn.data.files import Root, damaged, locate
-from featlearn.data.labelled import Labelled
+from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
-from featlearn.data.selection import ImageOptions, Selection, labelled_images
+from featlearn.data.selection import ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 from featlearn_papers.data.pictures import resize
 
@@ -24,7 +24,7 @@ def stl10(
     *,
     size: int | None = None,
     **options: Unpack[ImageOptions],
-) -> Labelled:
+) -> Labeled:
     """Read STL-10: color photographs of 96 x 96 in 10 classes, 5000 to train and 8000 to test.
 
     0 airplane, 1 bird, 2 car, 3 cat, 4 deer, 5 dog, 6 horse, 7 monkey, 8 ship, 9 truck.
@@ -56,4 +56,4 @@ def stl10(
     # the file stores each channel column by column
     stored_images = numpy.memmap(images_path, numpy.uint8, "r", shape=(len(labels), 3, _SIDE, _SIDE))
     pixels = numpy.asarray(stored_images[rows]).transpose(0, 1, 3, 2)
-    return labelled_images(resize(pixels, side), new_labels, classes, "stl10", selection, None)
+    return labeled_images(resize(pixels, side), new_labels, classes, "stl10", selection, None)

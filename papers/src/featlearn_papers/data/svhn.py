@@ -8,8 +8,8 @@ import numpy
 from numpy.typing import NDArray
 
 from featlearn.data.files import Root, damaged, locate
-from featlearn.data.labelled import Labelled
-from featlearn.data.selection import Channels, ImageOptions, Selection, labelled_images
+from featlearn.data.labeled import Labeled
+from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 
 __all__ = ["svhn"]
@@ -22,7 +22,7 @@ _MAX_COMPRESSION = 1032  # largest ratio of deflate
 
 def svhn(
     root: Root = None, split: Literal["train", "test", "extra"] = "train", **options: Unpack[ImageOptions]
-) -> Labelled:
+) -> Labeled:
     """Read SVHN: digits of house numbers, 32 x 32 in color, 10 classes.
 
     The files hold 73,257 samples to train, 26,032 to test and 531,131 more.
@@ -50,7 +50,7 @@ def svhn(
         raise damaged(path, f"has labels from {labels.min()} to {labels.max()}", "1 to 10")
     rows, new_labels, classes = selection.rows(labels.astype(numpy.int64) % 10, 10, f"svhn {split}")
     pixels = images[..., rows].transpose(3, 2, 0, 1)  # (height, width, channel, sample) in the file
-    return labelled_images(pixels, new_labels, classes, "svhn", selection, _CHANNELS)
+    return labeled_images(pixels, new_labels, classes, "svhn", selection, _CHANNELS)
 
 
 def _variables(path: Path) -> tuple[NDArray[numpy.uint8], NDArray[Any]]:

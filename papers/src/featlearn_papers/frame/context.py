@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from featlearn.data import Labelled
+    from featlearn.data import Labeled
 
 DIGITS = "digits"
 STOOD_IN = "digits-stood-in-for.txt"
@@ -38,7 +38,7 @@ class Context:
 
         return torch.Generator().manual_seed(1_000_003 * self.seed + stream)
 
-    def dataset(self, name: str, *, split: str = "train", **options: Any) -> "Labelled":
+    def dataset(self, name: str, *, split: str = "train", **options: Any) -> "Labeled":
         """fl.data.<name>(root=..., split=..., **options); "digits" need no files and take the same options.
 
         Raises what the reader raises where files are missing, which says where to put them.
@@ -71,7 +71,7 @@ class Context:
             print(f"seed={self.seed} t={time.monotonic() - self.started:.0f}s {words}", file=sys.stderr, flush=True)
 
 
-def _stand_in(name: str, split: Any, options: dict[str, Any]) -> "Labelled":
+def _stand_in(name: str, split: Any, options: dict[str, Any]) -> "Labeled":
     from featlearn.errors import InputValueError
 
     try:
@@ -82,7 +82,7 @@ def _stand_in(name: str, split: Any, options: dict[str, Any]) -> "Labelled":
         ) from error
 
 
-def _digits(split: Any, options: dict[str, Any]) -> "Labelled":
+def _digits(split: Any, options: dict[str, Any]) -> "Labeled":
     """The digits with the options of the image sets; those of one set alone mean nothing here."""
     from featlearn import data
     from featlearn.data.selection import Selection
@@ -92,4 +92,4 @@ def _digits(split: Any, options: dict[str, Any]) -> "Labelled":
     whole = data.digits(split)
     rows, labels, classes = selection.rows(whole.labels.numpy(), whole.classes, f"digits {split}")
     x = whole.x[rows]
-    return data.Labelled(x if selection.flatten else x.view(-1, 1, 8, 8), labels, classes, DIGITS)
+    return data.Labeled(x if selection.flatten else x.view(-1, 1, 8, 8), labels, classes, DIGITS)

@@ -10,7 +10,7 @@ import numpy
 
 from featlearn_papers.frame.legends import arrange_legends, check_text
 
-BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK = (
+BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GRAY, BLACK = (
     "#0072B2",
     "#D55E00",
     "#009E73",
@@ -20,7 +20,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK = (
     "#999999",
     "#000000",
 )
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY, BLACK)
+COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GRAY, BLACK)
 """Okabe and Ito's, told apart by all eyes."""
 
 STYLE: dict[Any, Any] = {
@@ -61,7 +61,7 @@ def curve(
     values: Any,
     label: str,
     *,
-    colour: str = BLUE,
+    color: str = BLUE,
     style: str = "-",
     spread: Spread = "range",
     **options: Any,
@@ -72,14 +72,14 @@ def curve(
     """
     x, values = numpy.asarray(x), numpy.asarray(values)
     if values.ndim == 1:
-        ax.plot(x, values, style, color=colour, label=label, **options)
+        ax.plot(x, values, style, color=color, label=label, **options)
         return
-    ax.plot(x, values.mean(0), style, color=colour, label=label, **options)
+    ax.plot(x, values.mean(0), style, color=color, label=label, **options)
     if len(values) > 1:
         bounds = _bounds(values, spread)
         for name, bound in bounds.items():
-            ax.plot(x, bound, color=colour, alpha=0.4, linewidth=0.5, label=f"_{label.removeprefix('_')}: {name}")
-        band = ax.fill_between(x, *bounds.values(), color=colour, alpha=0.15, linewidth=0)
+            ax.plot(x, bound, color=color, alpha=0.4, linewidth=0.5, label=f"_{label.removeprefix('_')}: {name}")
+        band = ax.fill_between(x, *bounds.values(), color=color, alpha=0.15, linewidth=0)
         band.set_gid(f"{spread} of {len(values)} seeds")
 
 
@@ -90,11 +90,11 @@ def _bounds(values: Any, spread: Spread) -> dict[str, Any]:
     return {f"less one {spread}": values.mean(0) - deviation, f"plus one {spread}": values.mean(0) + deviation}
 
 
-def seed_curves(ax: Any, x: Any, values: Any, label: str, *, colour: str = BLUE, style: str = "-") -> None:
+def seed_curves(ax: Any, x: Any, values: Any, label: str, *, color: str = BLUE, style: str = "-") -> None:
     """Every seed of `values` (S, T) as a thin line of its own, where a mean would hide that they differ."""
     for seed, row in enumerate(numpy.asarray(values)):
         name = label if seed == 0 else f"_{label.removeprefix('_')}: seed {seed}"
-        ax.plot(x, row, style, color=colour, linewidth=0.9, alpha=0.8, label=name)
+        ax.plot(x, row, style, color=color, linewidth=0.9, alpha=0.8, label=name)
 
 
 def paper_value(ax: Any, value: float, label: str = "paper", *, axis: str = "y") -> None:
@@ -162,17 +162,17 @@ def save(figure: Any, folder: Path) -> None:
     for dpi in (150, 120, 100, 80, 60):
         figure.savefig(picture, dpi=dpi, metadata={"Software": None})
         if picture.stat().st_size >= LARGEST:
-            _fewer_colours(picture)
+            _fewer_colors(picture)
         if picture.stat().st_size < LARGEST:
             break
     figure.savefig(folder / "figure.pdf", metadata={"CreationDate": None})
     (folder / "numbers.csv").write_text(as_csv(plotted(figure)), encoding="utf-8")
 
 
-def _fewer_colours(picture: Path) -> None:
-    """A palette in place of full colour: lines and bands need no more, and it takes a third of the bytes.
+def _fewer_colors(picture: Path) -> None:
+    """A palette in place of full color: lines and bands need no more, and it takes a third of the bytes.
 
-    Colours are chosen far from each other, not by how many pixels they have: a thin line keeps its own.
+    Colors are chosen far from each other, not by how many pixels they have: a thin line keeps its own.
     """
     from PIL import Image
 

@@ -127,5 +127,5 @@ def _name_bands(figure: Any) -> None:
     bands = (one for ax in figure.axes for one in ax.collections if type(one).__name__ == "FillBetweenPolyCollection")
     names = dict.fromkeys(str(one.get_gid()) for one in bands if one.get_gid())
     if names:
-        patches = [Patch(color="grey", alpha=0.3, linewidth=0, label=f"band: {name}") for name in names]
+        patches = [Patch(color="gray", alpha=0.3, linewidth=0, label=f"band: {name}") for name in names]
         figure.legend(handles=patches, loc="outside lower right", ncols=len(names), borderaxespad=0.1)

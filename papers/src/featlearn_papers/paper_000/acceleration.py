@@ -298,7 +298,7 @@ def _classes(channel: int, runs: Runs) -> Iterable[Claim]:
         band_from="print",
         least=Scale.LAPTOP,
         why="Raw alignments, as in the paper.",
-        choices=[Choice(made="raw alignments", other="centred ones", values=centered[:, channel] - centered_others)],
+        choices=[Choice(made="raw alignments", other="centered ones", values=centered[:, channel] - centered_others)],
     )
     yield Claim(
         id="own-class-only",
@@ -312,7 +312,7 @@ def _classes(channel: int, runs: Runs) -> Iterable[Claim]:
     )
     yield Claim(
         id="own-class-centered",
-        claim="Kernel and targets centred: rise with its own target less that with the others",
+        claim="Kernel and targets centered: rise with its own target less that with the others",
         paper="> 0",
         values=centered[:, channel] - centered_others,
         band=(0.0, None),

@@ -103,7 +103,7 @@ def followed(
 
 MEASURES = ("own", "centered own", "traced", "centered traced")
 """Alignment for several outputs, which the papers leave open: the mean over outputs of that of K^cc with its own target
-y^c, or that of the mean kernel with Y Y^T; raw, or with kernel and targets centred."""
+y^c, or that of the mean kernel with Y Y^T; raw, or with kernel and targets centered."""
 
 
 def alignments(runs: Runs, measure: str) -> Any:

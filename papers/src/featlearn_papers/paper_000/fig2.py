@@ -14,7 +14,7 @@ from torch import Tensor
 import featlearn as fl
 from featlearn_papers.frame.claims import Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels, paper_value
+from featlearn_papers.frame.drawing import COLORS, curve, panels, paper_value
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -284,7 +284,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(2, 3, titles="ABCDEF")
     ranks = numpy.unique(numpy.geomspace(1, runs["eigenvalues"].shape[-1], 45).astype(int))
     for i, share in enumerate(setup.shares):
-        name: dict[str, Any] = {"label": f"γ = {share:g} γ*" if share else "γ = 0", "colour": COLOURS[i]}
+        name: dict[str, Any] = {"label": f"γ = {share:g} γ*" if share else "γ = 0", "color": COLORS[i]}
         curve(axes[0], ranks, runs["eigenvalues"][:, i, ranks - 1], **name)
         curve(axes[1], ranks, runs["overlaps"][:, i, ranks - 1], **name)
         curve(axes[4], setup.times, runs["alignment"][:, i], **name)

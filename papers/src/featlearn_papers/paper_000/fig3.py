@@ -102,10 +102,10 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """The three panels of the paper."""
     figure, axes = panels(1, 3, height=2.5, titles="ABC")
     steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
-    for place, colour in zip(PLAIN, (ORANGE, GREEN, BLUE), strict=True):
+    for place, color in zip(PLAIN, (ORANGE, GREEN, BLUE), strict=True):
         label = f"σ = {setup.starts[place].deviation:g}"
         for ax, name in zip(axes, ("teacher", "alignment", "top"), strict=True):
-            curve(ax, steps, runs[name][:, place], label, colour=colour)
+            curve(ax, steps, runs[name][:, place], label, color=color)
     limit = axes[1].axhline(runs["best"].mean(), color=BLACK, linestyle="--", linewidth=1, label="limit of small σ")
     for ax, label in zip(
         axes, (r"cosine of $W^T V$ and $s$", "kernel-task alignment", r"cosine of $u_1$ and $y$"), strict=True

@@ -12,7 +12,7 @@ from featlearn_papers.paper_000 import depth, linear_outputs, mnist
 from featlearn_papers.paper_000.specialization import contrast, draw, own_peaks, span
 
 SAME = 0.02
-"""a linear network is not specialised if diagonal and rest of its matrix differ by less"""
+"""a linear network is not specialized if diagonal and rest of its matrix differ by less"""
 
 
 def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Claim]:
@@ -27,12 +27,12 @@ def _nonlinear(runs: Mapping[str, Runs]) -> Iterable[Claim]:
 
     def otherwise(values: Any) -> list[Choice]:
         return [
-            Choice(made="raw alignments", other="centred ones", values=values(centered)),
+            Choice(made="raw alignments", other="centered ones", values=values(centered)),
             Choice(made="two hidden layers", other="one", values=values(shallow)),
         ]
 
     yield Claim(
-        id="specialised",
+        id="specialized",
         claim="Diagonal elements are higher than the others (A): mean of the diagonal less that of the rest",
         paper="> 0",
         values=contrast(raw[:, -1]),
@@ -70,7 +70,7 @@ def _linear(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Cla
         values = contrast(runs[name]["classes"][:, :, -1])
         yield Claim(
             id=f"{name}-alike",
-            claim=f"A linear network {words}, is not specialised (B): diagonal less rest",
+            claim=f"A linear network {words}, is not specialized (B): diagonal less rest",
             paper=0.0,
             values=values[:, 0],
             band=(-SAME, SAME),
@@ -94,7 +94,7 @@ def _linear(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Cla
         values=rise[:, 0],
         band=(0.0, None),
         band_from="print",
-        why="A network whose kernel does not move would not be specialised either.",
+        why="A network whose kernel does not move would not be specialized either.",
         choices=[Choice(made=f"weights of deviation {gains[0]:g}", other=f"of {gains[1]:g}", values=rise[:, 1])],
     )
     yield Claim(
@@ -130,28 +130,28 @@ def _linear(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Cla
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
-    """Both panels of the paper, the second for two widths; below, the first one centred, and along training."""
+    """Both panels of the paper, the second for two widths; below, the first one centered, and along training."""
     widths = [setups[name].width for name in ("linear", "narrow")]
-    titles = ["A", *(f"B: width {width}" for width in widths), "A, centred", "A along training", "B along training"]
+    titles = ["A", *(f"B: width {width}" for width in widths), "A, centered", "A along training", "B along training"]
     figure, axes = panels(2, 3, height=2.4, titles=titles)
     relu, centered = (runs["relu"][f"mse/{name}"][:, :, 0] for name in ("classes", "centered_classes"))
     linear = [runs[name]["classes"] for name in ("linear", "narrow")]
-    colours = span(relu[:, -1])
-    draw(axes[0], relu[:, -1], span=colours)
+    colors = span(relu[:, -1])
+    draw(axes[0], relu[:, -1], span=colors)
     for ax, classes in zip(axes[1:3], linear, strict=True):
-        draw(ax, classes[:, 0, -1], span=colours)
+        draw(ax, classes[:, 0, -1], span=colors)
     draw(axes[3], centered[:, -1], span=span(centered[:, -1]))
     steps = runs["relu"]["mse/steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
-    for classes, label, colour in ((relu, "raw", ORANGE), (centered, "centred", BLUE)):
-        curve(axes[4], steps, contrast(classes), label, colour=colour)
-    for name, classes, colour in zip(("linear", "narrow"), linear, (ORANGE, BLUE), strict=True):
+    for classes, label, color in ((relu, "raw", ORANGE), (centered, "centered", BLUE)):
+        curve(axes[4], steps, contrast(classes), label, color=color)
+    for name, classes, color in zip(("linear", "narrow"), linear, (ORANGE, BLUE), strict=True):
         for i, (gain, style) in enumerate(zip(setups[name].gains, ("-", "--"), strict=True)):
             curve(
                 axes[5],
                 runs[name]["steps"][0] / runs[name]["steps"][0, -1],
                 contrast(classes[:, i]),
                 f"{setups[name].width}, σ = {gain:g}",
-                colour=colour,
+                color=color,
                 style=style,
             )
     axes[4].set(xscale="log", xlabel="step", ylabel="diagonal less rest")
@@ -168,16 +168,16 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
 FIG_4 = Reproduction(
     id="000/fig4",
     about=(
-        "The kernel specialisation matrix: the alignment of each output's kernel with each output's target, every "
+        "The kernel specialization matrix: the alignment of each output's kernel with each output's target, every "
         "column divided by its mean. A: the ReLU network of Fig. 1 after training on ten classes of MNIST. B: a linear "
         "network of four weight layers with ten linear targets. (Sec. 6 says that linear networks 'develop specialized "
         "kernels'; App. A.3 shows that they cannot.) The caption gives a width of 500, taken here for the inputs too, "
         "with 100 samples (1000 at paper scale); beside it a small network of 25 inputs, width 100 and 60 samples. "
         "Inputs on the unit sphere and Gaussian teachers are those of Shan & Bordelon 2021b, Sec. 5.2. Weights start "
-        "in the NTK parametrisation with deviation 1, and with a smaller one, from which features move more. From the "
+        "in the NTK parametrization with deviation 1, and with a smaller one, from which features move more. From the "
         "smaller one the diagonal lies below the rest for a while as the loss falls; verdicts are about the end. "
-        "Colours of A and B are the same. 'Two-layer' is two hidden layers, as 2021b, App. E.2, say; one hidden layer "
-        "(three seeds, half as many steps at laptop scale) and centred alignments are the other choices."
+        "Colors of A and B are the same. 'Two-layer' is two hidden layers, as 2021b, App. E.2, say; one hidden layer "
+        "(three seeds, half as many steps at laptop scale) and centered alignments are the other choices."
     ),
     experiment={
         "relu": mnist.MNIST,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLUE, GREY, ORANGE, curve, panels
+from featlearn_papers.frame.drawing import BLUE, GRAY, ORANGE, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -55,11 +55,11 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
     readout, hidden = (part_alignments(runs, part) for part in (READOUT, HIDDEN))
 
     def otherwise(values: Any, part: int) -> list[Choice]:
-        """Centred alignments, and one hidden layer."""
+        """Centered alignments, and one hidden layer."""
         return [
             Choice(made=made, other=other, values=values(part_alignments(runs, part, **options)))
             for made, other, options in (
-                ("raw alignments", "centred ones", {"centered": True}),
+                ("raw alignments", "centered ones", {"centered": True}),
                 ("two hidden layers", "one", {"shallow": True}),
             )
         ]
@@ -107,8 +107,8 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
         choices=otherwise(own_less_best, HIDDEN),
     )
     yield Claim(
-        id="hidden-specialised",
-        claim="Specialisation arises from K_W (Sec. 6): diagonal of its specialisation matrix "
+        id="hidden-specialized",
+        claim="Specialization arises from K_W (Sec. 6): diagonal of its specialization matrix "
         "less the rest, after training",
         paper="> 0",
         values=specialization.contrast(hidden[:, -1]),
@@ -131,8 +131,8 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
 
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
-    """The two panels of the paper, and the same with centred alignments."""
-    figure, axes = panels(2, 2, height=2.3, titles=("A", "B", "A, centred", "B, centred"))
+    """The two panels of the paper, and the same with centered alignments."""
+    figure, axes = panels(2, 2, height=2.3, titles=("A", "B", "A, centered", "B, centered"))
     steps = runs["mnist"]["mse/steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     for ax, (part, centered) in zip(
         axes, [(part, centered) for centered in (False, True) for part in (READOUT, HIDDEN)], strict=True
@@ -142,10 +142,10 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
         for target in range(rise.shape[2]):
             if target != CHANNEL:
                 label = "each other target" if target == 0 else f"_target {target}"
-                curve(ax, steps, rise[:, :, target].mean(0), label, colour=GREY, linewidth=0.6)
+                curve(ax, steps, rise[:, :, target].mean(0), label, color=GRAY, linewidth=0.6)
         others = numpy.delete(rise, CHANNEL, 2).mean(2)
-        curve(ax, steps, others, "mean of the others", colour=BLUE, spread="standard error")
-        curve(ax, steps, rise[:, :, CHANNEL], f"$y^{CHANNEL}$", colour=ORANGE, spread="standard error")
+        curve(ax, steps, others, "mean of the others", color=BLUE, spread="standard error")
+        curve(ax, steps, rise[:, :, CHANNEL], f"$y^{CHANNEL}$", color=ORANGE, spread="standard error")
         letter = "V" if part == READOUT else "W"
         ax.set(xscale="log", xlabel="step", ylabel=f"rise of $A(K_{letter}^{{{CHANNEL},{CHANNEL}}}, y^d)$")
         ax.legend()
@@ -160,7 +160,7 @@ FIG_5 = Reproduction(
         "Five runs, standard errors. The formulas of the paper are for one hidden layer; the network has two here, as "
         "Shan & Bordelon 2021b, App. E.2, say of it, and K_W is the sum over both, with the network of one hidden "
         "layer (three seeds, half as many steps at laptop scale) as the other choice. Alignments are raw, as in the "
-        "paper, and centred below: with one-hot targets raw ones are mostly those with a constant. Curves are less "
+        "paper, and centered below: with one-hot targets raw ones are mostly those with a constant. Curves are less "
         "their first value."
     ),
     experiment={"mnist": mnist.MNIST, "depth": depth.DEPTH},

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, BLUE, COLOURS, GREY, ORANGE, SKY, curve, panels
+from featlearn_papers.frame.drawing import BLACK, BLUE, COLORS, GRAY, ORANGE, SKY, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -16,9 +16,9 @@ from featlearn_papers.paper_000.depth import DEPTH, MEASURES, Setup, alignments,
 OWN, *OTHERS = MEASURES
 WORDS = {
     "own": "mean over outputs of the alignment of K^cc with its own target",
-    "centered own": "the same, kernels and targets centred",
+    "centered own": "the same, kernels and targets centered",
     "traced": "alignment of the mean kernel with Y Y^T",
-    "centered traced": "alignment of the mean kernel with Y Y^T, both centred",
+    "centered traced": "alignment of the mean kernel with Y Y^T, both centered",
 }
 
 
@@ -137,34 +137,34 @@ def _specialization(setup: Setup, runs: Runs) -> Iterable[Claim]:
     contrasts, centered = (specialization.contrast(runs[name][:, :, -1, 0]) for name in ("classes", "centered_classes"))
     three, five = places(setup)
     yield Claim(
-        id="deeper-specialised",
-        claim="The 5-layer network is more specialised than the 3-layer one (B, C): difference of diagonal less rest",
+        id="deeper-specialized",
+        claim="The 5-layer network is more specialized than the 3-layer one (B, C): difference of diagonal less rest",
         paper="> 0",
         values=contrasts[:, five] - contrasts[:, three],
         band=(0.0, None),
         band_from="print",
         least=Scale.LAPTOP,
-        choices=[Choice(made="raw alignments", other="centred ones", values=centered[:, five] - centered[:, three])],
+        choices=[Choice(made="raw alignments", other="centered ones", values=centered[:, five] - centered[:, three])],
     )
     yield Claim(
-        id="specialisation-grows",
-        claim="Specialisation grows with every layer (B and C compared with Fig. 4A): smallest step",
+        id="specialization-grows",
+        claim="Specialization grows with every layer (B and C compared with Fig. 4A): smallest step",
         paper="> 0",
         values=smallest_step(contrasts),
         band=(0.0, None),
         band_from="print",
         least=Scale.LAPTOP,
-        choices=[Choice(made="raw alignments", other="centred ones", values=smallest_step(centered))],
+        choices=[Choice(made="raw alignments", other="centered ones", values=smallest_step(centered))],
     )
     yield Claim(
-        id="specialised",
-        claim="Both are specialised (B, C): smaller of their diagonals less rest",
+        id="specialized",
+        claim="Both are specialized (B, C): smaller of their diagonals less rest",
         paper="> 0",
         values=contrasts[:, [three, five]].min(1),
         band=(0.0, None),
         band_from="print",
         least=Scale.LAPTOP,
-        choices=[Choice(made="raw alignments", other="centred ones", values=centered[:, [three, five]].min(1))],
+        choices=[Choice(made="raw alignments", other="centered ones", values=centered[:, [three, five]].min(1))],
     )
 
 
@@ -178,7 +178,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(2, 3, height=2.4, titles=("A", "B: 3-layer", "C: 5-layer", "D", "mean kernel", "stability"))
     steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     for i, count in enumerate(setup.hidden_layers):
-        name: dict[str, Any] = {"label": f"{count + 1}-layer", "colour": COLOURS[i]}
+        name: dict[str, Any] = {"label": f"{count + 1}-layer", "color": COLORS[i]}
         curve(axes[0], steps, curves(runs)[:, i], **name)
         curve(axes[4], steps, curves(runs, "centered traced")[:, i], **name)
         curve(
@@ -186,7 +186,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
             steps,
             curves(runs, "traced")[:, i].mean(0),
             f"_{count + 1}-layer, raw",
-            colour=COLOURS[i],
+            color=COLORS[i],
             style=":",
         )
         curve(axes[5], steps, runs["sharpness"][:, i], **name)
@@ -194,15 +194,15 @@ def plot(setup: Setup, runs: Runs) -> Any:
             steps[[0, -1]],
             runs["stability"][:, i].mean(0),
             "x",
-            color=COLOURS[i],
+            color=COLORS[i],
             label=f"_{count + 1}-layer, all outputs",
         )
     matrices = [runs["classes"][:, place, -1, 0] for place in places(setup)]
     for ax, matrix in zip(axes[1:3], matrices, strict=True):
         specialization.draw(ax, matrix, span=specialization.span(*matrices))
     layers = numpy.array(setup.hidden_layers) + 1
-    for measure, colour in zip(MEASURES, (ORANGE, SKY, BLUE, GREY), strict=True):
-        curve(axes[3], layers, rates(runs, measure), measure.replace("centered", "centred"), colour=colour, style="o-")
+    for measure, color in zip(MEASURES, (ORANGE, SKY, BLUE, GRAY), strict=True):
+        curve(axes[3], layers, rates(runs, measure), measure.replace("centered", "centered"), color=color, style="o-")
     axes[5].axhline(2.0, color=BLACK, linestyle=":", linewidth=1, label="limit")
     for ax, label in (
         (axes[0], "mean of $A(K^{cc}, y^c)$"),
@@ -211,7 +211,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     ):
         ax.set(xscale="log", xlabel="step", ylabel=label)
     axes[0].legend()
-    _explain(axes[4], {"centred": "-", "raw": ":"})
+    _explain(axes[4], {"centered": "-", "raw": ":"})
     _explain(axes[5], {"mean kernel": "-", "all outputs": "x", "limit": ":"})
     axes[3].set(xlabel="layers", ylabel=r"feature rate $\hat\gamma$", xticks=layers, yscale="log")
     axes[3].legend()
@@ -219,7 +219,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
 
 
 def _explain(ax: Any, styles: dict[str, str]) -> None:
-    """A legend of line styles; colours are those of A."""
+    """A legend of line styles; colors are those of A."""
     ax.legend(handles=[ax.plot([], [], style, color=BLACK, label=name)[0] for name, style in styles.items()])
 
 
@@ -227,12 +227,12 @@ FIG_6 = Reproduction(
     id="000/fig6",
     about=(
         "ReLU networks of width 500 and of several depths on ten classes of MNIST, all else as in Fig. 1 (at laptop "
-        "scale 1000 steps): kernel-task alignment along training (A), the specialisation matrix of a 3-layer (B) and a "
+        "scale 1000 steps): kernel-task alignment along training (A), the specialization matrix of a 3-layer (B) and a "
         "5-layer network (C), and the feature rate gamma with which K0 + gamma y y^T would be aligned as the last "
         "kernel is (D; Eq. 20, whose print has the wrong kernel in the numerator). Open are the learning rate, which "
         "is 20 for all depths here, how layers are counted, and what alignment means for ten outputs. Layers are "
         "weight matrices here, so that 2- to 5-layer networks have one to four hidden layers. Alignment is the mean "
-        "over outputs of that of K^cc with its own target, raw; the mean kernel with Y Y^T, and both centred, are "
+        "over outputs of that of K^cc with its own target, raw; the mean kernel with Y Y^T, and both centered, are "
         "shown beside it. Two panels are beyond the print: the mean kernel's alignment, and the rate of descent times "
         "the largest eigenvalue of the mean kernel, with crosses for the whole kernel between all outputs; at 2 "
         "descent becomes unstable."

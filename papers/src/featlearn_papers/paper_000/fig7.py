@@ -117,8 +117,8 @@ def plot(setup: Setup, runs: Runs) -> Any:
     for row, name, label in ((axes[:3], "eigenvalues", r"$\lambda_k$"), (axes[3:], "task_power", r"$v_k^2 / |y|^2$")):
         for ax, start in zip(row, names, strict=True):
             exact, approximate = numpy.maximum(runs[name][:, start], 1e-7).transpose(1, 0, 2)
-            curve(ax, ranks, exact, "Eq. 12", colour=BLUE)
-            curve(ax, ranks, approximate.mean(0), "Eq. 14", colour=ORANGE, style="--")
+            curve(ax, ranks, exact, "Eq. 12", color=BLUE)
+            curve(ax, ranks, approximate.mean(0), "Eq. 14", color=ORANGE, style="--")
             ax.set(yscale="log", xlabel="k", ylabel=label)
         low, high = (each([ax.get_ylim() for ax in row]) for each in (numpy.min, numpy.max))
         for ax in row:

@@ -65,7 +65,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     X, s = task(setup, context.generator())
     found: dict[str, list[Any]] = {}
     for i, start in enumerate(setup.starts):
-        # in this parametrisation of variance 1 each layer has a factor 1 / sqrt(N)
+        # in this parametrization of variance 1 each layer has a factor 1 / sqrt(N)
         model = MLP(
             setup.width,
             None,

@@ -22,7 +22,7 @@ from featlearn_papers.frame.scale import Scale
 class Setup:
     """Inputs on the unit sphere, Gaussian teachers, loss averaged over samples and outputs, full batch.
 
-    Four weight layers; weights are N(0, gain^2) in the NTK parametrisation.
+    Four weight layers; weights are N(0, gain^2) in the NTK parametrization.
     """
 
     inputs: int = 25

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 import featlearn as fl
-from featlearn.data import Labelled
+from featlearn.data import Labeled
 from featlearn.models import MLP
 from featlearn_papers.frame.context import Context
 from featlearn_papers.frame.experiment import Experiment, Size
@@ -83,7 +83,7 @@ def task(setup: Setup, context: Context) -> ClassificationTask:
     return ClassificationTask(x=x, y=y, test=test, rate=rate)
 
 
-def targets(data: Labelled, labels: str) -> Tensor:
+def targets(data: Labeled, labels: str) -> Tensor:
     """(P, C) one-hot, or (P, 1) the sign of the parity."""
     if labels == "parity":
         return 2.0 * (data.labels % 2)[:, None] - 1

@@ -1,4 +1,4 @@
-"""The kernel specialisation matrix (Shan & Bordelon 2021a, Eq. 16), from class alignments: numbers and picture.
+"""The kernel specialization matrix (Shan & Bordelon 2021a, Eq. 16), from class alignments: numbers and picture.
 
 Class alignments are (..., C, C), rows kernels and columns targets, as `fl.metrics.class_alignment` gives them.
 """
@@ -21,7 +21,7 @@ def diagonal_and_others(matrix: Any) -> tuple[Any, Any]:
 
 
 def contrast(classes: Any) -> Any:
-    """(...,): mean of the diagonal of the specialisation matrix less the mean of the rest."""
+    """(...,): mean of the diagonal of the specialization matrix less the mean of the rest."""
     diagonal, others = diagonal_and_others(specialization(classes))
     return diagonal - others
 
@@ -32,13 +32,13 @@ def own_peaks(classes: Any) -> Any:
 
 
 def draw(ax: Any, classes: Any, *, span: float) -> None:
-    """The matrix, mean over seeds of class alignments (S, C, C); colours from 1 - span to 1 + span, white at 1."""
+    """The matrix, mean over seeds of class alignments (S, C, C); colors from 1 - span to 1 + span, white at 1."""
     from matplotlib import colormaps
 
     matrix = specialization(classes).mean(0)
     diagonal, others = diagonal_and_others(matrix)
-    steps = colormaps["RdBu_r"].resampled(25)  # few colours make a small file
-    image = ax.imshow(matrix, cmap=steps, vmin=1 - span, vmax=1 + span, label="specialisation, row c, column d")
+    steps = colormaps["RdBu_r"].resampled(25)  # few colors make a small file
+    image = ax.imshow(matrix, cmap=steps, vmin=1 - span, vmax=1 + span, label="specialization, row c, column d")
     ax.figure.colorbar(image, ax=ax, shrink=0.85).ax.tick_params(labelsize=7)
     ticks = range(0, len(matrix), 3)
     ax.set(xticks=ticks, yticks=ticks, ylabel="kernel $c$")
@@ -46,5 +46,5 @@ def draw(ax: Any, classes: Any, *, span: float) -> None:
 
 
 def span(*matrices: Any) -> float:
-    """Of colours that show all matrices, of class alignments (S, C, C), alike."""
+    """Of colors that show all matrices, of class alignments (S, C, C), alike."""
     return float(max(abs(specialization(classes).mean(0) - 1).max() for classes in matrices))

@@ -39,12 +39,12 @@ class Start:
 
 STARTS = {
     "as in Fig. 1": Start(),
-    "centred inputs": Start(centered=True),
+    "centered inputs": Start(centered=True),
     "small readout": Start(readout=0.1),
     "zero outputs": Start(zero=True),
     "all three": Start(centered=True, readout=0.1, zero=True),
 }
-COLOURS = dict(zip(STARTS, (ORANGE, SKY, GREEN, PINK, BLUE), strict=True))
+COLORS = dict(zip(STARTS, (ORANGE, SKY, GREEN, PINK, BLUE), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     small, usual = (each[:, -1] - each[:, 0] for each in turned.values())
     yield Claim(
         id="turns-more",
-        claim="From a small readout the kernel turns further to the task: rise of its centred "
+        claim="From a small readout the kernel turns further to the task: rise of its centered "
         "alignment over that from the start of Fig. 1",
         paper="not shown",
         values=small / usual,
@@ -170,15 +170,15 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(2, 2, height=2.2, titles=("as in Fig. 1", "small readout", "ratio", "alignment"))
     steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     for ax, start in zip(axes, ("as in Fig. 1", "small readout"), strict=False):
-        for name, label, colour in (("loss", "NN", ORANGE), ("kgd", "KGD", BLUE), ("akgd", "aKGD", GREEN)):
-            curve(ax, steps, runs[f"{start}/{name}"], label, colour=colour)
+        for name, label, color in (("loss", "NN", ORANGE), ("kgd", "KGD", BLUE), ("akgd", "aKGD", GREEN)):
+            curve(ax, steps, runs[f"{start}/{name}"], label, color=color)
         ax.set(yscale="log", ylabel="loss")
     for name in STARTS:
-        curve(axes[2], steps, behind(runs, name), name, colour=COLOURS[name])
-        curve(axes[3], steps, runs[f"{name}/centered_alignment"], name, colour=COLOURS[name])
+        curve(axes[2], steps, behind(runs, name), name, color=COLORS[name])
+        curve(axes[3], steps, runs[f"{name}/centered_alignment"], name, color=COLORS[name])
     axes[2].axhline(1.0, color=BLACK, linestyle=":", label="_level")
     axes[2].set(yscale="log", ylabel="loss, NN over aKGD")
-    axes[3].set(ylabel="centred alignment")
+    axes[3].set(ylabel="centered alignment")
     for ax in axes:
         ax.set(xscale="log", xlabel="step")
         ax.legend()
@@ -194,7 +194,7 @@ STARTS_FIGURE = Reproduction(
         "then all together: the mean image subtracted; first readout weights divided by 10; first outputs subtracted, "
         "as infinitely wide networks have none on average. Network, data, rate and frozen kernels, between all pairs "
         "of outputs, are those of 000/fig1; 20000 steps (3000, and 200 samples, at laptop scale). Kernels and "
-        "alignment with Y Y^T are means over outputs, centred."
+        "alignment with Y Y^T are means over outputs, centered."
     ),
     experiment=EXPERIMENT,
     plot=plot,

@@ -1,4 +1,4 @@
-"""A convolutional network on two classes of CIFAR-10, one output for each, and how its kernels specialise.
+"""A convolutional network on two classes of CIFAR-10, one output for each, and how its kernels specialize.
 
 The experiment behind Shan & Bordelon 2021b, Fig. 3B, App. E.3.
 """
@@ -46,7 +46,7 @@ def task(setup: Setup, context: Context) -> tuple[Tensor, Tensor]:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """After the epochs (T,), on the probe: loss, accuracy, class alignments (T, C, C), raw and centred.
+    """After the epochs (T,), on the probe: loss, accuracy, class alignments (T, C, C), raw and centered.
 
     `stability` (T,) is the rate of a batch times the largest eigenvalue that the mean of both kernels would have on
     one: descent with a frozen kernel needs less than 2. All are nan once the outputs have overflowed.

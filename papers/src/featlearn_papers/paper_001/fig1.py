@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, curve, panels, seed_curves
+from featlearn_papers.frame.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PINK, SKY, curve, panels, seed_curves
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -15,8 +15,8 @@ from featlearn_papers.paper_000.acceleration import end_over_start, final_ratio,
 from featlearn_papers.paper_000.mnist import MNIST
 from featlearn_papers.paper_001.odd_even import ODD_EVEN, ODD_EVEN_PRINTED, ODD_EVEN_SLOW
 
-RATES = {"parity": ORANGE, "printed": PINK, "slow": GREY}
-"""experiments on odd and even digits at three learning rates, and their colours; the first is judged"""
+RATES = {"parity": ORANGE, "printed": PINK, "slow": GRAY}
+"""experiments on odd and even digits at three learning rates, and their colors; the first is judged"""
 
 
 def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Claim]:
@@ -163,35 +163,35 @@ def _steps(runs: Runs, name: str = "mse") -> Any:
 
 def _draw_paper(runs: Runs, axes: list[Any]) -> None:
     steps = _steps(runs)
-    for name, label, colour in (("loss", "NN", ORANGE), ("kgd", "KGD", BLUE), ("akgd", "aKGD", GREEN)):
-        deviating(axes[0], steps, runs[f"mse/{name}"], label, colour=colour)
+    for name, label, color in (("loss", "NN", ORANGE), ("kgd", "KGD", BLUE), ("akgd", "aKGD", GREEN)):
+        deviating(axes[0], steps, runs[f"mse/{name}"], label, color=color)
     axes[0].set(yscale="log", ylabel="loss")
     norm = runs["mse/norm"] / runs["mse/norm"][:, :1]
-    deviating(axes[1], steps, norm, "NN", colour=ORANGE)
-    deviating(axes[1], steps, numpy.ones_like(steps), "KGD", colour=BLUE)
+    deviating(axes[1], steps, norm, "NN", color=ORANGE)
+    deviating(axes[1], steps, numpy.ones_like(steps), "KGD", color=BLUE)
     axes[1].set_ylabel(r"$|K| / |K_0|$")
-    deviating(axes[2], steps, runs["mse/alignment"], "NN", colour=ORANGE)
+    deviating(axes[2], steps, runs["mse/alignment"], "NN", color=ORANGE)
     start = numpy.full_like(steps, runs["mse/alignment"][:, 0].mean())
-    deviating(axes[2], steps, start, "KGD, aKGD", colour=BLUE)
+    deviating(axes[2], steps, start, "KGD, aKGD", color=BLUE)
     axes[2].set_ylabel("kernel-task alignment")
 
 
 def _draw_beyond(setups: Mapping[str, Any], runs: Mapping[str, Runs], axes: list[Any]) -> None:
-    for name, colour in RATES.items():
+    for name, color in RATES.items():
         ratio, label = runs[name]["mse/loss"] / runs[name]["mse/akgd"], f"rate {setups[name].lr:g}"
-        seed_curves(axes[0], _steps(runs[name]), ratio, label, colour=colour)
+        seed_curves(axes[0], _steps(runs[name]), ratio, label, color=color)
     axes[0].axhline(1.0, color=BLACK, linewidth=0.5, label="_as fast as aKGD")
     axes[0].set(yscale="log", ylabel="loss, NN over aKGD")
     classes = runs["classes"]
-    deviating(axes[1], _steps(classes, "ce"), classes["ce/cross_entropy"], "NN", colour=ORANGE)
-    deviating(axes[1], _steps(classes, "ce"), classes["ce/kgd"], "KGD", colour=BLUE)
+    deviating(axes[1], _steps(classes, "ce"), classes["ce/cross_entropy"], "NN", color=ORANGE)
+    deviating(axes[1], _steps(classes, "ce"), classes["ce/kgd"], "KGD", color=BLUE)
     axes[1].set(yscale="log", ylabel="loss, ten classes")
-    for name, label, colour in (("parity", "odd/even", ORANGE), ("classes", "ten classes", SKY)):
+    for name, label, color in (("parity", "odd/even", ORANGE), ("classes", "ten classes", SKY)):
         steps = _steps(runs[name])
         held_out, training = (runs[name][f"mse/{which}"] for which in ("test/alignment", "alignment"))
-        deviating(axes[2], steps, held_out / held_out[:, :1], label, colour=colour)
+        deviating(axes[2], steps, held_out / held_out[:, :1], label, color=color)
         dotted = "dotted: training" if name == "parity" else "_ten classes, training"
-        deviating(axes[2], steps, (training / training[:, :1]).mean(0), dotted, colour=colour, style=":")
+        deviating(axes[2], steps, (training / training[:, :1]).mean(0), dotted, color=color, style=":")
     axes[2].set_ylabel("alignment over start")
 
 
@@ -207,7 +207,7 @@ FIG_1 = Reproduction(
         "digits are judged at a rate of 10, half of the printed one; 20 and 2 are shown beside it, after as many "
         "steps, since the verdict depends on it: near the limit of stability the kernel cannot grow and turns instead. "
         "Laptop scale has 300 samples and 1000 steps (ten classes: 200 and 2000); the paper does not say how long it "
-        "trains. Weights are parametrised in the NTK way with variances 1, 2, 1. The last row is beyond the print."
+        "trains. Weights are parametrized in the NTK way with variances 1, 2, 1. The last row is beyond the print."
     ),
     experiment={"parity": ODD_EVEN, "printed": ODD_EVEN_PRINTED, "slow": ODD_EVEN_SLOW, "classes": MNIST},
     plot=plot,

@@ -17,7 +17,7 @@ import featlearn as fl
 from featlearn.models import WideResNet
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, panels, seed_curves
+from featlearn_papers.frame.drawing import COLORS, GRAY, panels, seed_curves
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -330,18 +330,18 @@ def plot(setup: Setup, runs: Runs) -> Any:
     for i, gamma in enumerate(setup.gammas):
         for ax, name in ((axes[0], "loss"), (axes[1], "alignment"), (axes[3], "ofe/loss"), (axes[4], "ofe/alignment")):
             label = rf"$\hat\gamma$ = {rates[i]:.2g}" if name == "ofe/loss" else rf"$\gamma$ = {gamma:g}"
-            seed_curves(ax, steps, runs[name][:, i], label, colour=COLOURS[i])
+            seed_curves(ax, steps, runs[name][:, i], label, color=COLORS[i])
         for seed in range(len(runs)):
             label = rf"$\gamma$ = {gamma:g}" if seed == 0 else f"_gamma = {gamma:g}: seed {seed}"
             pair = runs["loss"][seed, i], runs["alignment"][seed, i]
-            axes[2].plot(*pair, color=COLOURS[i], linewidth=0.9, label=label)
+            axes[2].plot(*pair, color=COLORS[i], linewidth=0.9, label=label)
         own, other = ("from OFE's", "from the first") if i == 0 else ("_from OFE's", "_from the first")
-        seed_curves(axes[5], steps, runs["apart"][:, i], own, colour=COLOURS[i])
-        seed_curves(axes[5], steps, runs["moved"][:, i], other, colour=COLOURS[i], style=":")
+        seed_curves(axes[5], steps, runs["apart"][:, i], own, color=COLORS[i])
+        seed_curves(axes[5], steps, runs["moved"][:, i], other, color=COLORS[i], style=":")
     for ax in (axes[0], axes[1], *axes[3:]):
         ax.set(xscale="log", xlabel="step")
     for level in LEVELS:
-        axes[2].axvline(level, color=GREY, linewidth=0.6, linestyle="--", label=f"_loss {level:g}")
+        axes[2].axvline(level, color=GRAY, linewidth=0.6, linestyle="--", label=f"_loss {level:g}")
     axes[2].set(xlabel="loss", ylabel="alignment, network")
     axes[2].invert_xaxis()
     for ax, other in ((axes[0], axes[3]), (axes[1], axes[4])):
@@ -379,7 +379,7 @@ EXPERIMENT = Experiment(
 FIG_2 = Reproduction(
     id="001/fig2",
     about=(
-        "A wide residual network without normalisation on 100 images of two classes of CIFAR-10, its output divided by "
+        "A wide residual network without normalization on 100 images of two classes of CIFAR-10, its output divided by "
         "gamma and its learning rate multiplied by gamma^2: all start with the same kernel per rate, and the larger "
         "gamma, the further the weights must go. Below, optimal feature evolution (OFE), the exact solution, from the "
         "network's first kernel, with the feature rate read off its first and last alignment (shown in units of "

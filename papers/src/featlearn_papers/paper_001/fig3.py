@@ -29,7 +29,7 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
 
 def _mnist(runs: Runs) -> Iterable[Claim]:
     raw, centered = mnist_classes(runs), mnist_classes(runs, "centered_classes")
-    other = Choice(made="raw alignments", other="centred ones", values=contrast(centered[:, -1]))
+    other = Choice(made="raw alignments", other="centered ones", values=contrast(centered[:, -1]))
     yield Claim(
         id="mnist",
         claim="MNIST: the diagonal of the KSM is higher than the rest (A): difference of the means",
@@ -40,7 +40,7 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
         least=Scale.LAPTOP,
         choices=[other],
         why="One-hot targets have a mean of 1/10, so that raw alignments are mostly those with a "
-        "constant; centred ones leave it out.",
+        "constant; centered ones leave it out.",
     )
     yield Claim(
         id="mnist-trained",
@@ -52,7 +52,9 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
         least=Scale.LAPTOP,
         choices=[
             Choice(
-                made="raw alignments", other="centred ones", values=contrast(centered[:, -1]) - contrast(centered[:, 0])
+                made="raw alignments",
+                other="centered ones",
+                values=contrast(centered[:, -1]) - contrast(centered[:, 0]),
             ),
         ],
     )
@@ -66,7 +68,7 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
         band_from="choice",
         least=Scale.LAPTOP,
         choices=[
-            Choice(made="raw alignments", other="centred ones", values=own_peaks(centered[:, -1])),
+            Choice(made="raw alignments", other="centered ones", values=own_peaks(centered[:, -1])),
         ],
     )
 
@@ -83,7 +85,7 @@ def _cifar(runs: Runs, fast: Runs) -> Iterable[Claim]:
         band_from="print",
         least=Scale.LAPTOP,
         choices=[Choice(made=rate, other=other, values=contrast(fast["classes"][:, -1]))],
-        why="Raw alignments: centred ones cannot tell two targets that add up to one.",
+        why="Raw alignments: centered ones cannot tell two targets that add up to one.",
     )
     grown = [contrast(each["classes"][:, -1]) - contrast(each["classes"][:, 0]) for each in (runs, fast)]
     yield Claim(
@@ -119,14 +121,14 @@ def _cifar(runs: Runs, fast: Runs) -> Iterable[Claim]:
         why="The paper does not say how long it trains.",
     )
     yield Claim(
-        id="cifar-centred",
-        claim="Centred, the KSM of two complementary targets has a contrast of 0: largest",
+        id="cifar-centered",
+        claim="Centered, the KSM of two complementary targets has a contrast of 0: largest",
         paper=None,
         values=abs(contrast(runs["centered_classes"])).max(1),
         band=(None, 1e-6),
         band_from="theory",
         check=True,
-        why="y_1 = 1 - y_0: centred, both are the same up to a sign.",
+        why="y_1 = 1 - y_0: centered, both are the same up to a sign.",
     )
 
 
@@ -143,13 +145,13 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     mnist, fast = runs["mnist"], runs["fast"]["classes"]
     finite = numpy.array([numpy.isfinite(one).all() for one in fast])
     shown = "B, 5 × rate" + ("" if finite.all() else f", {finite.sum()} of {len(finite)} seeds")
-    for steps, classes, label, colour, style in (
+    for steps, classes, label, color, style in (
         (mnist["mse/steps"][0], mnist_classes(mnist), "A", BLUE, "-"),
-        (mnist["mse/steps"][0], mnist_classes(mnist, "centered_classes"), "A, centred", SKY, "-"),
+        (mnist["mse/steps"][0], mnist_classes(mnist, "centered_classes"), "A, centered", SKY, "-"),
         (runs["cifar"]["steps"][0], runs["cifar"]["classes"], "B", ORANGE, "-"),
         (runs["fast"]["steps"][0], fast[finite], shown, ORANGE, ":"),
     ):
-        curve(axes[2], steps + 0.5, contrast(classes), label, colour=colour, style=style, spread="standard error")
+        curve(axes[2], steps + 0.5, contrast(classes), label, color=color, style=style, spread="standard error")
     axes[2].axhline(0.0, color=BLACK, linewidth=0.5, label="_none")
     axes[2].set(xscale="log", xlabel="step", ylabel="KSM contrast")
     axes[2].legend(loc="upper center", bbox_to_anchor=(0.4, -0.22), ncols=2)
@@ -159,7 +161,7 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
 FIG_3 = Reproduction(
     id="001/fig3",
     about=(
-        "The kernel specialisation matrix (KSM): how the kernel K^cc of each output is aligned with each target, "
+        "The kernel specialization matrix (KSM): how the kernel K^cc of each output is aligned with each target, "
         "divided by the mean over outputs. A, a network with two hidden layers of 500 ReLUs on ten digits, the "
         "experiment of Shan & Bordelon 2021a, Fig. 1. B, two convolutions of 33 channels and 7 x 7 filters on two "
         "classes of CIFAR-10. The paper has 9000 images of 32 x 32, batches of 100, a learning rate of 20 and kernels "

@@ -1,6 +1,6 @@
 """Shan & Bordelon 2021b, Fig. 4.
 
-The kernel of a linear network turns to the task, and the kernels of its outputs do not specialise.
+The kernel of a linear network turns to the task, and the kernels of its outputs do not specialize.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, BLUE, COLOURS, ORANGE, curve, panels
+from featlearn_papers.frame.drawing import BLACK, BLUE, COLORS, ORANGE, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -235,15 +235,15 @@ def _outputs(setup: Any, runs: Runs) -> Iterable[Claim]:
         return {"values": values[:, 0], "choices": choices, "band": (-0.02, 0.02)}
 
     yield Claim(
-        id="no-specialisation",
-        claim="Kernels of ten outputs do not specialise (D): mean diagonal of the KSM less mean of the rest",
+        id="no-specialization",
+        claim="Kernels of ten outputs do not specialize (D): mean diagonal of the KSM less mean of the rest",
         paper=0.0,
         band_from="trial",
         **given(found[:, :, -1]),
         why="Up to 0.02, as finite networks break the symmetry of outputs that the proof assumes.",
     )
     yield Claim(
-        id="no-specialisation-ever",
+        id="no-specialization-ever",
         claim="... nor on the way (Sec. 5.2): the same where it is farthest from 0",
         paper=0.0,
         band_from="choice",
@@ -253,7 +253,7 @@ def _outputs(setup: Any, runs: Runs) -> Iterable[Claim]:
 
 def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     """The four panels of the paper, and beside them the first layer and the KSM along training."""
-    figure, axes = panels(2, 3, height=2.2, titles=("A", "B", "first layer", "C", "D", "specialisation"))
+    figure, axes = panels(2, 3, height=2.2, titles=("A", "B", "first layer", "C", "D", "specialization"))
     setup, found = setups["teacher"], runs["teacher"]
     steps = found["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     order = sorted(range(len(setup.gains)), key=lambda i: setup.gains[i])
@@ -266,7 +266,7 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
         for i in order:
             # one legend is enough
             shown = f"{'' if ax is axes[2] else '_'}gain {setup.gains[i]:g}"
-            curve(ax, steps, found[name][:, i], shown, colour=COLOURS[i], spread="standard error")
+            curve(ax, steps, found[name][:, i], shown, color=COLORS[i], spread="standard error")
         ax.set(xscale="log", xlabel="step", ylabel=label)
     for ax, name in ((axes[1], "best"), (axes[3], "best_top")):
         ax.axhline(found[name].mean(), color=BLACK, linestyle="--", linewidth=0.8, label="theory, gain to 0")
@@ -275,8 +275,8 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     specialization.draw(axes[4], matrix, span=max(0.05, specialization.span(matrix)))
     at = runs["outputs"]["steps"][0]
     for i, gain in enumerate(setups["outputs"].gains):
-        colour = ORANGE if gain == 1 else BLUE  # as in the other panels
-        curve(axes[5], at, contrast(classes[:, i]), f"gain {gain:g}", colour=colour, spread="standard error")
+        color = ORANGE if gain == 1 else BLUE  # as in the other panels
+        curve(axes[5], at, contrast(classes[:, i]), f"gain {gain:g}", color=color, spread="standard error")
     axes[5].axhline(0.0, color=BLACK, linewidth=0.5, label="_none")
     axes[5].set(xlabel="step", ylabel="KSM, diagonal less rest")
     for ax in (*axes[1:4], axes[5]):

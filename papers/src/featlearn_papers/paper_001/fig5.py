@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLUE, COLOURS, GREY, ORANGE, SKY, curve, panels
+from featlearn_papers.frame.drawing import BLUE, COLORS, GRAY, ORANGE, SKY, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -83,17 +83,17 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 def plot(setup: Setup, runs: Runs) -> Any:
     """Both panels of the paper, and A by another measure."""
-    figure, axes = panels(1, 3, height=2.4, titles=("A", "B", "A, centred"))
+    figure, axes = panels(1, 3, height=2.4, titles=("A", "B", "A, centered"))
     draw = partial(curve, spread="standard error")
     steps = runs["steps"][0] + 0.5  # step 0 has a place on a logarithmic axis
     for i, count in enumerate(setup.hidden_layers):
         for ax, measure in ((axes[0], OWN), (axes[2], f"centered {OWN}")):
-            draw(ax, steps, curves(runs, measure)[:, i], f"{count + 1}-layer", colour=COLOURS[i])
+            draw(ax, steps, curves(runs, measure)[:, i], f"{count + 1}-layer", color=COLORS[i])
     for ax in (axes[0], axes[2]):
         ax.set(xscale="log", xlabel="step", ylabel="mean of $A(K^{cc}, y^c)$")
     layers = numpy.array(setup.hidden_layers) + 1
-    for measure, colour in zip(MEASURES, (ORANGE, SKY, BLUE, GREY), strict=True):
-        draw(axes[1], layers, rates(runs, measure), measure.replace("centered", "centred"), colour=colour, style="o-")
+    for measure, color in zip(MEASURES, (ORANGE, SKY, BLUE, GRAY), strict=True):
+        draw(axes[1], layers, rates(runs, measure), measure.replace("centered", "centered"), color=color, style="o-")
     axes[1].set(xlabel="layers", ylabel=r"feature rate $\hat\gamma$", xticks=layers)
     for ax in axes:
         ax.legend()
@@ -108,7 +108,7 @@ FIG_5 = Reproduction(
         "y y^T would be aligned as the last kernel is (B; 2021a, Eq. 20, corrected). Layers are weight matrices here, "
         "so that two- to five-layer networks have one to four hidden layers; the learning rate is 20 at all depths. "
         "What alignment means for ten outputs is open: judged is the mean over outputs of that of K^cc with its own "
-        "target, raw; that of the mean kernel with Y Y^T, and both centred, are the other choices."
+        "target, raw; that of the mean kernel with Y Y^T, and both centered, are the other choices."
     ),
     experiment=DEPTH,
     plot=plot,

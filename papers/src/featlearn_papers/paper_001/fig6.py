@@ -14,7 +14,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, GREEN, GREY, ORANGE, curve, panels
+from featlearn_papers.frame.drawing import BLACK, GRAY, GREEN, ORANGE, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -222,21 +222,21 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """The six panels of the paper, and below them what the theory assumes."""
     figure, axes = panels(3, 3, height=1.75, titles=("A", "B", "gates", "C", "D", "ansatz", "E", "F", "y·f"))
     times = runs["times"][0]
-    curve(axes[0], times, runs["loss"], "networks", colour=ORANGE)
-    curve(axes[0], times, runs["solve/loss"].mean(0), "theory alone", colour=BLACK, style="--")
-    for name, colour in (("", ORANGE), ("/readout", GREEN), ("/hidden", GREY)):
+    curve(axes[0], times, runs["loss"], "networks", color=ORANGE)
+    curve(axes[0], times, runs["solve/loss"].mean(0), "theory alone", color=BLACK, style="--")
+    for name, color in (("", ORANGE), ("/readout", GREEN), ("/hidden", GRAY)):
         label = {"": "$K$", "/readout": "$K_V$", "/hidden": "$K_W$"}[name]
-        curve(axes[1], times, runs[f"alignment{name}"], label, colour=colour)
-    curve(axes[1], times, runs["solve/alignment"].mean(0), "$K$, theory alone", colour=BLACK, style="--")
+        curve(axes[1], times, runs[f"alignment{name}"], label, color=color)
+    curve(axes[1], times, runs["solve/alignment"].mean(0), "$K$, theory alone", color=BLACK, style="--")
     for name, ax in zip(PARTS, (axes[3], axes[4], axes[6], axes[7]), strict=True):
-        curve(ax, times, runs[name], "networks", colour=ORANGE)
-        curve(ax, times, runs[f"growth/{name}"].mean(0), "theory, measured outputs", colour=BLACK)
-        curve(ax, times, runs[f"solve/{name}"].mean(0), "theory alone", colour=BLACK, style="--")
+        curve(ax, times, runs[name], "networks", color=ORANGE)
+        curve(ax, times, runs[f"growth/{name}"].mean(0), "theory, measured outputs", color=BLACK)
+        curve(ax, times, runs[f"solve/{name}"].mean(0), "theory alone", color=BLACK, style="--")
         ax.set_ylabel(PARTS[name][1])
     flips, slope, correlation, sign = runs["readings"].transpose(2, 0, 1)
     curve(axes[2], times, flips, "share of gates that flipped")
     curve(axes[5], times, slope, "slope")
-    curve(axes[5], times, correlation, "correlation", colour=GREY)
+    curve(axes[5], times, correlation, "correlation", color=GRAY)
     axes[5].axhline(0.5, color=BLACK, linestyle=":", label="slope expected")
     curve(axes[8], times, sign, "$y \\cdot f / P$")
     axes[8].axhline(0.0, color=BLACK, linewidth=0.5, label="_zero")

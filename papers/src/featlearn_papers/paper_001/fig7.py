@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, curve, panels
+from featlearn_papers.frame.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, SKY, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -34,7 +34,7 @@ def others(matrices: Any) -> Any:
 
 
 def preference(matrices: Any) -> Any:
-    """(...): mean growth of (..., C, C) towards the own target over that towards others."""
+    """(...): mean growth of (..., C, C) toward the own target over that toward others."""
     return own(matrices).mean(-1) / others(matrices).mean(-1)
 
 
@@ -49,7 +49,7 @@ def readout_share(runs: Runs) -> Any:
 
 
 def hidden_share(runs: Runs) -> Any:
-    """(S,): growth of K_W towards own targets over that of the theory."""
+    """(S,): growth of K_W toward own targets over that of the theory."""
     return own(grown(runs, "hidden"))[:, -1].mean(-1) / own(runs["theory/hidden"])[:, -1].mean(-1)
 
 
@@ -184,7 +184,7 @@ def _assumptions(setup: Setup, runs: Runs, noisy: Runs) -> Iterable[Claim]:
 def _mnist(runs: Runs) -> Iterable[Claim]:
     readout, hidden = (risen(runs, part) for part in ("readout", "hidden"))
     centered_readout, centered_hidden = (risen(runs, part, "centered_classes") for part in ("readout", "hidden"))
-    made, other = "raw alignments", "centred ones"
+    made, other = "raw alignments", "centered ones"
     yield Claim(
         id="mnist-readout",
         claim="MNIST: the alignment of K_V grows at a similar rate for all targets (C): spread "
@@ -203,7 +203,7 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
     )
     yield Claim(
         id="mnist-hidden",
-        claim=f"MNIST: K_W of output {CHANNEL} becomes specialised (D): rise of its alignment with "
+        claim=f"MNIST: K_W of output {CHANNEL} becomes specialized (D): rise of its alignment with "
         "its own target less that with the others",
         paper="> 0",
         values=ahead,
@@ -240,7 +240,7 @@ def _mnist(runs: Runs) -> Iterable[Claim]:
     shared = runs["mse/classes"][:, -1, PARTS.index("readout")]
     yield Claim(
         id="mnist-readout-shared",
-        claim="MNIST: K_V does not specialise (C): largest difference between outputs of its alignment with a target",
+        claim="MNIST: K_V does not specialize (C): largest difference between outputs of its alignment with a target",
         paper=0.0,
         values=numpy.ptp(shared, axis=1).max(1),
         band=(None, 1e-5),
@@ -255,10 +255,10 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     figure, axes = panels(2, 3, height=2.3, titles=("A", "B", "gates", "C", "D", "sign of y·f"))
     _draw_mixture(runs["mixture"], axes)
     _draw_mnist(runs["mnist"], axes[3:5])
-    for name, label, colour in (("mixture", r"$\sigma^2$ in all", ORANGE), ("noisy", r"$\sigma^2$ each", SKY)):
+    for name, label, color in (("mixture", r"$\sigma^2$ in all", ORANGE), ("noisy", r"$\sigma^2$ each", SKY)):
         found = runs[name]
-        curve(axes[2], found["steps"][0], found["flips"].mean(0), label, colour=colour)
-        curve(axes[5], found["steps"][0], found["sign"].min((0, 2)), label, colour=colour)
+        curve(axes[2], found["steps"][0], found["flips"].mean(0), label, color=color)
+        curve(axes[5], found["steps"][0], found["sign"].min((0, 2)), label, color=color)
     axes[2].set(xlabel="step", ylabel="share of gates that flipped")
     axes[5].axhline(0.0, color=BLACK, linewidth=0.5, label="_zero")
     axes[5].set(xlabel="step", ylabel=r"smallest $y_c \cdot f_c\, C / P$")
@@ -267,15 +267,15 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     return figure
 
 
-def class_band(ax: Any, steps: Any, values: Any, label: str, colour: str) -> None:
+def class_band(ax: Any, steps: Any, values: Any, label: str, color: str) -> None:
     """Mean and standard deviation of values (S, T, n) over seeds and over outputs and targets."""
     each = numpy.moveaxis(values, 1, 0).reshape(len(steps), -1)
     middle, deviation = each.mean(1), each.std(1, ddof=1)
-    ax.plot(steps, middle, color=colour, label=label)
+    ax.plot(steps, middle, color=color, label=label)
     for sign, word in ((-1, "less"), (1, "plus")):
         name = f"_{label}: {word} one standard deviation"
-        ax.plot(steps, middle + sign * deviation, color=colour, alpha=0.4, linewidth=0.5, label=name)
-    band = ax.fill_between(steps, middle - deviation, middle + deviation, color=colour, alpha=0.15, linewidth=0)
+        ax.plot(steps, middle + sign * deviation, color=color, alpha=0.4, linewidth=0.5, label=name)
+    band = ax.fill_between(steps, middle - deviation, middle + deviation, color=color, alpha=0.15, linewidth=0)
     band.set_gid("standard deviation over c, d and seeds (B)")
 
 
@@ -284,13 +284,13 @@ def _draw_mixture(runs: Runs, axes: list[Any]) -> None:
     for target in range(readout.shape[1]):
         label = "each target" if target == 0 else f"_target {target}"
         axes[0].plot(steps, readout[:, target], color=BLUE, linewidth=0.8, label=label)
-    curve(axes[0], steps, runs["theory/readout"][0].mean(1), "theory", colour=BLACK, style=":")
+    curve(axes[0], steps, runs["theory/readout"][0].mean(1), "theory", color=BLACK, style=":")
     axes[0].set(xlabel="step", ylabel=r"growth of $y_d^T K_V y_d\, C / P$")
     class_band(axes[1], steps, own(hidden), "own target", ORANGE)
-    class_band(axes[1], steps, others(hidden), "others", GREY)
-    curve(axes[1], steps, own(hidden).mean((0, 2)) / 2, "half of own", colour=GREEN, style="--")
+    class_band(axes[1], steps, others(hidden), "others", GRAY)
+    curve(axes[1], steps, own(hidden).mean((0, 2)) / 2, "half of own", color=GREEN, style="--")
     for each, label in ((own, "theory"), (others, "_theory, others")):
-        curve(axes[1], steps, each(runs["theory/hidden"].mean(0)).mean(1), label, colour=BLACK, style=":")
+        curve(axes[1], steps, each(runs["theory/hidden"].mean(0)).mean(1), label, color=BLACK, style=":")
     axes[1].set(xlabel="step", ylabel=r"growth of $y_d^T K_W^{cc} y_d\, C / P$")
 
 
@@ -308,7 +308,7 @@ def _draw_mnist(runs: Runs, axes: list[Any]) -> None:
                 steps,
                 rise[:, :, target] if own_target else rise[:, :, target].mean(0),
                 label,
-                colour=ORANGE if own_target else GREY,
+                color=ORANGE if own_target else GRAY,
                 spread="standard error",
                 linewidth=1.5 if own_target else 0.7,
             )
@@ -319,10 +319,10 @@ def _draw_mnist(runs: Runs, axes: list[Any]) -> None:
 FIG_7 = Reproduction(
     id="001/fig7",
     about=(
-        "Which part of the kernel specialises: K_V, of the readout, which all outputs share, or K_W, of the hidden "
+        "Which part of the kernel specializes: K_V, of the readout, which all outputs share, or K_W, of the hidden "
         "weights. A and B: two-layer networks that tell ten Gaussian clouds apart, at the paper's sizes (N = 1000, "
         "M = 2000, P = 500), for 150 steps, which the paper does not give. Its noise of variance 0.01 may be that of "
-        "the whole vector or of each of 1000 coordinates, where it is three times as long as the centres; the first is "
+        "the whole vector or of each of 1000 coordinates, where it is three times as long as the centers; the first is "
         "what the theory of small noise needs, and is judged; the second is run beside it. Dotted are the corrected "
         "rates of the theory along the measured outputs. C and D: MNIST, the experiment of Shan & Bordelon 2021a, "
         "Fig. 5, with two hidden layers, whose parts are K_W together. The right column is beyond the print and shows "

@@ -19,7 +19,7 @@ from featlearn_papers.frame.scale import Scale
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """As many samples of each class, centres on the unit sphere, one-hot targets, loss P^-1 sum_mu sum_c (f - y)^2."""
+    """As many samples of each class, centers on the unit sphere, one-hot targets, loss P^-1 sum_mu sum_c (f - y)^2."""
 
     inputs: int = 1000
     width: int = 2000
@@ -95,7 +95,7 @@ def projections(parts: dict[str, Tensor], y: Tensor, setup: Setup) -> dict[str, 
 
 
 def predicted(setup: Setup, class_outputs: Tensor, steps: Tensor) -> dict[str, Tensor]:
-    """Growth by the rates of `fl.theory.relu` along measured outputs at the centres (steps, C, C), step by step."""
+    """Growth by the rates of `fl.theory.relu` along measured outputs at the centers (steps, C, C), step by step."""
     kind: Any = "total" if setup.spread == "total" else "per-coordinate"
     size, overlap = fl.theory.relu.mixture_geometry(setup.variance, setup.inputs, variance_is=kind)
     given: dict[str, Any] = {
@@ -134,4 +134,4 @@ def _experiment(id: str, spread: Literal["total", "coordinate"], seeds: int) -> 
 
 MIXTURE = _experiment("001/mixture", "total", 5)
 NOISY_MIXTURE = _experiment("001/noisy-mixture", "coordinate", 3)
-"""sigma^2 taken as the variance of each coordinate: noise longer than the centres"""
+"""sigma^2 taken as the variance of each coordinate: noise longer than the centers"""

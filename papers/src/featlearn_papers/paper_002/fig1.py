@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLUE, GREEN, GREY, ORANGE, PINK, SKY, curve, panels
+from featlearn_papers.frame.drawing import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Runs
 from featlearn_papers.frame.scale import Scale
@@ -154,14 +154,14 @@ def _perceptrons(judged: Callable[[str], dict[str, Any]]) -> Iterable[Claim]:
 
 def _residual(judged: Callable[[str], dict[str, Any]], runs: Runs, samples: int) -> Iterable[Claim]:
     silent = judged("residual-silent")
-    centred = Choice(
+    centered = Choice(
         made="the raw alignment, as the paper prints it",
-        other="the centred one, as it cites it",
+        other="the centered one, as it cites it",
         values=finished(runs, "centered_alignment"),
     )
     ends = runs["residual/alignment"][:, -1].mean()
     yield Claim(
-        **{**silent, "choices": [centred, *silent["choices"]]},
+        **{**silent, "choices": [centered, *silent["choices"]]},
         claim="Residual network: when the kernel starts to grow the alignment has finished (d), as a share of its end",
         paper="about 1",
         band=(0.9, 1.1),
@@ -215,10 +215,10 @@ def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
 def dynamics(ax: Any, runs: Runs, name: str, bound: tuple[str, float]) -> None:
     """Loss and norm as shares to the left; alignments as they are, with a line to compare them with, to the right."""
     steps, over = runs[f"{name}/steps"][0], ax.twinx()
-    curve(ax, steps, runs[f"{name}/loss"] / runs[f"{name}/loss"][:, :1], "loss / start", colour=BLUE)
-    curve(ax, steps, runs[f"{name}/norm"] / runs[f"{name}/norm"][:, -1:], "|K| / end", colour=ORANGE)
-    curve(over, steps, runs[f"{name}/alignment"], "alignment", colour=GREEN)
-    curve(over, steps, runs[f"{name}/centered_alignment"], "centred", colour=SKY)
+    curve(ax, steps, runs[f"{name}/loss"] / runs[f"{name}/loss"][:, :1], "loss / start", color=BLUE)
+    curve(ax, steps, runs[f"{name}/norm"] / runs[f"{name}/norm"][:, -1:], "|K| / end", color=ORANGE)
+    curve(over, steps, runs[f"{name}/alignment"], "alignment", color=GREEN)
+    curve(over, steps, runs[f"{name}/centered_alignment"], "centered", color=SKY)
     over.axhline(bound[1], color=GREEN, linestyle=":", label=bound[0])
     over.set(ylim=(0, None), label=f"{name}, alignment")
     over.tick_params(labelcolor=GREEN)
@@ -230,11 +230,11 @@ def dynamics(ax: Any, runs: Runs, name: str, bound: tuple[str, float]) -> None:
 def predictions(ax: Any, runs: Runs, name: str) -> None:
     """Of the regressions against those of the network."""
     network, *regressions = runs[f"{name}/predictions"][0][:, :150]
-    rows = [("initial NTK", GREY, regressions[1]), ("final NTK", GREEN, regressions[0])]
+    rows = [("initial NTK", GRAY, regressions[1]), ("final NTK", GREEN, regressions[0])]
     if name == "residual":
         rows.append(("Adam's kernel", PINK, regressions[2]))
-    for label, colour, values in rows:
-        ax.scatter(network, values, s=4, color=colour, label=label, linewidths=0)
+    for label, color, values in rows:
+        ax.scatter(network, values, s=4, color=color, label=label, linewidths=0)
     span = [float(network.min()), float(network.max())]
     ax.plot(span, span, color="black", linewidth=0.6, label="_equal")
     ax.set(xlabel="network", ylabel="regression")
@@ -243,11 +243,11 @@ def predictions(ax: Any, runs: Runs, name: str) -> None:
 def errors(ax: Any, runs: Runs) -> None:
     """Correlations with the network, mean over seeds, of the three regressions of the three networks."""
     names = ("mnist", "cifar", "residual")
-    for i, (label, colour) in enumerate((("final NTK", GREEN), ("initial NTK", GREY), ("Adam's kernel", PINK))):
+    for i, (label, color) in enumerate((("final NTK", GREEN), ("initial NTK", GRAY), ("Adam's kernel", PINK))):
         shown = names if i < 2 else names[2:]
         places = [names.index(name) + 0.15 * (i - 1) for name in shown]
         found = numpy.array([runs[f"{name}/correlation"][:, i] for name in shown])
-        ax.scatter(numpy.repeat(places, found.shape[1]), found.ravel(), s=10, color=colour, label=label)
+        ax.scatter(numpy.repeat(places, found.shape[1]), found.ravel(), s=10, color=color, label=label)
     ax.set(
         ylabel="correlation with network", xticks=range(3), xticklabels=("MNIST", "CIFAR-10", "WRN"), xlim=(-0.5, 2.5)
     )
@@ -263,7 +263,7 @@ FIG_1 = Reproduction(
         "of the readout (1) and of the inputs (those whose X^T X / P is a projector). Directions below 1/1000 of the "
         "largest singular value are dropped before whitening (see `silence.SEEN`), and channels of CIFAR-10 have mean "
         "0 and deviation 1; all is run again with a cut of 1e-6 and with raw pixels. Alignments are drawn as they are, "
-        "raw as in print and centred. Regressions start from the network's first outputs (Theorem 1, corrected). "
+        "raw as in print and centered. Regressions start from the network's first outputs (Theorem 1, corrected). "
         "Beside the paper's predictors stands the kernel of Adam's update (Eq. 91), which it leaves to the future. At "
         "laptop scale CIFAR-10 has 500 images of 16 x 16, and the residual network "
         "1/8 of the width, 50 such images and a learning rate of 0.00005."

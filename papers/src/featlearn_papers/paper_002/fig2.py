@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLUE, GREEN, GREY, ORANGE, curve, paper_value
+from featlearn_papers.frame.drawing import BLUE, GRAY, GREEN, ORANGE, curve, paper_value
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -125,16 +125,16 @@ def plot(setup: Setup, runs: Runs) -> Any:
     titles = ("a  start", "b  phase I", "c  phase II", "d  along training (not in the paper)")
     figure, squares, below = plane_panels(titles, runs)
     for ax in squares:
-        ax.plot([1, 1], [-1.6, 1.6], color=GREY, linewidth=0.9, label="interpolators")
+        ax.plot([1, 1], [-1.6, 1.6], color=GRAY, linewidth=0.9, label="interpolators")
     add_key(figure, squares)
     times = runs["times"][0]
-    curve(below, times, elongation(runs["form"]), "longest over shortest axis", colour=ORANGE)
-    curve(below, times, runs["along"], "first eigenvector: cosine to β", colour=GREEN)
-    curve(below, times, numpy.linalg.norm(runs["position"], axis=2), "length of function", colour=BLUE)
+    curve(below, times, elongation(runs["form"]), "longest over shortest axis", color=ORANGE)
+    curve(below, times, runs["along"], "first eigenvector: cosine to β", color=GREEN)
+    curve(below, times, numpy.linalg.norm(runs["position"], axis=2), "length of function", color=BLUE)
     paper_value(below, 2**0.5, r"$\sqrt{2}$, theory")
     for factor, label in ((0.5, "$t_2$, corrected"), (1.0, "$t_2$, printed")):
         below.axvline(
-            -factor * numpy.log(setup.sigma**2), color=GREY, linestyle="--" if factor < 1 else ":", label=label
+            -factor * numpy.log(setup.sigma**2), color=GRAY, linestyle="--" if factor < 1 else ":", label=label
         )
     below.set(xlabel="time × s", ylim=(0, None))
     below.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=3)

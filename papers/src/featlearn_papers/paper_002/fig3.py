@@ -15,7 +15,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, ORANGE, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, ORANGE, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -256,25 +256,25 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, (left, middle, right) = panels(1, 3, titles=("a", "b", "c"), height=2.4)
     deep = [depth for depth in setup.depths if depth > 2]
     for i, depth in enumerate(setup.depths):
-        curve(left, setup.scales, runs["exact"][0, i], f"L = {depth}", colour=COLOURS[i])
+        curve(left, setup.scales, runs["exact"][0, i], f"L = {depth}", color=COLORS[i])
         if depth > 2:
             law = runs["law"][0, deep.index(depth)]
             label = "power law" if depth == deep[0] else f"_power law, L = {depth}"
-            curve(left, setup.scales, law, label, colour="black", style="--", linewidth=0.8)
+            curve(left, setup.scales, law, label, color="black", style="--", linewidth=0.8)
     left.set(xscale="log", yscale="log", xlabel="σ", ylabel=r"$t_{1/2}$", ylim=(1, 1e8))  # room for the legend
     # one seed: a mean over curves that fall at different times has steps that none of them has
     for i, sigma in enumerate(setup.sigmas):
         times, loss = runs["times"][0, i], runs["loss"][0, i]
-        curve(middle, times, loss / loss[0], f"σ = {sigma:g}", colour=COLOURS[i])
+        curve(middle, times, loss / loss[0], f"σ = {sigma:g}", color=COLORS[i])
         label = "cosine" if i == 0 else f"_cosine, σ = {sigma:g}"
-        curve(middle, times, runs["cosine"][0, i], label, colour=COLOURS[i], style="--")
+        curve(middle, times, runs["cosine"][0, i], label, color=COLORS[i], style="--")
     middle.set(xscale="log", xlabel="time", ylabel="loss / initial loss, cosine", xlim=(0.02, None))
     half, aligned = half_times(runs), reached(runs, "cosine", 0.5)
     curve(right, setup.sigmas, half, "half the loss", style="o-")
-    curve(right, setup.sigmas, aligned, "cosine 1/2", colour=ORANGE, style="o-")
-    curve(right, setup.sigmas, runs["balanced"][0], "balanced, half the loss", colour=GREY, style="o-")
+    curve(right, setup.sigmas, aligned, "cosine 1/2", color=ORANGE, style="o-")
+    curve(right, setup.sigmas, runs["balanced"][0], "balanced, half the loss", color=GRAY, style="o-")
     law = half.mean(0)[-1] * (numpy.array(setup.sigmas) / setup.sigmas[-1]) ** (2 - setup.weight_layers)
-    curve(right, setup.sigmas, law, r"$\sigma^{2-L}$", colour="black", style="--")
+    curve(right, setup.sigmas, law, r"$\sigma^{2-L}$", color="black", style="--")
     right.set(xscale="log", yscale="log", xlabel="σ", ylabel="time", ylim=(0.4, None))
     right.set_xticks(setup.sigmas, [f"{sigma:g}" for sigma in setup.sigmas])
     right.minorticks_off()

@@ -13,7 +13,7 @@ import torch
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREEN, GREY, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, GREEN, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -252,22 +252,22 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(2, 3, height=1.9, titles=names)
     ranks = numpy.unique(numpy.geomspace(1, min(map(directions, runs["spectrum"])), 60).astype(int))
     for i, power in enumerate(setup.powers):
-        label, colour, steps = f"γ = {power:g}", COLOURS[i], runs["steps"][0, i]
-        curve(axes[0], ranks, runs["spectrum"][:, i, ranks - 1], label, colour=colour)
-        curve(axes[1], steps, runs["loss"][:, i], label, colour=colour)
-        curve(axes[2], steps, runs["test_error"][:, i], label, colour=colour)
-        curve(axes[3], steps, runs["norm"][:, i] / runs["norm"][:, i, -1:], label, colour=colour)
-        curve(axes[4], steps, runs["alignment"][:, i], label, colour=colour)
+        label, color, steps = f"γ = {power:g}", COLORS[i], runs["steps"][0, i]
+        curve(axes[0], ranks, runs["spectrum"][:, i, ranks - 1], label, color=color)
+        curve(axes[1], steps, runs["loss"][:, i], label, color=color)
+        curve(axes[2], steps, runs["test_error"][:, i], label, color=color)
+        curve(axes[3], steps, runs["norm"][:, i] / runs["norm"][:, i, -1:], label, color=color)
+        curve(axes[4], steps, runs["alignment"][:, i], label, color=color)
         curve(
             axes[4],
             steps,
             runs["centered_alignment"][:, i].mean(0),
-            "centred" if i == 0 else f"_centred, {label}",
-            colour=colour,
+            "centered" if i == 0 else f"_centered, {label}",
+            color=color,
             style=":",
         )
-    for j, (label, colour) in enumerate((("final NTK", GREEN), ("initial NTK", GREY), ("Adam's kernel", COLOURS[3]))):
-        curve(axes[5], setup.powers, runs["error"][:, :, j], label, colour=colour, style="o-")
+    for j, (label, color) in enumerate((("final NTK", GREEN), ("initial NTK", GRAY), ("Adam's kernel", COLORS[3]))):
+        curve(axes[5], setup.powers, runs["error"][:, :, j], label, color=color, style="o-")
     axes[0].set(xlabel="k", ylabel=r"$\lambda_k$", xscale="log", yscale="log")
     for ax, words in zip(axes[1:5], ("loss", "test error", "norm / final norm", "alignment"), strict=True):
         ax.set(xlabel="step", ylabel=words, xscale="symlog")

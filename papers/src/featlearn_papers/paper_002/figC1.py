@@ -135,9 +135,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
         ax.plot(along * slant, along * (1 - slant**2) ** 0.5, color=PINK, linewidth=0.9, label="Σβ")
     add_key(figure, squares)
     times = runs["times"][0]
-    curve(below, times, runs["along_tilted"], "first eigenvector: cosine to Σβ", colour=PINK)
-    curve(below, times, runs["along"], "first eigenvector: cosine to β", colour=GREEN)
-    curve(below, times, runs["loss"], "loss / initial loss", colour=BLUE)
+    curve(below, times, runs["along_tilted"], "first eigenvector: cosine to Σβ", color=PINK)
+    curve(below, times, runs["along"], "first eigenvector: cosine to β", color=GREEN)
+    curve(below, times, runs["loss"], "loss / initial loss", color=BLUE)
     paper_value(below, float(runs["slant"].mean()), "cosine of Σβ and β")
     below.set(xlabel="time × s", ylim=(0, None), xlim=(0, 20))
     below.legend(loc="center right")

@@ -15,7 +15,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREEN, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GREEN, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -145,7 +145,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )
     yield Claim(
         id="earlier-for-larger",
-        claim="The loss falls at a time that decreases with the initialisation scale (a)",
+        claim="The loss falls at a time that decreases with the initialization scale (a)",
         paper="yes",
         values=(numpy.diff(half_times(setup, runs), axis=1) > 0).all(1),
         band=(1, None),
@@ -203,21 +203,21 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, (left, middle, right) = panels(1, 3, titles=("a", "b", "c"))
     times, found = runs["times"][0], half_times(setup, runs)
     for i, sigma in enumerate(setup.sigmas):
-        curve(left, times, runs["loss"][:, i], f"σ = {sigma:g}", colour=COLOURS[i])
+        curve(left, times, runs["loss"][:, i], f"σ = {sigma:g}", color=COLORS[i])
         curve(
             left,
             times,
             runs["theory"][0, i],
             "theory" if i == 0 else f"_theory, σ = {sigma:g}",
-            colour="black",
+            color="black",
             style="--",
             linewidth=0.8,
         )
     left.set(xlabel="time", ylabel="loss / initial loss", xlim=(0, 1.5 * setup.time))  # room for the legend
     x = numpy.log(numpy.array(setup.sigmas) ** -2.0)
     curve(middle, x, found, "networks", style="o-")
-    curve(middle, x, found.mean() + (x - x.mean()) / 2, "slope 1/(2s)", colour="black", style="--")
-    curve(middle, x, found.mean() + (x - x.mean()), "slope 1/s, as printed", colour="black", style=":")
+    curve(middle, x, found.mean() + (x - x.mean()) / 2, "slope 1/(2s)", color="black", style="--")
+    curve(middle, x, found.mean() + (x - x.mean()), "slope 1/s, as printed", color="black", style=":")
     middle.set(xlabel=r"$\ln \sigma^{-2}$", ylabel=r"$t_{1/2}$")
     curve(right, times, runs["alignment"][:, -1], "kernel-task alignment")
     curve(
@@ -225,7 +225,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
         times,
         runs["loss"][:, -1] / runs["loss"][:, -1, :1] * runs["best"].max(),
         "loss, scaled",
-        colour=COLOURS[1],
+        color=COLORS[1],
     )
     right.axhline(runs["best"].mean(), color=GREEN, linestyle="--", label="analytic maximum")
     right.set(xlabel="time", title=f"σ = {setup.sigmas[-1]:g}")

@@ -14,7 +14,7 @@ from torch import Tensor
 import featlearn as fl
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLUE, GREEN, GREY, ORANGE, curve, panels, seed_curves
+from featlearn_papers.frame.drawing import BLUE, GRAY, GREEN, ORANGE, curve, panels, seed_curves
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -188,13 +188,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
         rows = {form: runs[f"{part}/{form}"] for form in ("measured", "theory", "printed")}
         if part == "synthetic":
             rows = {form: row[:, drawn] for form, row in rows.items()}
-        for i, (name, colour) in enumerate((("q", BLUE), ("r", ORANGE))):
-            curve(above, times, rows["measured"][0, i], f"{name}, network", colour=colour, linewidth=3 - 2 * i)
+        for i, (name, color) in enumerate((("q", BLUE), ("r", ORANGE))):
+            curve(above, times, rows["measured"][0, i], f"{name}, network", color=color, linewidth=3 - 2 * i)
         for form, label, style in (("theory", "theory, r₀ kept", "--"), ("printed", "as printed, r₀ = 0", ":")):
-            curve(above, times, rows[form][0, 0], f"q, {label}", colour="black", style=style, linewidth=0.9)
-            curve(above, times, rows[form][0, 1], f"_r, {label}", colour="black", style=style, linewidth=0.9)
+            curve(above, times, rows[form][0, 0], f"q, {label}", color="black", style=style, linewidth=0.9)
+            curve(above, times, rows[form][0, 1], f"_r, {label}", color="black", style=style, linewidth=0.9)
             off = abs(rows[form] - rows["measured"]).max(1)
-            seed_curves(below, times, off + 1e-12, label, colour=GREEN if form == "theory" else GREY)
+            seed_curves(below, times, off + 1e-12, label, color=GREEN if form == "theory" else GRAY)
         above.set(xlabel="time × s", ylabel="q / s, r / s")
         below.set(xlabel="time × s", ylabel="largest of q and r", yscale="log", ylim=(1e-8, 1))
         above.legend()

@@ -14,7 +14,7 @@ from torch import Tensor
 import featlearn as fl
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -171,17 +171,17 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """The three panels of the paper, of the first seed; d, final alignment over depth, is ours."""
     figure, axes = panels(2, 2, height=2.2, titles=("a", "b", "c", "d  end of b over depth (not in the paper)"))
     for i, depth in enumerate(setup.depths):
-        label, colour, times = f"L = {depth}", COLOURS[i], runs["times"][0, i]
+        label, color, times = f"L = {depth}", COLORS[i], runs["times"][0, i]
         for ax, name in zip(axes, ("loss", "alignment", "cosine"), strict=False):
-            curve(ax, times, runs[name][0, i], label, colour=colour)
-        axes[1].axhline(runs["best"][0, i], color=colour, linestyle=":", label=f"_formula, {label}")
+            curve(ax, times, runs[name][0, i], label, color=color)
+        axes[1].axhline(runs["best"][0, i], color=color, linestyle=":", label=f"_formula, {label}")
     for ax in axes[:3]:
         ax.set_xlim(0.1, None)
     for ax, words in zip(axes, ("loss / initial loss", "kernel-task alignment", "cosine of first layer"), strict=False):
         ax.set(xscale="log", xlabel="time", ylabel=words, ylim=(0, 1.05))
     depths = numpy.geomspace(1, 100, 60)
     formula = depths / numpy.sqrt(depths**2 - 1 + setup.inputs)
-    curve(axes[3], depths, formula, r"$L / \sqrt{L^2 - 1 + D}$", colour="black", style="--")
+    curve(axes[3], depths, formula, r"$L / \sqrt{L^2 - 1 + D}$", color="black", style="--")
     curve(axes[3], setup.depths, runs["alignment"][:, :, -1], "networks, end", style="o")
     axes[3].axhline(1.0, color="black", linestyle=":", label="L → ∞")
     axes[3].set(xscale="log", xlabel="L", ylabel="kernel-task alignment", ylim=(0, 1.05))

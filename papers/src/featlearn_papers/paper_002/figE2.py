@@ -13,7 +13,7 @@ import torch
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -155,7 +155,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             choices=[
                 Choice(
                     made="the raw alignment, as printed",
-                    other="the centred one",
+                    other="the centered one",
                     values=finished(runs, depth, "centered_alignment"),
                 ),
             ],
@@ -193,18 +193,18 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """The three panels of the paper, b and c of the first seed."""
     figure, (left, middle, right) = panels(1, 3, height=2.7, titles=("a", "b", "c"))
     for i, depth in enumerate(setup.depths):
-        label, colour = f"L = {depth}", COLOURS[i]
+        label, color = f"L = {depth}", COLORS[i]
         times = setup.lr * runs[f"{depth}/steps"][0]
-        curve(left, times, runs[f"{depth}/loss"][0], label, colour=colour)
-        curve(middle, times, runs[f"{depth}/alignment"][0], label, colour=colour)
-        curve(middle, times, runs[f"{depth}/centered_alignment"][0], f"_centred, {label}", colour=colour, style=":")
-        middle.axvline(setup.lr * grown(runs, depth)[0], color=colour, linestyle="--", label=f"_norm at 1/10, {label}")
+        curve(left, times, runs[f"{depth}/loss"][0], label, color=color)
+        curve(middle, times, runs[f"{depth}/alignment"][0], label, color=color)
+        curve(middle, times, runs[f"{depth}/centered_alignment"][0], f"_centered, {label}", color=color, style=":")
+        middle.axvline(setup.lr * grown(runs, depth)[0], color=color, linestyle="--", label=f"_norm at 1/10, {label}")
         network, final, initial = runs[f"{depth}/predictions"][0][:, :80]
         right.scatter(
-            network, initial, s=4, color=GREY, linewidths=0, label="initial NTK" if i == 0 else f"_initial, {label}"
+            network, initial, s=4, color=GRAY, linewidths=0, label="initial NTK" if i == 0 else f"_initial, {label}"
         )
-        right.scatter(network, final, s=4, color=colour, linewidths=0, label=f"final NTK, {label}")
-    middle.plot([], [], ":", color="black", label="centred")
+        right.scatter(network, final, s=4, color=color, linewidths=0, label=f"final NTK, {label}")
+    middle.plot([], [], ":", color="black", label="centered")
     middle.plot([], [], "--", color="black", label="norm at 1/10")
     right.axline((0, 0), slope=1, color="black", linewidth=0.6)
     left.set(xscale="log", xlabel="time", ylabel="loss", xlim=(0.5, None))

@@ -14,7 +14,7 @@ from torch import Tensor
 import featlearn as fl
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, WIDTH, curve
+from featlearn_papers.frame.drawing import COLORS, WIDTH, curve
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -181,8 +181,8 @@ def plot(setup: Setup, runs: Runs) -> Any:
     axes = figure.subplot_mosaic([["a"] * (1 + len(names)), ["first", *names]], height_ratios=(1, 1))
     axes["a"].set_title("a", loc="left", fontweight="bold")
     for i, depth in enumerate(setup.depths):
-        curve(axes["a"], runs["times"][0, i], runs["alignment"][0, i], f"L = {depth}", colour=COLOURS[i])
-        axes["a"].axhline(runs["best"][0, i], color=COLOURS[i], linestyle=":", label=f"_corrected formula, L = {depth}")
+        curve(axes["a"], runs["times"][0, i], runs["alignment"][0, i], f"L = {depth}", color=COLORS[i])
+        axes["a"].axhline(runs["best"][0, i], color=COLORS[i], linestyle=":", label=f"_corrected formula, L = {depth}")
     axes["a"].plot([], [], ":", color="black", label="corrected formula")
     axes["a"].set(xscale="log", xlabel="time", ylabel="kernel-task alignment", xlim=(0.05, None), ylim=(0, 1))
     axes["a"].legend()

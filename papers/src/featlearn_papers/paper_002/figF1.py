@@ -14,7 +14,7 @@ from torch import Tensor
 import featlearn as fl
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -259,29 +259,29 @@ def plot(setup: Setup, runs: Runs) -> Any:
     )
     P = numpy.linspace(1, setup.dimension, 60)
     for i, A in enumerate(setup.spikes):
-        curve(axes[0], P, theory(setup, P, A, setup.overlap), f"_formula, A = {A:g}", colour=COLOURS[i])
-        curve(axes[0], setup.samples, runs["spikes"][:, i], f"A = {A:g}", colour=COLOURS[i], style="o")
+        curve(axes[0], P, theory(setup, P, A, setup.overlap), f"_formula, A = {A:g}", color=COLORS[i])
+        curve(axes[0], setup.samples, runs["spikes"][:, i], f"A = {A:g}", color=COLORS[i], style="o")
     for i, alpha in enumerate(setup.overlaps):
-        curve(axes[1], P, theory(setup, P, 1.0, alpha), f"_formula, α = {alpha:g}", colour=COLOURS[i])
-        curve(axes[1], setup.samples, runs["overlaps"][:, i], f"α = {alpha:g}", colour=COLOURS[i], style="o")
+        curve(axes[1], P, theory(setup, P, 1.0, alpha), f"_formula, α = {alpha:g}", color=COLORS[i])
+        curve(axes[1], setup.samples, runs["overlaps"][:, i], f"α = {alpha:g}", color=COLORS[i], style="o")
         above = numpy.geomspace(1, 1 + max(setup.spikes), 40)
         formula = theory(setup, setup.fixed, above - 1, alpha)
-        curve(axes[2], above, formula, f"_formula, α = {alpha:g}", colour=COLOURS[i])
+        curve(axes[2], above, formula, f"_formula, α = {alpha:g}", color=COLORS[i])
         curve(
             axes[2],
             1 + numpy.array(setup.spikes),
             runs["both"][:, :, i],
             f"α = {alpha:g}",
-            colour=COLOURS[i],
+            color=COLORS[i],
             style="o",
         )
     for i, depth in enumerate(setup.depths):
-        curve(axes[3], P, theory(setup, P, depth - 1, setup.overlap), f"_formula, L = {depth}", colour=COLOURS[i])
-        curve(axes[3], setup.samples, runs["networks"][:, i], f"final NTK, L = {depth}", colour=COLOURS[i], style="o")
+        curve(axes[3], P, theory(setup, P, depth - 1, setup.overlap), f"_formula, L = {depth}", color=COLORS[i])
+        curve(axes[3], setup.samples, runs["networks"][:, i], f"final NTK, L = {depth}", color=COLORS[i], style="o")
     for layer in range(runs["probes"].shape[1]):
-        label, colour = f"probe, layer {layer + 1} of {setup.depths[-1]}", COLOURS[len(setup.depths) + layer]
-        curve(axes[3], setup.samples, runs["probes"][:, layer], label, colour=colour, style="s--", linewidth=0.7)
-    curve(axes[3], P, theory(setup, P, 0.0, setup.overlap), "x · x'", colour=GREY, style=":")
+        label, color = f"probe, layer {layer + 1} of {setup.depths[-1]}", COLORS[len(setup.depths) + layer]
+        curve(axes[3], setup.samples, runs["probes"][:, layer], label, color=color, style="s--", linewidth=0.7)
+    curve(axes[3], P, theory(setup, P, 0.0, setup.overlap), "x · x'", color=GRAY, style=":")
     for ax in (axes[0], axes[1], axes[3]):
         ax.set(xlabel="P", ylabel=r"$E_g$", xlim=(0, setup.dimension + 1))
     axes[2].set(xscale="log", xlabel="1 + A", ylabel=r"$E_g$")

@@ -16,7 +16,7 @@ from featlearn.models import MLP
 from featlearn.models.layers import Activation
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, curve, panels
+from featlearn_papers.frame.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -307,13 +307,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
     for ax, name in zip(axes, NETWORKS, strict=True):
         times, kernel_times = runs[f"{name}/times"][0], runs[f"{name}/kernel_times"][0]
         norm = runs[f"{name}/norm"][0]
-        curve(ax, times, runs[f"{name}/loss"][0], "learnable loss", colour=BLUE)
-        curve(ax, kernel_times, norm / norm[-1], "kernel norm / final", colour=ORANGE)
-        curve(ax, kernel_times, runs[f"{name}/alignment"][0], "alignment", colour=GREEN)
+        curve(ax, times, runs[f"{name}/loss"][0], "learnable loss", color=BLUE)
+        curve(ax, kernel_times, norm / norm[-1], "kernel norm / final", color=ORANGE)
+        curve(ax, kernel_times, runs[f"{name}/alignment"][0], "alignment", color=GREEN)
         ax.axhline(runs[f"{name}/best"][0], color=GREEN, linestyle="--", label="linear, analytic end")
         learned, formula = mode_times(runs, name)[0], formula_times(setup, runs, name)[0]
-        for y, colour, label, values in ((-0.07, BLACK, "modes learned", learned), (-0.16, GREY, "formula", formula)):
-            ax.plot(values, numpy.full(len(values), y), "|", color=colour, markersize=6, label=label)
+        for y, color, label, values in ((-0.07, BLACK, "modes learned", learned), (-0.16, GRAY, "formula", formula)):
+            ax.plot(values, numpy.full(len(values), y), "|", color=color, markersize=6, label=label)
         last = min(float(times[-1]), 1.4 * float(numpy.nanmax(learned)))
         ax.set(xlabel="time", xlim=(0, last), ylim=(-0.22, 1.05))
     key.set_axis_off()

@@ -29,7 +29,7 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
     """What the text says of the figure; of whitened images the network with one block of Fig. J.2."""
     images, whitened = runs["images"], runs["whitened"]
     late: dict[str, Any] = {"least": Scale.LAPTOP}
-    left, centred = loss_left(images, "alignment"), loss_left(images, "centered_alignment")
+    left, centered = loss_left(images, "alignment"), loss_left(images, "centered_alignment")
     yield Claim(
         id="loss-first",
         claim="The loss decreases significantly before the alignment reaches its final value (a): "
@@ -41,12 +41,12 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
         why="Significantly: by a tenth.",
         **late,
         choices=[
-            Choice(made="the raw alignment", other="the centred one", values=centred[:, 0]),
+            Choice(made="the raw alignment", other="the centered one", values=centered[:, 0]),
             Choice(**PIXELS, values=left[:, 1]),
         ],
     )
     off = {name: abs(shares(runs[name], "alignment") - 1) for name in runs}
-    off_centred = {name: abs(shares(runs[name], "centered_alignment") - 1) for name in runs}
+    off_centered = {name: abs(shares(runs[name], "centered_alignment") - 1) for name in runs}
     yield Claim(
         id="less-silent",
         claim="Silent alignment is degraded without whitening: how far the alignment is from its "
@@ -59,8 +59,8 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
         choices=[
             Choice(
                 made="the raw alignment",
-                other="the centred one",
-                values=off_centred["images"][:, 0] - off_centred["whitened"][:, 0],
+                other="the centered one",
+                values=off_centered["images"][:, 0] - off_centered["whitened"][:, 0],
             ),
             Choice(**PIXELS, values=off["images"][:, 1] - off["whitened"][:, 0]),
         ],
@@ -128,12 +128,12 @@ def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
     images = runs["images"]
     shown = (
         ("alignment", "NTK", GREEN),
-        ("centered_alignment", "NTK, centred", SKY),
+        ("centered_alignment", "NTK, centered", SKY),
         ("update_alignment", "Adam's", PINK),
-        ("update_centered_alignment", "Adam's, centred", YELLOW),
+        ("update_centered_alignment", "Adam's, centered", YELLOW),
     )
-    for name, label, colour in shown:
-        curve(axes[2], images["steps"][0, 0, 1:], images[name][:, 0, 1:], label, colour=colour)
+    for name, label, color in shown:
+        curve(axes[2], images["steps"][0, 0, 1:], images[name][:, 0, 1:], label, color=color)
     axes[2].set(xlabel="step", ylabel="alignment", ylim=(0, None))
     errors, correlations = (
         numpy.concatenate([images[name], runs["whitened"][name][:, :1]], 1) for name in ("error", "correlation")
@@ -157,8 +157,8 @@ FIG_J1 = Reproduction(
         "with one block. Beyond the print: alignment of, and regression with, the kernel of Adam's update (Eq. 91). "
         "The learning rate of laptop scale decides two verdicts. Tried with a tenth of it and ten times the steps, "
         "both with whitened images and without: `less-silent` holds by a little (0.07, -0.06 and 0.04 in three seeds; "
-        "centred it fails), `not-perfect` fails (correlations 0.994, 0.992 and 0.995), and `degraded` holds as it does "
-        "here (1.47, 1.22 and 1.21)."
+        "centered it fails), `not-perfect` fails (correlations 0.994, 0.992 and 0.995), and `degraded` holds as it "
+        "does here (1.47, 1.22 and 1.21)."
     ),
     experiment={"images": UNWHITENED, "whitened": BLOCKS},
     plot=plot,

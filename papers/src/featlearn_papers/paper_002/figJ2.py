@@ -80,12 +80,12 @@ FIG_J2 = Reproduction(
         "whitened images of two classes of CIFAR-10. The paper does not say which b, nor k: paper scale has 1 to 4 and "
         "k = 4, with 100 images and a learning rate of 0.00001 for 1500 steps. At laptop scale 40 images averaged to "
         "8 x 8, 60 to test, k = 1/2, b = 1 to 3, and a learning rate of 0.0002 for 200 steps. Inputs, initial "
-        "scales and regressions are those of 002/fig1. Beside the paper's panels stand centred alignments, and the "
+        "scales and regressions are those of 002/fig1. Beside the paper's panels stand centered alignments, and the "
         "alignment of the kernel of Adam's update (Eq. 91), which the paper does not compute; before the first step "
         "there is none. The learning rate of laptop scale decides whether alignment is silent: one block was tried "
         "with a tenth of it and ten times the steps, and when the norm is a tenth of its last the raw alignment is at "
-        "0.94, 0.92 and 1.07 of its end in the three seeds, which holds; the centred one at 0.69, 0.63 and 0.70, which "
-        "fails."
+        "0.94, 0.92 and 1.07 of its end in the three seeds, which holds; the centered one at 0.69, 0.63 and 0.70, "
+        "which fails."
     ),
     experiment=BLOCKS,
     plot=plot,

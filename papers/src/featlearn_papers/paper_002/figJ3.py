@@ -77,7 +77,7 @@ FIG_J3 = Reproduction(
         "Adam on whitened images of two classes of CIFAR-10. Paper scale has k = 1 to 4, as the axis of panel d, 100 "
         "images and a learning rate of 0.00001 for 7000 steps, the axis of panel a. At laptop scale 40 images averaged "
         "to 8 x 8, 60 to test, k = 1/4, 1/2 and 1, and a learning rate of 0.0002 for 250 steps. Inputs, initial "
-        "scales and regressions are those of 002/fig1. Beside the paper's panels stand centred alignments, and the "
+        "scales and regressions are those of 002/fig1. Beside the paper's panels stand centered alignments, and the "
         "alignment of the kernel of Adam's update (Eq. 91), which the paper does not compute; before the first step "
         "there is none. The learning rate of laptop scale decides whether alignment is silent: 002/figJ2 says what a "
         "tenth of it gives with one block."

@@ -14,7 +14,7 @@ from featlearn.models import MLP
 from featlearn.models.layers import Activation
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, ORANGE, WIDTH, curve
+from featlearn_papers.frame.drawing import COLORS, ORANGE, WIDTH, curve
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -249,10 +249,10 @@ def plot(setup: Setup, runs: Runs) -> Any:
     axes["a"].legend(handles=axes["a"].lines, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2)
     figure.colorbar(image, ax=[axes["a"], axes["b"]], label="score")
     axes["c"].set_title("c  sections of a", loc="left", fontweight="bold")
-    for colour, k in zip(COLOURS, (0, len(setup.sigmas) // 2), strict=False):
+    for color, k in zip(COLORS, (0, len(setup.sigmas) // 2), strict=False):
         label = f"σ = {setup.sigmas[k]:g}"
-        curve(axes["c"], x, runs["score"][:, 0, :, k], label, colour=colour, style="o-")
-        curve(axes["c"], x, runs["theory"][:, :, k].mean(0), f"theory, {label}", colour="black", style=":")
+        curve(axes["c"], x, runs["score"][:, 0, :, k], label, color=color, style="o-")
+        curve(axes["c"], x, runs["theory"][:, :, k].mean(0), f"theory, {label}", color="black", style=":")
     axes["c"].set(xlabel="γ", ylabel="score")
     axes["c"].legend()
     return figure

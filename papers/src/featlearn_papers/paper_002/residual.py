@@ -9,14 +9,14 @@ import torch
 
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREEN, GREY, PINK, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, GREEN, PINK, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.runs import Array, Numbers, Runs
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_002.silence import first
 from featlearn_papers.paper_002.whitened import Residual, residual
 
-KERNELS = (("final NTK", GREEN), ("initial NTK", GREY), ("Adam's kernel", PINK))
+KERNELS = (("final NTK", GREEN), ("initial NTK", GRAY), ("Adam's kernel", PINK))
 """of the regressions, in the order of `error` and `correlation`"""
 
 
@@ -137,14 +137,14 @@ def ordered(values: Array, *, rising: bool) -> dict[str, Any]:
     """A number that rises or falls from network to network: the worst of their ratios, and the last over the first."""
     steps, band = ratios(values), (1, None) if rising else (None, 1)
     ends = values[:, -1] / values[:, 0]
-    other = Choice(made="the worst ratio of neighbours", other="the last network over the first", values=ends)
+    other = Choice(made="the worst ratio of neighbors", other="the last network over the first", values=ends)
     worst = steps.min(1) if rising else steps.max(1)
     return {"values": worst, "band": band, "band_from": "print", "choices": [other], "least": Scale.LAPTOP}
 
 
 def silent(runs: Runs, labels: Sequence[str]) -> Iterable[Claim]:
     """Panel c, of each network."""
-    raw, centred, adam = (shares(runs, name) for name in ("alignment", "centered_alignment", "update_alignment"))
+    raw, centered, adam = (shares(runs, name) for name in ("alignment", "centered_alignment", "update_alignment"))
     made = "the raw alignment of the plain kernel, as printed"
     for i, label in enumerate(labels):
         yield Claim(
@@ -158,7 +158,7 @@ def silent(runs: Runs, labels: Sequence[str]) -> Iterable[Claim]:
             why="The band of Fig. 1d.",
             least=Scale.LAPTOP,
             choices=[
-                Choice(made=made, other="centred", values=centred[:, i]),
+                Choice(made=made, other="centered", values=centered[:, i]),
                 Choice(made=made, other="raw, of the kernel of Adam's update", values=adam[:, i]),
             ],
         )
@@ -192,36 +192,36 @@ def adams(runs: Runs) -> Claim:
 
 
 def compare(labels: Sequence[str], runs: Runs, along: str) -> Any:
-    """The four panels of Fig. J.2 and J.3, centred alignments, and those of the kernel of Adam's update."""
+    """The four panels of Fig. J.2 and J.3, centered alignments, and those of the kernel of Adam's update."""
     titles = (
         "a  training loss",
         "b  kernel norm",
         "c  alignment",
         "d  predictors",
-        "centred alignment",
+        "centered alignment",
         "Adam's kernel",
     )
     figure, axes = panels(2, 3, height=2.4, titles=titles)
     grown = times(runs, "norm", 0.1).mean(0)
     for i, label in enumerate(labels):
-        steps, colour = runs["steps"][0, i], COLOURS[i]
+        steps, color = runs["steps"][0, i], COLORS[i]
         for ax, name in zip((*axes[:3], axes[4]), ("loss", "norm", "alignment", "centered_alignment"), strict=True):
-            curve(ax, steps, runs[name][:, i], label, colour=colour)
-        curve(axes[5], steps[1:], runs["update_alignment"][:, i, 1:], label, colour=colour)
+            curve(ax, steps, runs[name][:, i], label, color=color)
+        curve(axes[5], steps[1:], runs["update_alignment"][:, i, 1:], label, color=color)
         curve(
             axes[5],
             steps[1:],
             runs["update_centered_alignment"][:, i, 1:].mean(0),
-            f"_{label}, centred",
-            colour=colour,
+            f"_{label}, centered",
+            color=color,
             style=":",
         )
         for ax in (axes[2], axes[4], axes[5]):
-            ax.axvline(grown[i], color=colour, linestyle="--", linewidth=0.8, label=f"_norm at 1/10, {label}")
+            ax.axvline(grown[i], color=color, linestyle="--", linewidth=0.8, label=f"_norm at 1/10, {label}")
     predictors(axes[3], runs["error"], runs["correlation"], labels)
     axes[3].set(xlabel=along)
     axes[2].plot([], [], "--", color="black", label="norm at 1/10")
-    axes[5].plot([], [], ":", color="black", label="centred")
+    axes[5].plot([], [], ":", color="black", label="centered")
     for ax, quantity in zip((*axes[:3], *axes[4:]), ("loss", "|K|", *3 * ("alignment",)), strict=True):
         ax.set(xlabel="step", ylabel=quantity, ylim=(0, None))
     for ax in axes:
@@ -232,10 +232,10 @@ def compare(labels: Sequence[str], runs: Runs, along: str) -> Any:
 def predictors(ax: Any, errors: Array, correlations: Array, labels: Sequence[str]) -> None:
     """Relative error and correlation (S, V, 3) of the regressions, every seed."""
     places = numpy.arange(len(labels))
-    for i, (name, colour) in enumerate(KERNELS):
+    for i, (name, color) in enumerate(KERNELS):
         x = numpy.tile(places + 0.2 * (i - 1), len(errors))
-        ax.scatter(x, errors[:, :, i].ravel(), s=10, color=colour, label=name)
-        ax.scatter(x, correlations[:, :, i].ravel(), s=14, marker="_", color=colour, label=f"_{name}, correlation")
+        ax.scatter(x, errors[:, :, i].ravel(), s=10, color=color, label=name)
+        ax.scatter(x, correlations[:, :, i].ravel(), s=14, marker="_", color=color, label=f"_{name}, correlation")
     ax.plot([], [], "o", color="black", label="relative error")
     ax.plot([], [], "_", color="black", markersize=5, label="correlation")
     ax.set(xticks=places, xticklabels=labels, xlim=(-0.5, len(labels) - 0.5), ylabel="against the network")

@@ -201,7 +201,7 @@ def train_and_measure(
 
 
 def alignments(kernel: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw and centred."""
+    """Raw and centered."""
     return fl.metrics.alignment(kernel, y), fl.metrics.centered_alignment(kernel, y)
 
 

@@ -13,16 +13,16 @@ import torch
 
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_003.small_perceptrons import (
-    CENTRED,
+    CENTERED,
     DIGITS,
     MNIST,
-    UNCENTRED,
+    UNCENTERED,
     followed,
     network,
     stepping,
@@ -71,7 +71,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     first = steps <= EARLY * steps[-1]
     uc, c, pearson = (
         runs[kind][..., which].mean(3)
-        for kind, which in (("cosine", UNCENTRED), ("cosine", CENTRED), ("pearson", UNCENTRED))
+        for kind, which in (("cosine", UNCENTERED), ("cosine", CENTERED), ("pearson", UNCENTERED))
     )
     yield Claim(
         id="higher",
@@ -85,7 +85,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             Choice(
                 made="the cosine",
                 other="Pearson's",
-                values=(runs["pearson"][..., CENTRED].mean(3) - pearson).mean(2).min(1),
+                values=(runs["pearson"][..., CENTERED].mean(3) - pearson).mean(2).min(1),
             )
         ],
     )
@@ -140,7 +140,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """Means over layers along training, by step and by epoch."""
     figure, axes = panels(2, 3, height=2.1)
     steps = runs["steps"][0]
-    uc, c = (runs["cosine"][..., which].mean(3) for which in (UNCENTRED, CENTRED))
+    uc, c = (runs["cosine"][..., which].mean(3) for which in (UNCENTERED, CENTERED))
     paths = {
         "UC-NFC": (uc, "step"),
         "C-NFC": (c, "step"),
@@ -153,7 +153,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
         for k, batch in enumerate(setup.batches):
             x = steps * batch / setup.images.samples if unit == "epoch" else steps
             label = "all samples" if batch == setup.images.samples else f"batches of {batch}"
-            curve(ax, x, values[:, k], label, colour=COLOURS[k])
+            curve(ax, x, values[:, k], label, color=COLORS[k])
         ax.set(xscale="log", yscale="log" if "loss" in title else "linear", xlabel=unit)
         ax.minorticks_off()
         ax.set_title(title, loc="left")

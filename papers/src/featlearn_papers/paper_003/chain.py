@@ -31,7 +31,7 @@ def chain(context: Context, samples: int, unseen: int, dimension: int, degree: i
 
 
 def network(context: Context, task: ChainTask, width: int, first: float, readout: float = 1.0) -> MLP:
-    """Two hidden ReLU layers without biases, initialised as torch does and then multiplied, first layer and readout."""
+    """Two hidden ReLU layers without biases, initialized as torch does and then multiplied, first layer and readout."""
     model = MLP(
         task.x.shape[1],
         None,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import COLOURS, WIDTH, curve
+from featlearn_papers.frame.drawing import COLORS, WIDTH, curve
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -93,7 +93,7 @@ def _robust(setup: Setup, runs: Runs, decay: int) -> Iterable[Claim]:
 def _uncentered(runs: Runs, decay: int) -> Iterable[Claim]:
     yield Claim(
         id="uc-start",
-        claim="The UC-NFC is small at initialisation: largest over scales and layers",
+        claim="The UC-NFC is small at initialization: largest over scales and layers",
         paper="small",
         band=(None, 0.6),
         band_from="choice",
@@ -243,7 +243,7 @@ def plot(setup: Setup, runs: Runs, decay: int) -> Any:
     axes = figure.subplot_mosaic([list(row) for row in ROWS])
     steps, shown = numpy.array(setup.measured), [0, *drawn(setup)]
     for i, scale in enumerate(setup.scales):
-        name: dict[str, Any] = {"label": f"scale {scale:g}", "colour": COLOURS[i]}
+        name: dict[str, Any] = {"label": f"scale {scale:g}", "color": COLORS[i]}
         for kind, ending in (("cosine", ""), ("pearson", PEARSON)):
             for which, values in zip(("UC-NFC", "C-NFC"), pair(runs, decay, kind), strict=True):
                 for layer in (FIRST, SECOND):

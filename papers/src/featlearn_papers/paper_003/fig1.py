@@ -14,7 +14,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLUE, GREY, ORANGE, WIDTH, curve
+from featlearn_papers.frame.drawing import BLUE, GRAY, ORANGE, WIDTH, curve
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -183,7 +183,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
         ax.set(xticks=[], yticks=[])
     path = axes["path"]
     curve(path, runs["steps"][0], runs["nfc"], r"$\rho(F, G)$")
-    curve(path, runs["steps"][0], runs["corrupted"], r"$\rho(F, W^T Q W)$", colour=ORANGE)
+    curve(path, runs["steps"][0], runs["corrupted"], r"$\rho(F, W^T Q W)$", color=ORANGE)
     path.axhline(0.93, color=BLUE, linestyle=":", linewidth=1, label="paper, 0.93")
     path.axhline(0.53, color=ORANGE, linestyle=":", linewidth=1, label="paper, 0.53")
     path.set_xscale("symlog", linthresh=1)
@@ -191,7 +191,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
     path.legend(loc="lower left", ncol=2)
     spectrum = axes["spectrum"]
     relative = runs["spectrum"] / runs["spectrum"].mean(1, keepdims=True)
-    curve(spectrum, numpy.arange(1, setup.width + 1), relative, "eigenvalues of K", colour=GREY)
+    curve(spectrum, numpy.arange(1, setup.width + 1), relative, "eigenvalues of K", color=GRAY)
     spectrum.set_xscale("log")
     spectrum.set(xlabel="rank", ylabel="eigenvalue / mean", yscale="log", ylim=(1e-3, None))
     spectrum.set_title(f"deviation / mean {runs['spread'].mean():.2f}, paper 5.9")

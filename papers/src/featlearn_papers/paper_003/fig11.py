@@ -95,9 +95,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
             ax.set_title(f"$s_0$ = {scale:g}", loc="left")
             ax.set(xticks=[], yticks=[], ylabel=f"NFM, {METHODS[method]}" if i == 0 else "")
     for method, style in ((STANDARD, "o--"), (SLO, "s-")):
-        for kind, colour in (("nfm", BLUE), ("agop", GREEN)):
+        for kind, color in (("nfm", BLUE), ("agop", GREEN)):
             label = f"{kind.upper()}, {METHODS[method]}"
-            curve(axes["egop"], setup.scales, runs[f"{kind}_egop"][:, method, :, -1], label, colour=colour, style=style)
+            curve(axes["egop"], setup.scales, runs[f"{kind}_egop"][:, method, :, -1], label, color=color, style=style)
         curve(axes["uc"], setup.scales, runs["uncentered"][:, method, :, -1], METHODS[method], style=style)
     for name, title in (("egop", "cosine with the EGOP"), ("uc", "UC-NFC: cosine of NFM and AGOP")):
         axes[name].set(xscale="log", xlabel="$s_0$", ylim=(0, 1.05))
@@ -110,7 +110,7 @@ FIG_11 = Reproduction(
     id="003/fig11",
     about=(
         "The runs of Fig. 4: first weights of four scales, trained on the chain monomial of five of 32 coordinates by "
-        "gradient descent and by speed limited optimisation. NFM of the first layer at the end, of the first seed and "
+        "gradient descent and by speed limited optimization. NFM of the first layer at the end, of the first seed and "
         "in units of its largest entry; below, the cosines of NFM and AGOP with the expected gradient outer product of "
         "the task, over seeds. The paper shows the NFM and speaks of the AGOP as well. Sizes, rates and the "
         "reading of the readout's factor are those of Fig. 4."

@@ -11,7 +11,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -60,7 +60,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def network(setup: Setup, start: int, task: ChainTask, context: Context) -> MLP:
-    """Three hidden ReLU layers, initialised as torch does and then multiplied."""
+    """Three hidden ReLU layers, initialized as torch does and then multiplied."""
     model = MLP(
         task.x.shape[1],
         None,
@@ -204,13 +204,11 @@ def plot(setup: Setup, runs: Runs) -> Any:
             for layer in range(runs["uc"].shape[-1]):
                 values = runs["uc"][:, start, method, :, layer]
                 label = f"{METHODS[method]}, layer {layer + 1}"
-                curve(
-                    left, steps, values if method == SLO else values.mean(0), label, colour=COLOURS[layer], style=style
-                )
-            for part, colour in (("train", COLOURS[5]), ("test", COLOURS[7])):
+                curve(left, steps, values if method == SLO else values.mean(0), label, color=COLORS[layer], style=style)
+            for part, color in (("train", COLORS[5]), ("test", COLORS[7])):
                 # single steps of SLO throw the loss up by far, at other times in each seed
                 values = numpy.median(runs[part][:, start, method], axis=0)
-                curve(right, steps, values, f"{METHODS[method]}, {part}", colour=colour, style=style)
+                curve(right, steps, values, f"{METHODS[method]}, {part}", color=color, style=style)
         left.set(ylim=(0, 1.05), ylabel="UC-NFC", xlabel="step")
         right.set(ylim=(0, 1.3), ylabel="loss", xlabel="step")
         left.set_title(words, loc="left", fontsize=7.5)

@@ -11,7 +11,7 @@ from featlearn_papers.frame.drawing import panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Runs
 from featlearn_papers.frame.scale import Scale
-from featlearn_papers.paper_003.fig2 import CENTRED, TITLES, TRAINING, UNCENTRED, AllRuns, early, gap, pair
+from featlearn_papers.paper_003.fig2 import CENTERED, TITLES, TRAINING, UNCENTERED, AllRuns, early, gap, pair
 from featlearn_papers.paper_003.networks import PERCEPTRONS
 
 NEAR = 0.1
@@ -45,7 +45,7 @@ def near(runs: Runs, kind: str = "cosine", distance: float = NEAR) -> Array:
 
 def rises(runs: Runs, kind: str = "cosine") -> Array:
     """(S, L): the UC-NFC ends above where it began."""
-    values = runs[kind][..., UNCENTRED]
+    values = runs[kind][..., UNCENTERED]
     found: Array = values[:, -1] > values[:, 0]
     return found
 
@@ -82,10 +82,10 @@ def claims(setups: Mapping[str, Any], runs: AllRuns) -> Iterable[Claim]:
         )
     last = numpy.stack([one["cosine"][:, -1] for one in runs.values()])
     yield Claim(
-        id="centred",
+        id="centered",
         claim="The C-NFC is high in every layer: lowest mean over data sets of a layer at the end",
         paper="high",
-        values=last[..., CENTRED].mean(0).min(1),
+        values=last[..., CENTERED].mean(0).min(1),
         band=(0.7, 1.0),
         band_from="choice",
         least=Scale.LAPTOP,

@@ -187,7 +187,7 @@ TITLES = {"nfm": r"NFM, $W^T W$", "agop": r"AGOP, $W^T K W$", "corrupted": r"$W^
 
 
 def plot(setup: Setup, runs: Runs) -> Any:
-    """The diagonals of the first seed as pictures, summed over colours; below, correlations along training."""
+    """The diagonals of the first seed as pictures, summed over colors; below, correlations along training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
@@ -198,11 +198,11 @@ def plot(setup: Setup, runs: Runs) -> Any:
         axes[name].set_title(TITLES[name])
         axes[name].set(xticks=[], yticks=[])
     paths, epochs = axes["paths"], runs["epochs"][0]
-    for name, colour, words in (("diagonals", BLUE, "AGOP"), ("corrupted_diagonals", ORANGE, "W^T Q W")):
-        curve(paths, epochs, runs[f"{name}_path"], f"diagonals, Pearson: NFM and {words}", colour=colour)
-    for name, colour, words in (("cosine", BLUE, "AGOP"), ("corrupted_cosine", ORANGE, "W^T Q W")):
+    for name, color, words in (("diagonals", BLUE, "AGOP"), ("corrupted_diagonals", ORANGE, "W^T Q W")):
+        curve(paths, epochs, runs[f"{name}_path"], f"diagonals, Pearson: NFM and {words}", color=color)
+    for name, color, words in (("cosine", BLUE, "AGOP"), ("corrupted_cosine", ORANGE, "W^T Q W")):
         values = runs[f"{name}_path"].mean(0)
-        curve(paths, epochs, values, f"matrices, cosine: NFM and {words}", colour=colour, style="--")
+        curve(paths, epochs, values, f"matrices, cosine: NFM and {words}", color=color, style="--")
     if setup.data == "celeba":
         paper_value(paths, 0.91, "paper, 0.91")
         paper_value(paths, 0.04, "paper, 0.04")

@@ -21,7 +21,7 @@ from featlearn_papers.paper_003.tracking import Pair, shuffled
 STANDARD, SLO = 0, 1
 METHODS = ("standard", "SLO")
 """axis 1 of all numbers, after the seeds"""
-UNCENTRED, CENTRED = 0, 1
+UNCENTERED, CENTERED = 0, 1
 """of the last axis of correlations (S, methods, T, L, 2)"""
 
 
@@ -173,9 +173,9 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
     last = max(1, whole["epochs"].shape[1] // 4)
     made = f"all samples in a step, {setups['whole'].epochs} of them"
     for id, name, which, words in (
-        ("uc", "cosine", UNCENTRED, "the UC-NFC"),
-        ("c", "cosine", CENTRED, "the C-NFC"),
-        ("share", "share", None, "the ratio of the unnormalised C-NFC to the UC-NFC"),
+        ("uc", "cosine", UNCENTERED, "the UC-NFC"),
+        ("c", "cosine", CENTERED, "the C-NFC"),
+        ("share", "share", None, "the ratio of the unnormalized C-NFC to the UC-NFC"),
     ):
         choices = [
             Choice(made="the end of training", other="the last quarter", values=gain(whole, name, which, last)),
@@ -228,11 +228,11 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
     )
 
 
-PATHS = (("cosine", UNCENTRED, "UC-NFC"), ("cosine", CENTRED, "C-NFC"), ("share", None, "C / UC"))
+PATHS = (("cosine", UNCENTERED, "UC-NFC"), ("cosine", CENTERED, "C-NFC"), ("share", None, "C / UC"))
 
 
 def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
-    """A: along training; B, C: diagonals of the first layer of the first seed, summed over colours."""
+    """A: along training; B, C: diagonals of the first layer of the first seed, summed over colors."""
     from matplotlib.figure import Figure
 
     whole = runs["whole"]
@@ -241,16 +241,16 @@ def plot(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Any:
     epochs = whole["epochs"][0]
     for i, (name, which, title) in enumerate(PATHS):
         ax = axes[str(i)]
-        for method, colour in ((STANDARD, BLUE), (SLO, ORANGE)):
+        for method, color in ((STANDARD, BLUE), (SLO, ORANGE)):
             values = whole[name][:, method] if which is None else whole[name][:, method, ..., which]
-            curve(ax, epochs, values[..., 0], f"{METHODS[method]}, layer 1", colour=colour)
-            curve(ax, epochs, values[..., 1:].mean((0, 2)), f"{METHODS[method]}, others", colour=colour, style="--")
+            curve(ax, epochs, values[..., 0], f"{METHODS[method]}, layer 1", color=color)
+            curve(ax, epochs, values[..., 1:].mean((0, 2)), f"{METHODS[method]}, others", color=color, style="--")
         ax.set(ylim=(0, 1.05), xlabel="epoch")
         ax.set_title(f"A  {title}" if i == 0 else title, loc="left")
-    for method, colour in ((STANDARD, BLUE), (SLO, ORANGE)):
+    for method, color in ((STANDARD, BLUE), (SLO, ORANGE)):
         for name, style in (("train", "-"), ("test", "--")):
             label = f"{METHODS[method]}, {name}"
-            curve(axes["loss"], epochs, whole[name][:, method], label, colour=colour, style=style)
+            curve(axes["loss"], epochs, whole[name][:, method], label, color=color, style=style)
     axes["loss"].set(xlabel="epoch", ylim=(0, None))
     axes["loss"].set_title("loss", loc="left")
     axes["1"].legend(loc="lower right")
@@ -288,8 +288,8 @@ IN_BATCHES = Experiment(id="003/speed-limits-svhn-batches", sizes=BATCHES, measu
 FIG_17 = Reproduction(
     id="003/fig17",
     about=(
-        "Four hidden ReLU layers of 256, initialised as torch does, learn 4000 digits of SVHN whose pixels are "
-        "standardised, by gradient descent (rate 0.2) and by SLO (rate 0.3, eps 0.2) with speed 2.5 of the first layer "
+        "Four hidden ReLU layers of 256, initialized as torch does, learn 4000 digits of SVHN whose pixels are "
+        "standardized, by gradient descent (rate 0.2) and by SLO (rate 0.3, eps 0.2) with speed 2.5 of the first layer "
         "and 0.4 of the others, for 3000 epochs, measured every 50. The paper names C0, C1 and C2 for five weights: "
         "C3 = C4 = 0.4 is ours; so are the loss (squared error to one-hot targets less 1/C, averaged over samples and "
         "classes, as in the code of its Fig. 2) and the batch, all samples in each step: App. J counts such steps as "

@@ -15,7 +15,7 @@ from featlearn_papers.frame.runs import Array, Runs
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_003.networks import NETWORKS, PERCEPTRONS
 
-UNCENTRED, CENTRED = 0, 1
+UNCENTERED, CENTERED = 0, 1
 """of the last axis of correlations (S, T, L, 2): seeds, moments, layers"""
 EARLY = 0.1
 """share of the steps that counts as early"""
@@ -38,7 +38,7 @@ AllRuns = Mapping[str, Runs]
 
 def gap(runs: Runs, kind: str = "cosine") -> Array:
     """C-NFC less UC-NFC, (S, T, L)."""
-    difference: Array = runs[kind][..., CENTRED] - runs[kind][..., UNCENTRED]
+    difference: Array = runs[kind][..., CENTERED] - runs[kind][..., UNCENTERED]
     return difference
 
 
@@ -140,8 +140,8 @@ def _along(kind: str, names: list[str], runs: AllRuns) -> Iterator[Claim]:
     def start(chosen: list[str]) -> Array:
         return over([gap(runs[name])[:, early(runs[name])] for name in chosen])
 
-    def centred(chosen: list[str], share: float = EARLY) -> Array:
-        return over([runs[name]["cosine"][:, early(runs[name], share)][..., CENTRED] for name in chosen])
+    def centered(chosen: list[str], share: float = EARLY) -> Array:
+        return over([runs[name]["cosine"][:, early(runs[name], share)][..., CENTERED] for name in chosen])
 
     yield Claim(
         id=f"{kind}-early",
@@ -161,14 +161,14 @@ def _along(kind: str, names: list[str], runs: AllRuns) -> Iterator[Claim]:
         claim=f"{kind.upper()}: the C-NFC is close to 1 at early times (Sec. 1): mean over "
         "layers and the first tenth of the steps",
         paper=1.0,
-        values=centred(names),
+        values=centered(names),
         band=(0.8, 1.0),
         band_from="trial",
         least=Scale.LAPTOP,
         why="The paper gives no number; 0.87 to 0.89 were seen on the chain monomial before.",
         choices=[
-            Choice(made=f"the first tenth of {steps}", other="the first hundredth", values=centred(names, EARLY / 10)),
-            *data_choices(names, centred),
+            Choice(made=f"the first tenth of {steps}", other="the first hundredth", values=centered(names, EARLY / 10)),
+            *data_choices(names, centered),
         ],
     )
     yield Claim(
@@ -218,12 +218,12 @@ def pair(ax: Any, runs: Runs, layers: slice, title: str) -> None:
     drawn = numpy.arange(len(steps))[:: -(1 + len(steps) // 25)][::-1]
     for kind, style in (("cosine", "-"), ("pearson", ":")):
         values = runs[kind][:, :, layers].mean(2)[:, drawn]
-        for which, label, colour in ((UNCENTRED, "UC-NFC", BLUE), (CENTRED, "C-NFC", GREEN)):
+        for which, label, color in ((UNCENTERED, "UC-NFC", BLUE), (CENTERED, "C-NFC", GREEN)):
             if kind == "cosine":
-                curve(ax, steps[drawn], values[..., which], label, colour=colour)
+                curve(ax, steps[drawn], values[..., which], label, color=color)
             else:
                 mean = values[..., which].mean(0)
-                curve(ax, steps[drawn], mean, f"{label}, Pearson's", colour=colour, style=style)
+                curve(ax, steps[drawn], mean, f"{label}, Pearson's", color=color, style=style)
     ax.set(xscale="log", ylim=(0, 1.05))
     ax.minorticks_off()
     ax.set_title(title, loc="left", fontsize=7.5)
@@ -232,13 +232,13 @@ def pair(ax: Any, runs: Runs, layers: slice, title: str) -> None:
 def depth(ax: Any, runs: AllRuns) -> None:
     """Each layer of the perceptrons, averaged over data sets, early and at the end."""
     index = 1 + numpy.arange(runs["cifar10"]["cosine"].shape[2])
-    for which, label, colour in ((UNCENTRED, "UC", BLUE), (CENTRED, "C", GREEN)):
+    for which, label, color in ((UNCENTERED, "UC", BLUE), (CENTERED, "C", GREEN)):
         for moment, style in (("early", "o:"), ("end", "s-")):
             chosen = []
             for name in PERCEPTRONS:
                 moments = early(runs[name]) if moment == "early" else [-1]
                 chosen.append(runs[name]["cosine"][..., which][:, moments].mean(1))
-            curve(ax, index, numpy.mean(chosen, axis=0), f"{label}, {moment}", colour=colour, style=style)
+            curve(ax, index, numpy.mean(chosen, axis=0), f"{label}, {moment}", color=color, style=style)
     ax.set(ylim=(0, 1.05), xlabel="hidden layer", xticks=index)
     ax.set_title("B  MLP, mean over data", loc="left", fontsize=7.5)
 
@@ -246,7 +246,7 @@ def depth(ax: Any, runs: AllRuns) -> None:
 TRAINING = (
     "Losses: squared error to one-hot targets less 1/C and rates times C/10 as in the authors' code (without its slow "
     "first epoch), cross-entropy for GPT with all logits of all places as outputs, in random directions. At laptop "
-    "scale: 2000 images of all six data sets, those with colours averaged to 16 x 16, with ten times the paper's rates "
+    "scale: 2000 images of all six data sets, those with colors averaged to 16 x 16, with ten times the paper's rates "
     "(2 for CIFAR and SVHN, 1 for STL-10 and GTSRB), since there are 750 steps and not 58,000 (some hardly begin to be "
     "learned); VGG-11 an eighth as wide on 500 images; GPT of width 64 on 32 characters for 400 steps. At paper scale: "
     "the paper's networks, rates, batches and epochs on the images that were at hand: the first 50,000 of MNIST and "

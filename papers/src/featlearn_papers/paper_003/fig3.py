@@ -212,7 +212,7 @@ def _printed(runs: Runs) -> Iterable[Claim]:
         band=(None, 0.9),
         band_from="choice",
         known="X1 has the covariance 1 1^T + I / 2, whose spike gives X1^T X1 an eigenvalue of n1 d next to others of "
-        "order d: centred NFM and AGOP are both 1 1^T up to terms of relative order 1 / n1. And X1^T X1 has rank n1 "
+        "order d: centered NFM and AGOP are both 1 1^T up to terms of relative order 1 / n1. And X1^T X1 has rank n1 "
         "below d, so that the inverse of which X2 is made does not exist; on the directions where it does, X2 has "
         "singular values near 1 / d, below the noise of 0.01 that is added.",
     )
@@ -275,7 +275,7 @@ FIG_3 = Reproduction(
         "A network f = a^T (W x)^2 with as many units as inputs and samples begins to learn the alignment-reversing "
         "data set: two subsets, of which the first, a share gamma (the balance) of all, has label 1 and the second "
         "label 0, made so that X2^T X2 is about (X1^T X1)^-2. Shown is the correlation of the second derivatives of "
-        "centred NFM and AGOP (Eq. 6, residuals y): observed in one network for all data sets, and predicted by free "
+        "centered NFM and AGOP (Eq. 6, residuals y): observed in one network for all data sets, and predicted by free "
         "probability (App. E with Eq. 26 corrected; moments of the weights averaged over 30 other networks). The "
         "recipe of App. F, in the one reading that does not depend on rounding, reverses nothing: the correlation is "
         "1 for every balance. The upper row is a variant of ours, in which X1 is divided by its largest singular "

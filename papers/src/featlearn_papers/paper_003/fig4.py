@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Claim
-from featlearn_papers.frame.drawing import COLOURS, WIDTH, curve
+from featlearn_papers.frame.drawing import COLORS, WIDTH, curve
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -17,12 +17,12 @@ from featlearn_papers.paper_003.speed_limits import METHODS, SLO, SPEED_LIMITS, 
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
-    """Sec. 5.1 on initialisation, Sec. 5.2 and App. H on SLO: values after training, (S, methods, scales)."""
+    """Sec. 5.1 on initialization, Sec. 5.2 and App. H on SLO: values after training, (S, methods, scales)."""
     uc, c, share = (runs[name][..., -1] for name in ("uncentered", "centered", "share"))
     nfm, agop = runs["nfm_egop"][..., -1], runs["agop_egop"][..., -1]
     yield Claim(
         id="share-falls",
-        claim="Standard training: the centred part dominates more the smaller the first weights",
+        claim="Standard training: the centered part dominates more the smaller the first weights",
         paper="yes",
         values=numpy.diff(share[:, STANDARD], axis=1).min(1) > 0,
         band=(1, None),
@@ -97,7 +97,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )
     yield Claim(
         id="standard-share",
-        claim="Standard training, scale 1: the centred part hardly contributes",
+        claim="Standard training, scale 1: the centered part hardly contributes",
         paper="low",
         values=share[:, STANDARD, 0],
         band=(None, 0.1),
@@ -161,7 +161,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
             ax = axes[f"{name}/{method}"]
             for i, scale in enumerate(setup.scales):
                 # the C-NFC has no value before the first step
-                curve(ax, runs["steps"][0][1:], runs[name][:, method, i, 1:], f"$s_0$ = {scale:g}", colour=COLOURS[i])
+                curve(ax, runs["steps"][0][1:], runs[name][:, method, i, 1:], f"$s_0$ = {scale:g}", color=COLORS[i])
             ax.set(xscale="log", ylim=(0, 1.3) if name == "train" else (0, 1.04))
             ax.set_title(f"{panel}  {label}" if name == "uncentered" else label, loc="left")
             ax.set_xlabel("step" if method == SLO else "")
@@ -181,7 +181,7 @@ FIG_4 = Reproduction(
     id="003/fig4",
     about=(
         "Two hidden ReLU layers learn the chain monomial from first weights of four scales, by gradient descent and by "
-        "speed limited optimisation, which moves the first layer fast and the others slowly. The paper's sizes, rates, "
+        "speed limited optimization, which moves the first layer fast and the others slowly. The paper's sizes, rates, "
         "speeds and steps; the loss, which it does not give, is the mean squared error. Its App. I divides the readout "
         "by 0.01; only multiplied does it train. NFM and AGOP are those of the first seed from scale 1, in units of "
         "their largest entry."

@@ -1,4 +1,4 @@
-"""Beaglehole et al. 2024, Fig. 5: how much the change of the PTK contributes to the centred correlation."""
+"""Beaglehole et al. 2024, Fig. 5: how much the change of the PTK contributes to the centered correlation."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, COLOURS, curve
+from featlearn_papers.frame.drawing import BLACK, COLORS, curve
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -127,12 +127,12 @@ def _later(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 def plot(setup: Setup, runs: Runs) -> Any:
     """Both layers; the first column is what claims are judged on, the others have the spectra of Fig. 9 and 10."""
-    figure, axes = spectrum_panels(setup, "double-centred / centred", highest=1.25)
+    figure, axes = spectrum_panels(setup, "double-centered / centered", highest=1.25)
     places = drawn(setup)
     for (layer, decay), ax in axes.items():
         for i, scale in enumerate(setup.scales):
             values = runs["double_share"][:, decay, i, places, layer]
-            curve(ax, [setup.measured[place] for place in places], values, f"scale {scale:g}", colour=COLOURS[i])
+            curve(ax, [setup.measured[place] for place in places], values, f"scale {scale:g}", color=COLORS[i])
         ax.axhline(INSIGNIFICANT, color=BLACK, linestyle=":", linewidth=1, label=f"{INSIGNIFICANT:g}")
     axes[1, 0].legend()
     return figure
@@ -141,9 +141,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
 FIG_5 = Reproduction(
     id="003/fig5",
     about=(
-        "The centred neural feature correlation has in it the change of the PTK since the start; here is how much of "
+        "The centered neural feature correlation has in it the change of the PTK since the start; here is how much of "
         "it, tr(Wb^T Wb Wb^T Kb Wb) / tr(Wb^T Wb Wb^T K Wb), Wb the change of the weights and Kb that of the gradients "
-        "J - J0, for both layers. The ratio has no centring of its entries: cosine and Pearson do not enter. "
+        "J - J0, for both layers. The ratio has no centering of its entries: cosine and Pearson do not enter. "
         + OPEN
         + "The paper does not name the spectrum of this figure: claims are judged on isotropic inputs, with the two "
         "others beside them."

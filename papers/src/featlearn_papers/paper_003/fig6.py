@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, COLOURS, curve
+from featlearn_papers.frame.drawing import BLACK, COLORS, curve
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
@@ -25,7 +25,7 @@ SHOWN = (0, 1)
 
 
 def change(runs: Runs, place: int, kind: str = "cosine", until: int = -1) -> Any:
-    """(S, scales, layers): of the PTK-centred correlation since the first measured step."""
+    """(S, scales, layers): of the PTK-centered correlation since the first measured step."""
     found = correlation(runs, "ptk_centered", place, kind)
     return found[:, :, until] - found[:, :, 1]
 
@@ -109,14 +109,14 @@ def _behind(runs: Runs, kind: str = "cosine") -> Any:
 
 def plot(setup: Setup, runs: Runs) -> Any:
     """Both layers and both spectra of the claims, and the third spectrum; lines are cosines, dotted ones Pearson's."""
-    figure, axes = spectrum_panels(setup, "PTK-centred NFC", highest=1.02)
+    figure, axes = spectrum_panels(setup, "PTK-centered NFC", highest=1.02)
     places = drawn(setup)
     steps = [setup.measured[place] for place in places]
     for (layer, decay), ax in axes.items():
         for i, scale in enumerate(setup.scales):
             cosine, pearson = (correlation(runs, "ptk_centered", decay, kind)[:, i, places, layer] for kind in KINDS)
-            curve(ax, steps, cosine, f"scale {scale:g}", colour=COLOURS[i])
-            curve(ax, steps, pearson.mean(0), f"_scale {scale:g}, Pearson", colour=COLOURS[i], style=":")
+            curve(ax, steps, cosine, f"scale {scale:g}", color=COLORS[i])
+            curve(ax, steps, pearson.mean(0), f"_scale {scale:g}, Pearson", color=COLORS[i], style=":")
     axes[1, 0].plot([], [], ":", color=BLACK, label="Pearson")
     axes[1, 0].legend()
     return figure
@@ -125,8 +125,8 @@ def plot(setup: Setup, runs: Runs) -> Any:
 FIG_6 = Reproduction(
     id="003/fig6",
     about=(
-        "The PTK-centred correlation rho(W0^T W0, W0^T Kb W0), Kb made of the change J - J0 of the gradients: whether "
-        "the PTK moves towards the initial weights, for both layers. It has no value before the first step. "
+        "The PTK-centered correlation rho(W0^T W0, W0^T Kb W0), Kb made of the change J - J0 of the gradients: whether "
+        "the PTK moves toward the initial weights, for both layers. It has no value before the first step. "
         + OPEN
         + "Nor does the paper say which two spectra this figure has: claims are judged on eigenvalues 1 and 1/(1+k), "
         "and 1/(1+k^2) is beside them. The cosine is the printed correlation; Pearson's, which subtracts the mean of "

@@ -88,7 +88,7 @@ def tasks(setup: Setup, context: Context, decay: float) -> tuple[Tensor, tuple[T
 
 
 def ptks(setup: Setup, context: Context, x: Tensor, activation: Activation, width: int) -> PTKs:
-    """Of two hidden layers as torch initialises them; the network of a seed is the same for all decays."""
+    """Of two hidden layers as torch initializes them; the network of a seed is the same for all decays."""
     model = MLP(
         setup.dimension,
         None,
@@ -228,7 +228,7 @@ def _distances(setup: Setup, runs: Runs) -> Iterable[Claim]:
     for place, activation in enumerate(ACTIVATIONS):
         yield Claim(
             id=f"captured-{activation}",
-            claim=f"{WORDS[activation]}: the prediction captures the behaviour; "
+            claim=f"{WORDS[activation]}: the prediction captures the behavior; "
             f"correlation over decay rates at width {setup.widths[WIDE]}, the smaller of both tasks",
             paper="qualitatively" if place == quadratic else "to a lesser extent",
             values=similarity(runs, place),
@@ -268,12 +268,12 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(len(ACTIVATIONS), 3, height=2.3)
     for (i, activation), column in product(enumerate(ACTIVATIONS), range(3)):
         ax, task, kind = axes[3 * i + column], column % 2, KINDS[column // 2]
-        for name, width, label, colour, style in (
+        for name, width, label, color, style in (
             ("observed", NARROW, f"k = {setup.widths[NARROW]}", ORANGE, "--"),
             ("observed", WIDE, f"k = {setup.widths[WIDE]}", BLUE, "-"),
             ("predicted", WIDE, "predicted", GREEN, "-"),
         ):
-            curve(ax, setup.decays, values(runs, name, kind)[:, i, task, width], label, colour=colour, style=style)
+            curve(ax, setup.decays, values(runs, name, kind)[:, i, task, width], label, color=color, style=style)
         ending = ", Pearson" if kind == "pearson" else ""
         ax.set_title(f"{WORDS[activation]}, {TASKS[task]}{ending}", loc="left")
         ax.set(xlabel=r"decay rate $\alpha$" if i else "", ylabel="" if column else "early C-NFC")
@@ -299,12 +299,12 @@ EXPERIMENT = Experiment(
 FIG_7 = Reproduction(
     id="003/fig7",
     about=(
-        "Two hidden layers at initialisation: the correlation of the second derivatives of centred NFM and AGOP of the "
-        "first layer, which is the C-NFC in the first moments (Eq. 6), observed in networks of width 128 and 1024 and "
-        "predicted with the PTK replaced by its expectation at infinite width. 128 Gaussian inputs of dimension 128 "
-        "with a random eigenbasis and the eigenvalues 1/(1+k^alpha), k from 1; the chain monomial of degree 5 and the "
-        "high-rank polynomial |Q x|^2 in units of their deviations, not centred. Not in the paper: the grid of alpha "
-        "(ours: 0 to 1.5 in steps of 1/4, then 2, 2.5, 3, 4, 5), the residuals (ours: the targets, as where the "
+        "Two hidden layers at initialization: the correlation of the second derivatives of centered NFM and AGOP of "
+        "the first layer, which is the C-NFC in the first moments (Eq. 6), observed in networks of width 128 and 1024 "
+        "and predicted with the PTK replaced by its expectation at infinite width. 128 Gaussian inputs of dimension "
+        "128 with a random eigenbasis and the eigenvalues 1/(1+k^alpha), k from 1; the chain monomial of degree 5 and "
+        "the high-rank polynomial |Q x|^2 in units of their deviations, not centered. Not in the paper: the grid of "
+        "alpha (ours: 0 to 1.5 in steps of 1/4, then 2, 2.5, 3, 4, 5), the residuals (ours: the targets, as where the "
         "outputs vanish), and how many networks (ours: one for each seed and width, weights as torch draws them). "
         "The printed cosine is in the first two columns; the third has Pearson's correlation for the chain."
     ),

@@ -95,7 +95,7 @@ def trained(setup: Setup, context: Context, task: ChainTask, scale: float, steps
 
 
 def correlation(runs: Runs, name: str, decay: int, kind: str = "cosine", place: str = "") -> Any:
-    """(S, scales, T, layers) of one spectrum; nan at step 0 for what is centred."""
+    """(S, scales, T, layers) of one spectrum; nan at step 0 for what is centered."""
     return runs[f"{place}{kind}"][:, decay, ..., CORRELATIONS.index(name)]
 
 

@@ -1,6 +1,6 @@
 """Ours, after Beaglehole et al. 2024: neural features under Adam, LARS and speed limits beside gradient descent.
 
-The paper derives its centred correlation for gradient descent and leaves other optimisers to future work.
+The paper derives its centered correlation for gradient descent and leaves other optimizers to future work.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,16 +14,16 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_003.small_perceptrons import (
-    CENTRED,
+    CENTERED,
     DIGITS,
     MNIST,
-    UNCENTRED,
+    UNCENTERED,
     followed,
     network,
     stepping,
@@ -59,7 +59,7 @@ class LARS(torch.optim.Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Rates were chosen so that all optimisers learn the training set, on a seed that is not judged (100)."""
+    """Rates were chosen so that all optimizers learn the training set, on a seed that is not judged (100)."""
 
     images: Perceptron
     """its rate is that of SGD; all rates fall to zero along half a cosine"""
@@ -73,7 +73,7 @@ class Setup:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """All optimisers from the same weights on the same batches; numbers as `FeatureTracker.through` gives them."""
+    """All optimizers from the same weights on the same batches; numbers as `FeatureTracker.through` gives them."""
     train, test = images(setup.images, context), images(setup.images, context, "test")
     found = []
     for position, name in enumerate(OPTIMIZERS):
@@ -100,35 +100,35 @@ def optimizer(position: int, model: MLP, setup: Setup) -> torch.optim.Optimizer:
 
 
 def early(runs: Runs, which: int, kind: str = "cosine", share: float = EARLY) -> Array:
-    """(S, optimisers): mean over layers and the first tenth of the steps, or another share of it."""
+    """(S, optimizers): mean over layers and the first tenth of the steps, or another share of it."""
     steps = runs["steps"][0]
     found: Array = runs[kind][:, :, steps <= max(share * steps[-1], 1)][..., which].mean((2, 3))
     return found
 
 
 def end(runs: Runs, which: int, kind: str = "cosine") -> Array:
-    """(S, optimisers): mean over layers at the end."""
+    """(S, optimizers): mean over layers at the end."""
     found: Array = runs[kind][:, :, -1, :, which].mean(2)
     return found
 
 
 def learned(runs: Runs, share: float = 0.1) -> Array:
-    """(S, optimisers): UC-NFC, mean over layers, when the training loss is first at a share of that at first."""
+    """(S, optimizers): UC-NFC, mean over layers, when the training loss is first at a share of that at first."""
     reached = (runs["train"] <= share * runs["train"][:, :, :1]).argmax(2)
-    values = runs["cosine"][..., UNCENTRED].mean(3)
+    values = runs["cosine"][..., UNCENTERED].mean(3)
     return numpy.take_along_axis(values, reached[..., None], 2)[..., 0]
 
 
 def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     """What we expected, set down before the run; nothing here is in the paper."""
     gaps = {
-        kind: (runs[kind][..., CENTRED] - runs[kind][..., UNCENTRED]).mean((2, 3)) for kind in ("cosine", "pearson")
+        kind: (runs[kind][..., CENTERED] - runs[kind][..., UNCENTERED]).mean((2, 3)) for kind in ("cosine", "pearson")
     }
     made, other = "the cosine", "Pearson's"
     yield Claim(
         id="higher",
-        claim="The C-NFC is above the UC-NFC whatever the optimiser: difference of their means over "
-        "layers and moments, smallest of the optimisers",
+        claim="The C-NFC is above the UC-NFC whatever the optimizer: difference of their means over "
+        "layers and moments, smallest of the optimizers",
         paper=None,
         values=gaps["cosine"].min(1),
         band=(0.0, None),
@@ -136,17 +136,17 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         choices=[
             Choice(made=made, other=other, values=gaps["pearson"].min(1)),
             *(
-                Choice(made="the optimiser where it is smallest", other=name, values=gaps["cosine"][:, k])
+                Choice(made="the optimizer where it is smallest", other=name, values=gaps["cosine"][:, k])
                 for k, name in enumerate(OPTIMIZERS)
             ),
         ],
     )
-    centred, pearson = early(runs, CENTRED), early(runs, CENTRED, "pearson")
+    centered, pearson = early(runs, CENTERED), early(runs, CENTERED, "pearson")
     yield Claim(
-        id="adam-centred",
+        id="adam-centered",
         claim="Early (first tenth of the steps) the C-NFC is lower with Adam than with SGD: difference",
         paper=None,
-        values=centred[:, SGD] - centred[:, ADAM],
+        values=centered[:, SGD] - centered[:, ADAM],
         band=(0.0, None),
         band_from="choice",
         least=Scale.LAPTOP,
@@ -157,13 +157,13 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             Choice(
                 made="the first tenth",
                 other="the first hundredth",
-                values=early(runs, CENTRED, share=0.01)[:, SGD] - early(runs, CENTRED, share=0.01)[:, ADAM],
+                values=early(runs, CENTERED, share=0.01)[:, SGD] - early(runs, CENTERED, share=0.01)[:, ADAM],
             ),
         ],
     )
-    last = end(runs, UNCENTRED)
+    last = end(runs, UNCENTERED)
     yield Claim(
-        id="adam-uncentred",
+        id="adam-uncentered",
         claim="At the end the UC-NFC is lower with Adam than with SGD: difference",
         paper=None,
         values=last[:, SGD] - last[:, ADAM],
@@ -175,7 +175,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
             Choice(
                 made=made,
                 other=other,
-                values=end(runs, UNCENTRED, "pearson")[:, SGD] - end(runs, UNCENTRED, "pearson")[:, ADAM],
+                values=end(runs, UNCENTERED, "pearson")[:, SGD] - end(runs, UNCENTERED, "pearson")[:, ADAM],
             ),
             Choice(
                 made="the end of training",
@@ -188,8 +188,8 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 
 def speed_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
-    """On optimisers that set the speed of each layer."""
-    last = end(runs, UNCENTRED)
+    """On optimizers that set the speed of each layer."""
+    last = end(runs, UNCENTERED)
     yield Claim(
         id="lars-slo",
         claim="LARS does what SLO with equal speeds does: distance of their UC-NFC at the end",
@@ -200,7 +200,7 @@ def speed_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         least=Scale.LAPTOP,
         why="Weights of hidden layers begin with similar norms.",
     )
-    first = runs["cosine"][:, :, -1, 0, UNCENTRED]
+    first = runs["cosine"][:, :, -1, 0, UNCENTERED]
     yield Claim(
         id="fast",
         claim="SLO with a fast first layer raises that layer's UC-NFC above LARS's: difference at the end",
@@ -213,8 +213,8 @@ def speed_claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     left = runs["train"][:, :, -1] / runs["train"][:, :, 0]
     yield Claim(
         id="learn",
-        claim="All optimisers learn the training set: loss at the end over that of the first step, "
-        "largest of the optimisers",
+        claim="All optimizers learn the training set: loss at the end over that of the first step, "
+        "largest of the optimizers",
         paper=None,
         values=left.max(1),
         band=(None, 0.2),
@@ -240,23 +240,23 @@ def plot(setup: Setup, runs: Runs) -> Any:
     figure, axes = panels(2, 3, height=2.1)
     steps = runs["steps"][0]
     paths = {
-        "UC-NFC": runs["cosine"][..., UNCENTRED].mean(3),
-        "C-NFC": runs["cosine"][..., CENTRED].mean(3),
-        "UC-NFC, first layer": runs["cosine"][..., 0, UNCENTRED],
-        "C - UC, Pearson's": (runs["pearson"][..., CENTRED] - runs["pearson"][..., UNCENTRED]).mean(3),
+        "UC-NFC": runs["cosine"][..., UNCENTERED].mean(3),
+        "C-NFC": runs["cosine"][..., CENTERED].mean(3),
+        "UC-NFC, first layer": runs["cosine"][..., 0, UNCENTERED],
+        "C - UC, Pearson's": (runs["pearson"][..., CENTERED] - runs["pearson"][..., UNCENTERED]).mean(3),
         "training loss": runs["train"],
         "|W - W0| / |W|": runs["change"].mean(3),
     }
     for ax, (title, values) in zip(axes, paths.items(), strict=True):
         for k, name in enumerate(OPTIMIZERS):
-            curve(ax, steps, values[:, k], name, colour=COLOURS[k])
+            curve(ax, steps, values[:, k], name, color=COLORS[k])
         ax.set(xscale="log", yscale="log" if "loss" in title else "linear", xlabel="step")
         ax.minorticks_off()
         ax.set_title(title, loc="left")
         if "NFC" in title:
             ax.set_ylim(0, 1.05)
         if "C - UC" in title:
-            ax.axhline(0, color=GREY, linewidth=0.5, label="_zero")
+            ax.axhline(0, color=GRAY, linewidth=0.5, label="_zero")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, columnspacing=1.0)
     return figure
 
@@ -273,7 +273,7 @@ EXPERIMENT = Experiment(
 OPTIMIZERS_FIGURE = Reproduction(
     id="003/optimizers",
     about=(
-        "Not in the paper, which leaves other optimisers to future work: perceptrons of three hidden layers of 128 on "
+        "Not in the paper, which leaves other optimizers to future work: perceptrons of three hidden layers of 128 on "
         "2000 images of MNIST, from the same weights and on the same batches of 128, 900 steps with rates that fall to "
         "zero along half a cosine. SGD at rate 5; Adam at 0.001; LARS in its simplest form, W <- W - 0.02 |W| g / |g| "
         "(no momentum, no weight decay), which is SLO with speeds |W|; SLO, W <- W - 0.1 C g / |g|, with C = 1 in all "

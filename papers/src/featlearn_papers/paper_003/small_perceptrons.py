@@ -1,4 +1,4 @@
-"""Small perceptrons, trained by any optimiser and in batches of any size, with their features followed.
+"""Small perceptrons, trained by any optimizer and in batches of any size, with their features followed.
 
 For what Beaglehole et al. 2024 leave to future work: `optimizers` and `batch`.
 """
@@ -15,7 +15,7 @@ from featlearn.models import MLP
 from featlearn_papers.frame.context import Context
 from featlearn_papers.paper_003.tracking import FeatureTracker, Pair, Perceptron, shuffled
 
-UNCENTRED, CENTRED = 0, 1
+UNCENTERED, CENTERED = 0, 1
 """of the last axis of correlations, after moments and layers"""
 
 DIGITS = Perceptron(
@@ -27,7 +27,7 @@ MNIST = Perceptron(
 
 
 def network(chosen: Perceptron, train: Pair, context: Context) -> MLP:
-    """A perceptron as torch initialises it."""
+    """A perceptron as torch initializes it."""
     return MLP(
         train[0][0].numel(),
         train[1].shape[1],

@@ -1,4 +1,4 @@
-"""Standard training and speed limited optimisation from weights of several scales.
+"""Standard training and speed limited optimization from weights of several scales.
 
 The experiment behind Fig. 4 and 11 of Beaglehole et al. 2024.
 """

@@ -64,7 +64,7 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class Perceptron(Images):
-    """App. I: five hidden layers of 256, initialised as torch does ("large scale")."""
+    """App. I: five hidden layers of 256, initialized as torch does ("large scale")."""
 
     width: int = 256
     hidden_layers: int = 5
@@ -128,7 +128,7 @@ def images(chosen: Images, context: Context, split: str = "train") -> Pair:
 
 
 def perceptron(chosen: Perceptron, context: Context) -> dict[str, Numbers]:
-    """An MLP as torch initialises it, its hidden layers followed.
+    """An MLP as torch initializes it, its hidden layers followed.
 
     In double: in single precision some gate in some of the many measurements is too near to zero to be told.
     """
@@ -148,7 +148,7 @@ def perceptron(chosen: Perceptron, context: Context) -> dict[str, Numbers]:
 def convolutional(chosen: Convolutional, context: Context) -> dict[str, Numbers]:
     """VGG-11 without BatchNorm and dropout, its convolutions followed.
 
-    Initialised by Kaiming's rule (fan-in), as torchvision does for this network (fan-out there): by the rule of
+    Initialized by Kaiming's rule (fan-in), as torchvision does for this network (fan-out there): by the rule of
     nn.Conv2d the signal nearly vanishes over eleven layers, and nothing is learned for hundreds of steps. The small
     readout gives outputs the size that they have in torchvision, whose linear layers have weights of deviation 0.01.
     """
@@ -334,7 +334,7 @@ class FeatureTracker:
     def through(self, advance: Callable[[], None], steps: int, growth: float = 1.6) -> dict[str, Numbers]:
         """Train, measuring after steps 1, 2 ... : the C-NFC has no value before the first.
 
-        Returns steps, and losses train and test, (T,); cosine and pearson (T, L, 2), uncentred and centred; change
+        Returns steps, and losses train and test, (T,); cosine and pearson (T, L, 2), uncentered and centered; change
         (T, L), |W - W0| / |W|; share (T, L), how much of the agreement of weights and gradients the change has made.
         """
         for before, now in pairwise(growing_steps(steps, growth)):
@@ -346,7 +346,7 @@ class FeatureTracker:
 
     def _measure(self, step: int) -> None:
         # the same directions at every step: their noise does not move the curves
-        outputs = None if self.probes is None else fl.Probes(self.probes, torch.Generator().manual_seed(0))
+        outputs = None if self.probes is None else fl.Directions(self.probes, torch.Generator().manual_seed(0))
         found = self.session.neural_features(initial=self.initial, outputs=outputs, **self.options)
         layers = list(found.values())
         row: dict[str, Any] = {"steps": step} | {name: self._loss(*pair) for name, pair in self.judged.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, COLOURS, GREY, curve
+from featlearn_papers.frame.drawing import BLACK, COLORS, GRAY, curve
 from featlearn_papers.frame.runs import Array
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_003.fig2 import TITLES, AllRuns
@@ -85,8 +85,8 @@ def claims(runs: AllRuns) -> Iterator[Claim]:
 def losses(ax: Any, runs: AllRuns, name: str, title: str) -> None:
     """Of the training set and of unseen samples, along training."""
     one = runs[name]
-    for part, colour in (("train", BLACK), ("test", GREY)):
-        curve(ax, one["steps"][0], one[part], part, colour=colour)
+    for part, color in (("train", BLACK), ("test", GRAY)):
+        curve(ax, one["steps"][0], one[part], part, color=color)
     ax.set(xscale="log")
     ax.minorticks_off()
     ax.set_title(title, loc="left", fontsize=7.5)
@@ -95,8 +95,8 @@ def losses(ax: Any, runs: AllRuns, name: str, title: str) -> None:
 def changes(ax: Any, runs: AllRuns, name: str, layers: Sequence[int], labels: Sequence[str], title: str) -> None:
     """|W - W0| / |W| of some layers, along training."""
     one = runs[name]
-    for layer, label, colour in zip(layers, labels, COLOURS, strict=False):
-        curve(ax, one["steps"][0], one["change"][..., layer], label, colour=colour)
+    for layer, label, color in zip(layers, labels, COLORS, strict=False):
+        curve(ax, one["steps"][0], one["change"][..., layer], label, color=color)
     ax.set(xscale="log", ylim=(0, None))
     ax.minorticks_off()
     ax.set_title(title, loc="left", fontsize=7.5)

@@ -13,7 +13,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -390,13 +390,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
                 steps,
                 by_start(runs, start)[:, i],
                 start,
-                colour=COLOURS[j],
+                color=COLORS[j],
                 style="o" if i == 0 and solved else "-",
                 markersize=2,
             )
             if i == 0 and solved:
                 label = "Eq. 11" if j == 1 else f"_Eq. 11, {start}"
-                curve(ax, steps, runs["theory"][0, j], label, colour="black", linewidth=0.8)
+                curve(ax, steps, runs["theory"][0, j], label, color="black", linewidth=0.8)
     for i, ax in enumerate(axes):
         upper = i < len(ACTIVATIONS)
         if upper:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Runs
 from featlearn_papers.frame.scale import Scale
@@ -122,7 +122,7 @@ def claims(setups: Mapping[str, Setup], runs: Mapping[str, Runs]) -> Iterable[Cl
 
 
 def plot(setups: Mapping[str, Setup], every: Mapping[str, Runs]) -> Any:
-    """On normalised pixels."""
+    """On normalized pixels."""
     return alignment_panels(setups["chosen"], every["chosen"])
 
 
@@ -134,14 +134,14 @@ def alignment_panels(setup: Setup, runs: Runs) -> Any:
         first, last = ends(runs, norm)
         for pair in range(last.shape[2]):
             label = f"layers {pair + 1} and {pair + 2}"
-            curve(left, runs["steps"][0], runs["alignment"][:, setup.unscaled, row, pair], label, colour=COLOURS[pair])
-            curve(right, setup.sigmas, last[:, :, pair], label, colour=COLOURS[pair], style="o-")
+            curve(left, runs["steps"][0], runs["alignment"][:, setup.unscaled, row, pair], label, color=COLORS[pair])
+            curve(right, setup.sigmas, last[:, :, pair], label, color=COLORS[pair], style="o-")
             curve(
                 right,
                 setup.sigmas,
                 first[:, :, pair].mean(0),
                 f"_{label}, initial",
-                colour=COLOURS[pair],
+                color=COLORS[pair],
                 style="--",
                 linewidth=0.8,
             )

@@ -13,7 +13,7 @@ import featlearn as fl
 from featlearn.models import ResNet18
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, GREY, curve, panels
+from featlearn_papers.frame.drawing import COLORS, GRAY, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -74,7 +74,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 
 
 def images(setup: Setup, context: Context, split: str) -> tuple[Tensor, Tensor]:
-    """Normalised images (P, channels, height, width) and labels."""
+    """Normalized images (P, channels, height, width) and labels."""
     samples = setup.samples if split == "train" else setup.test_samples
     data = context.dataset(
         setup.data, split=split, samples=samples, generator=context.generator(), normalization="channel"
@@ -176,7 +176,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
     )
     yield Claim(
         id="falls",
-        claim="A larger initialisation leads to worse performance: test accuracy falls from each sigma to the next",
+        claim="A larger initialization leads to worse performance: test accuracy falls from each sigma to the next",
         paper="yes",
         values=falls(test[:, here:]),
         band=(1, None),
@@ -252,12 +252,12 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """As in the paper, accuracy and norm over sigma; beside them the alignment of layers."""
     figure, axes = panels(1, 3, height=2.3, titles=("left", "right", "ours"))
     left, middle, right = axes
-    curve(left, setup.sigmas, runs["test"][:, :, -1], "test", colour=COLOURS[0], style="o-")
-    curve(left, setup.sigmas, runs["train"], "train", colour=COLOURS[1], style="o-")
-    curve(middle, setup.sigmas, runs["norm"], "end", colour=COLOURS[0], style="o-")
-    curve(middle, setup.sigmas, runs["initial_norm"], "start", colour=GREY, style="o--")
-    curve(right, setup.sigmas, runs["alignment"], "end", colour=COLOURS[0], style="o-")
-    right.axhline(1, color=GREY, linestyle="--", linewidth=1, label="random weights")
+    curve(left, setup.sigmas, runs["test"][:, :, -1], "test", color=COLORS[0], style="o-")
+    curve(left, setup.sigmas, runs["train"], "train", color=COLORS[1], style="o-")
+    curve(middle, setup.sigmas, runs["norm"], "end", color=COLORS[0], style="o-")
+    curve(middle, setup.sigmas, runs["initial_norm"], "start", color=GRAY, style="o--")
+    curve(right, setup.sigmas, runs["alignment"], "end", color=COLORS[0], style="o-")
+    right.axhline(1, color=GRAY, linestyle="--", linewidth=1, label="random weights")
     names = ("accuracy", "sum of the layers' norms", r"mean $\zeta$ / random $\zeta$")
     for ax, name in zip(axes, names, strict=True):
         ax.set(xscale="log", xlabel=r"$\sigma$", ylabel=name)
@@ -301,7 +301,7 @@ FIG_3 = Reproduction(
         "variance 1 / (3 fan-in)), SGD at a rate of 0.1 with momentum 0.9 and weight decay 5e-4, batches of 128, a "
         "cosine schedule, random crops and mirror images. All convolutions and the readout are multiplied by sigma "
         "at the start; the paper does not say its sigmas. The recipe has 200 epochs; ours has 6 at paper scale, with "
-        "products in bfloat16, and crops padded by the mean colour where the recipe pads by black. At laptop scale: "
+        "products in bfloat16, and crops padded by the mean color where the recipe pads by black. At laptop scale: "
         "500 images of 16 x 16, an eighth of the width, 120 epochs; chosen after a trial of seed 0 with 2000 images "
         "and 30 epochs, in which the training accuracy at sigma = 9 was 0.43. There test accuracy falls with sigma "
         "(correlation -0.82), mostly from 3 to 9, where the training images are not fitted either. The panel of "

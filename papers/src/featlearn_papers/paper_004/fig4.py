@@ -1,4 +1,4 @@
-"""Xu & Ziyin 2024, Fig. 4: output scale and learning rate put every initialisation into either phase."""
+"""Xu & Ziyin 2024, Fig. 4: output scale and learning rate put every initialization into either phase."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -160,9 +160,9 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """As in the paper: kernel phase solid, learning phase dashed."""
     figure, (left, right) = panels(1, 2, height=2.8, titles=("left", "right"))
     for i, label in enumerate(LABELS):
-        colour, style = COLOURS[i // 2], "o--" if i % 2 else "o-"
-        curve(left, setup.widths, runs["test"][:, :, i], label, colour=colour, style=style)
-        curve(right, setup.widths, runs["distance"][:, :, i, 2], label, colour=colour, style=style)
+        color, style = COLORS[i // 2], "o--" if i % 2 else "o-"
+        curve(left, setup.widths, runs["test"][:, :, i], label, color=color, style=style)
+        curve(right, setup.widths, runs["distance"][:, :, i, 2], label, color=color, style=style)
     left.set(xscale="log", xlabel="width", ylabel="best test accuracy")
     right.set(xscale="log", yscale="log", xlabel="width", ylabel=r"$|\theta - \theta(0)| / |\theta(0)|$")
     for ax in (left, right):

@@ -9,7 +9,7 @@ import numpy
 from featlearn.theory import phases
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import COLOURS, curve, panels
+from featlearn_papers.frame.drawing import COLORS, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -165,12 +165,12 @@ def plot(setup: Setup, runs: Runs) -> Any:
     """a: accuracies over c; b: distance from the initial weights."""
     figure, (left, right) = panels(1, 2, height=2.4, titles=("a", "b"))
     for i, name in enumerate(("train", "test")):
-        curve(left, setup.exponents, runs[name], name, colour=COLOURS[i], style="o-")
+        curve(left, setup.exponents, runs[name], name, color=COLORS[i], style="o-")
     for i, name in enumerate(LAYERS):
-        curve(right, setup.exponents, runs["distance"][:, :, i], name, colour=COLOURS[i], style="o-")
+        curve(right, setup.exponents, runs["distance"][:, :, i], name, color=COLORS[i], style="o-")
     c = numpy.array([value for value in setup.exponents if value >= 0])
     start = float(runs["distance"][:, list(setup.exponents).index(0.0), 0].mean())
-    curve(right, c, start * setup.kappa ** (-c / 2), r"$\kappa^{-c/2}$", colour="black", style=":")
+    curve(right, c, start * setup.kappa ** (-c / 2), r"$\kappa^{-c/2}$", color="black", style=":")
     for ax in (left, right):
         ax.axvline(0, color="0.7", linewidth=0.8, linestyle="--", label="_boundary of the phases")
         ax.set(xlabel="c (kernel phase: c > 0)", xticks=setup.exponents)

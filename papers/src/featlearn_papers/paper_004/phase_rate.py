@@ -15,7 +15,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, COLOURS, WIDTH, curve
+from featlearn_papers.frame.drawing import BLACK, COLORS, WIDTH, curve
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -191,7 +191,7 @@ def plot(setup: Setup, runs: Runs) -> Any:
         left = numpy.where(numpy.isnan(runs["left"][:, i]).any(0), numpy.nan, runs["left"][:, i].mean(0))
         ax.set_facecolor("0.8")
         image = ax.pcolormesh(x, y, left.T, cmap="Blues_r", vmin=0, vmax=1, shading="nearest", label="loss left")
-        curve(ax, x, runs["limit"][:, i], "largest stable rate", colour=COLOURS[1], style="o-")
+        curve(ax, x, runs["limit"][:, i], "largest stable rate", color=COLORS[1], style="o-")
         for lazy, style in ((True, "--"), (False, ":")):
             power, rows = 2.0 if lazy else 2 / layers, setup.chosen(lazy)
             middle = numpy.exp(numpy.log(runs["limit"][:, i][:, rows]).mean())
@@ -200,13 +200,13 @@ def plot(setup: Setup, runs: Runs) -> Any:
             inside = (line >= y[0]) & (line <= y[-1])
             measured = with_error(slopes(setup, runs["limit"], lazy=lazy)[:, i])
             name = (r"$\gamma^2$: " if lazy else rf"$\gamma^{{2/{layers}}}$: ") + measured
-            curve(ax, here[inside], line[inside], name, colour=BLACK, style=style)
+            curve(ax, here[inside], line[inside], name, color=BLACK, style=style)
         ax.set_title(f"{layers} layers", loc="left", fontweight="bold")
         ax.set(xscale="log", yscale="log", xlabel=r"output scale $\gamma$", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
         ax.set_xticks(10.0 ** numpy.arange(numpy.log10(x[0]), numpy.log10(x[-1]), 2))
         lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    axes[0].set_ylabel(r"rate / limit at $\gamma = 1$ (grey: unstable)")
+    axes[0].set_ylabel(r"rate / limit at $\gamma = 1$ (gray: unstable)")
     figure.colorbar(image, ax=list(axes), label="share of the loss left")
     return figure
 

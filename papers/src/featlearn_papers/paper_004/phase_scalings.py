@@ -14,7 +14,7 @@ from featlearn.models.layers import Activation
 from featlearn.theory import phases
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, COLOURS, ORANGE, WIDTH, curve
+from featlearn_papers.frame.drawing import BLACK, COLORS, ORANGE, WIDTH, curve
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Numbers, Runs
@@ -128,7 +128,7 @@ def scaled(
     x: Tensor,
     generator: torch.Generator,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """A network of Table 1 with its initial output subtracted, and groups for an optimiser."""
+    """A network of Table 1 with its initial output subtracted, and groups for an optimizer."""
     width = setup.base_width * (kappa if exponents.d else 1)
     model = MLP(x.shape[1], None, width=width, hidden_layers=1, activation=activation).double()
     given, groups = fl.steer.parametrize(
@@ -142,9 +142,9 @@ def unscaled(setup: Setup, width: int, sigma: float, x: Tensor, y: Tensor, conte
     model = MLP(
         x.shape[1], None, width=width, hidden_layers=1, weight_variance=sigma**2, generator=context.generator(1)
     ).double()
-    centred = fl.steer.scale_output(model, 1.0)
-    rate = fl.steer.safe_lr(centred, x, "mean", share=setup.share, output_scale=min(1.0, sigma**2))
-    return motion(centred, torch.optim.SGD(model.parameters(), lr=rate), x, y, setup)
+    centered = fl.steer.scale_output(model, 1.0)
+    rate = fl.steer.safe_lr(centered, x, "mean", share=setup.share, output_scale=min(1.0, sigma**2))
+    return motion(centered, torch.optim.SGD(model.parameters(), lr=rate), x, y, setup)
 
 
 def motion(
@@ -239,12 +239,12 @@ def plot(setup: Setup, runs: Runs) -> Any:
     for i, (scaling, name) in enumerate(SCALINGS.items()):
         moved, power = runs[ACTIVATIONS[0]][:, i], motion_exponent(stable(scaling))
         curve(
-            left, kappas, moved, f"{name}: {slopes(setup, moved).mean():.2f} ({power:g})", colour=COLOURS[i], style="o-"
+            left, kappas, moved, f"{name}: {slopes(setup, moved).mean():.2f} ({power:g})", color=COLORS[i], style="o-"
         )
         values = numpy.exp(numpy.log(runs[ACTIVATIONS[1]][:, i]).mean(0))
-        curve(left, kappas, values, f"_ReLU, {name}", colour=COLOURS[i], style="x", alpha=0.6)
+        curve(left, kappas, values, f"_ReLU, {name}", color=COLORS[i], style="x", alpha=0.6)
         line = float(numpy.exp(numpy.log(moved[:, -1]).mean())) * (kappas / kappas[-1]) ** power
-        curve(left, kappas, line, f"_theory, {name}", colour=COLOURS[i], style=":")
+        curve(left, kappas, line, f"_theory, {name}", color=COLORS[i], style=":")
     left.set_title("motion: exponent (theory)", loc="left", fontweight="bold")
     left.set(xscale="log", yscale="log", xlabel=r"$\kappa$ (width / base width)", ylabel=r"$|K - K_0| / |K_0|$")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
@@ -252,10 +252,10 @@ def plot(setup: Setup, runs: Runs) -> Any:
     image = right.pcolormesh(edges(setup.widths), edges(setup.sigmas), moved, cmap="Blues")
     image.set_label("log10 motion")
     found = numpy.exp(boundary(setup, runs["map"]))
-    curve(right, setup.widths, found, f"motion {LEVEL:g}", colour=ORANGE, style="o-")
+    curve(right, setup.widths, found, f"motion {LEVEL:g}", color=ORANGE, style="o-")
     widths = numpy.array(setup.widths)
     line = numpy.exp(numpy.log(found).mean()) * (widths / numpy.exp(numpy.log(widths).mean())) ** -0.5
-    curve(right, widths, line, r"theory: width$^{-1/2}$", colour=BLACK, style="--")
+    curve(right, widths, line, r"theory: width$^{-1/2}$", color=BLACK, style="--")
     right.set_title("map", loc="left", fontweight="bold")
     right.set(xscale="log", yscale="log", xlabel="width", ylabel=r"initial scale $\sigma$")
     right.legend(handles=right.lines[:1] + right.lines[-1:], loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)

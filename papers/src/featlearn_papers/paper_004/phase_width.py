@@ -20,12 +20,12 @@ from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_004.power_law import exponent
 
 LEVEL = 0.3
-"""linearisation gap at which we put the boundary"""
+"""linearization gap at which we put the boundary"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Two classes, targets -1 and 1, a network with two hidden layers in the NTK parametrisation."""
+    """Two classes, targets -1 and 1, a network with two hidden layers in the NTK parametrization."""
 
     network: str
     """"mlp" or "cnn" """
@@ -56,7 +56,7 @@ class Setup:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """For each network: mean linearisation gap and most of the loss left (widths, gammas)."""
+    """For each network: mean linearization gap and most of the loss left (widths, gammas)."""
     found: dict[str, Numbers] = {}
     for task in setup.tasks:
         x, y = two_classes(task, context)
@@ -87,7 +87,7 @@ def two_classes(task: Task, context: Context) -> tuple[Tensor, Tensor]:
 def trained(
     setup: Setup, task: Task, width: int, gamma: float, draw: int, x: Tensor, y: Tensor, context: Context
 ) -> tuple[float, float]:
-    """Linearisation gap at the end of training, and the share of the loss that is left."""
+    """Linearization gap at the end of training, and the share of the loss that is left."""
     network: Any = MLP if task.network == "mlp" else CNN
     options = {} if task.network == "mlp" else {"kernel_size": 3}
     model = fl.steer.scale_output(
@@ -144,7 +144,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
         yield Claim(
             id=f"{task.network}-boundary",
             claim=f"{name}: the boundary between lazy and rich goes as sqrt(width): "
-            f"exponent of gamma over the width at a linearisation gap of {LEVEL:g}",
+            f"exponent of gamma over the width at a linearization gap of {LEVEL:g}",
             paper=0.5,
             values=boundary_exponent(setup, task, gaps),
             band=(0.4, 0.6),
@@ -212,14 +212,14 @@ def plot(setup: Setup, runs: Runs) -> Any:
             shade = "white" if value > 0.6 else "black"
             ax.text(x[j], setup.gammas[k], f"{value:.2f}", ha="center", va="center", fontsize=7, color=shade)
         found = 10 ** boundary(setup, gaps)
-        curve(ax, x, found, f"gap {LEVEL:g}", colour=ORANGE, style="o-")
+        curve(ax, x, found, f"gap {LEVEL:g}", color=ORANGE, style="o-")
         line = numpy.exp(numpy.log(found).mean()) * (x / numpy.exp(numpy.log(x).mean())) ** 0.5
-        curve(ax, x, line, "theory: square root", colour=BLACK, style="--")
+        curve(ax, x, line, "theory: square root", color=BLACK, style="--")
         ax.set_title(f"{task.network.upper()}, {task.data}", loc="left", fontweight="bold")
         ax.set_xticks(x, [str(width) for width in task.widths])
         ax.minorticks_off()
         ax.legend(handles=ax.lines[:1] + ax.lines[-1:], loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    figure.colorbar(image, ax=list(axes), label="linearisation gap")
+    figure.colorbar(image, ax=list(axes), label="linearization gap")
     return figure
 
 
@@ -249,7 +249,7 @@ PHASE_WIDTH = Reproduction(
     about=(
         "Not in the paper: lazy or rich, over output scale and width. A perceptron on two digits of MNIST (7 x 7) "
         "and a convolutional network on two classes of CIFAR-10 (4 x 4), both with two hidden layers in the NTK "
-        "parametrisation, XX The colour is the linearisation gap, what the linearised network misses of the change "
+        "parametrization, XX The color is the linearization gap, what the linearized network misses of the change "
         "in the outputs: 0 for a kernel machine, near 1 for learned features; it is a mean over three draws of the "
         "initial weights, since narrow networks differ. In theory gamma / sqrt(width) decides. Set-up changed after "
         "a first run on the same seeds: one draw of weights, widths from 16 (perceptron) and 4 (convolutional, 8 x 8 "

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from featlearn_papers.frame.claims import Choice, Claim
-from featlearn_papers.frame.drawing import BLACK, COLOURS, curve, panels
+from featlearn_papers.frame.drawing import BLACK, COLORS, curve, panels
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Array, Runs
 from featlearn_papers.frame.scale import Scale
@@ -20,7 +20,7 @@ def claims(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Iterable[Clai
     """What the paper says of SGD, and what the exact solution says of both."""
     yield from alignments(setups["line"], runs["line"])
     yield from escapes(setups["line"], runs["line"])
-    yield from generalisation(setups["line"], runs["line"])
+    yield from generalization(setups["line"], runs["line"])
     yield from images(setups["images"], runs["images"])
 
 
@@ -139,13 +139,13 @@ def arrival(steps: Array, loss: Array) -> float:
     return float(steps[int(numpy.argmax(loss < loss.min() + 1))])
 
 
-def generalisation(setup: LineSetup, runs: Runs) -> Iterator[Claim]:
+def generalization(setup: LineSetup, runs: Runs) -> Iterator[Claim]:
     """Output in directions without data, which should be zero."""
     off = runs["off"][:, :, :SADDLE, -1]
     gain = off[:, FULL] / off[:, SINGLE]
     yield Claim(
         id="poor-start",
-        claim="From large weights (kernel phase) SGD generalises better: mean squared output in "
+        claim="From large weights (kernel phase) SGD generalizes better: mean squared output in "
         "directions without data, full batch relative to SGD",
         paper="better",
         values=gain[:, LARGE],
@@ -214,13 +214,13 @@ def plot(setups: Mapping[str, Any], runs: Mapping[str, Runs]) -> Any:
     for start, name in enumerate(STARTS):
         for method, style in ((FULL, "--"), (SINGLE, "-")):
             label = name if method == SINGLE else f"_{name}, {METHODS[method]}"
-            curve(axes[0], steps, line["alignment"][:, method, start, shown], label, colour=COLOURS[start], style=style)
+            curve(axes[0], steps, line["alignment"][:, method, start, shown], label, color=COLORS[start], style=style)
             if start != SADDLE:
                 values = line["off"][:, method, start, shown]
-                curve(axes[1], steps, values, label, colour=COLOURS[start], style=style)
+                curve(axes[1], steps, values, label, color=COLORS[start], style=style)
     for start, values in enumerate(line["theory"].mean(0)):
         label = "exact solution" if start == 0 else f"_exact solution, {STARTS[start]}"
-        curve(axes[0], steps, values[shown], label, colour=BLACK, style=":")
+        curve(axes[0], steps, values[shown], label, color=BLACK, style=":")
     gain = runs["images"]["test"][:, SINGLE] - runs["images"]["test"][:, FULL]
     curve(axes[2], setups["images"].exponents, gain, "SGD less full batch", style="o-")
     axes[2].axhline(0, color="0.7", linewidth=0.8, linestyle="--", label="_no difference")
@@ -242,7 +242,7 @@ SGD = Reproduction(
         "train their model (inputs on a line, noisy targets, f = u.Wx / sqrt(width)) from small and from large "
         "independent weights, from nearly parallel and antiparallel layers, and from the saddle w = -u, at one rate "
         "and for the same number of steps; and two-layer ReLU networks on 500 images of MNIST from the starts of "
-        "Fig. 5. Whether a network generalises is measured in directions without data, where the right output is "
+        "Fig. 5. Whether a network generalizes is measured in directions without data, where the right output is "
         "zero. The rate was lowered from 0.05 to 0.02 after a trial in which steps of full batches were 0.02 from "
         "the exact solution."
     ),

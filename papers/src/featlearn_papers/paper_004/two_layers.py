@@ -103,7 +103,7 @@ def drawn(
 
 
 def loaded(data: str, split: str, samples: int, pooling: int, context: Context) -> Data:
-    """Images as vectors, normalised, averaged over squares of `pooling` pixels, and labels."""
+    """Images as vectors, normalized, averaged over squares of `pooling` pixels, and labels."""
     found = context.dataset(data, split=split, samples=samples, generator=context.generator(), normalization="channel")
     images = nn.functional.avg_pool2d(found.x, pooling).flatten(1)
     return images.to(context.device), found.labels.to(context.device)

@@ -24,7 +24,7 @@ def early_kernel(
 
         M = M0 + (q - q0)(1 + beta beta^T) + (w - w0) beta^T + beta (w - w0)^T,     w = w0 cosh st + p0 sinh st,
 
-    w0 = P W0^T W0 beta, p0 = P W0^T a0, P = 1 - beta beta^T; q as in `early_path`. Exact for the linearised dynamics
+    w0 = P W0^T W0 beta, p0 = P W0^T a0, P = 1 - beta beta^T; q as in `early_path`. Exact for the linearized dynamics
     da/dt = s W beta, dW/dt = s a beta^T.
 
     Args:
@@ -32,7 +32,7 @@ def early_kernel(
         W0, a0: initial weights (N, D) and (N,).
         beta, s: the teacher: unit vector (D,) and its strength.
         covariance: Sigma = X^T X / P (D, D) where inputs are not whitened: da/dt = s W Sigma beta, which is the same
-            with Sigma beta, normalised, for beta (Atanasov et al. 2022, Sec. 3.2, App. C.3: the spike first grows along
+            with Sigma beta, normalized, for beta (Atanasov et al. 2022, Sec. 3.2, App. C.3: the spike first grows along
             Sigma beta).
 
     Erratum: the print has q0 cosh(2st) [beta beta^T + 1] + M0: q for q - q0, no r0, and no cross terms, though these

@@ -28,7 +28,7 @@ _FARTHEST = 1e4
 
 
 def strength(times: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
-    """Strength c(t) of a mode that starts at c0, towards s (Atanasov et al. 2022, Eq. 60 with its factor L).
+    """Strength c(t) of a mode that starts at c0, toward s (Atanasov et al. 2022, Eq. 60 with its factor L).
 
     `times` (any shape), `s` and `c0` are numbers or tensors, broadcast against each other; the result has their common
     shape. Any sign: c0 beyond s comes back to s; c0 = 0 stays there (with two layers or more), and c0 against s goes

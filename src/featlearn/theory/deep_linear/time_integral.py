@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Coordinate(ABC):
-    """One way towards a fixed point; x grows with time."""
+    """One way toward a fixed point; x grows with time."""
 
     @abstractmethod
     def start(self, s: Tensor, c: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class _Above(Coordinate):
 
 
 class _Against(Coordinate):
-    """From c0 on the other side towards 0."""
+    """From c0 on the other side toward 0."""
 
     def start(self, s: Tensor, c: Tensor) -> Tensor:
         return torch.log1p((s / c).abs())

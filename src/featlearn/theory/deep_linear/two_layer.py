@@ -60,7 +60,7 @@ class InitialStatistics(NamedTuple):
 
 
 def initial_statistics(sigma: Any, D: Any, N: Any) -> InitialStatistics:
-    """Mean and spread of q and r at random initialisation.
+    """Mean and spread of q and r at random initialization.
 
     See Atanasov et al. 2022, Eq. 34; the variance of q is not in the print.
 

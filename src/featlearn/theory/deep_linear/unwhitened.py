@@ -30,7 +30,7 @@ class UnwhitenedSystem(NamedTuple):
     eigenvalues: Tensor
     """(5,), ascending: s sqrt(b) times -2, -1, 0, 1, 2 for s > 0"""
     eigenvectors: Tensor
-    """(5, 5): columns, as the eigenvalues, not normalised; the last is (a, sqrt b, a sqrt b, b, b sqrt b)."""
+    """(5, 5): columns, as the eigenvalues, not normalized; the last is (a, sqrt b, a sqrt b, b, b sqrt b)."""
 
 
 def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:

@@ -1,9 +1,9 @@
-"""What drives the centred neural feature correlation in the first moments of training.
+"""What drives the centered neural feature correlation in the first moments of training.
 
 See Beaglehole et al. 2024, Sec. 3.1, 4, App. D, E.
 
-A layer h = W x of a network f is trained by gradient flow. Its change Wb = W - W0 starts as t Wdot, so the centred NFM
-Wb^T Wb and the centred AGOP Wb^T K Wb start as t^2 times
+A layer h = W x of a network f is trained by gradient flow. Its change Wb = W - W0 starts as t Wdot, so the centered NFM
+Wb^T Wb and the centered AGOP Wb^T K Wb start as t^2 times
 
     X^T L calK L X      and      X^T L calK^2 L X,
 

@@ -1,4 +1,4 @@
-"""Where the centred neural feature correlation starts (Beaglehole et al. 2024, Prop. 3 and Eq. 6)."""
+"""Where the centered neural feature correlation starts (Beaglehole et al. 2024, Prop. 3 and Eq. 6)."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -15,9 +15,9 @@ Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entr
 
 
 class DerivativeMatrices(NamedTuple):
-    """Wdot^T Wdot and Wdot^T K Wdot of a layer at initialisation, both (d, d), d the inputs of the layer.
+    """Wdot^T Wdot and Wdot^T K Wdot of a layer at initialization, both (d, d), d the inputs of the layer.
 
-    After time t of gradient flow the centred NFM is t^2 times the first and the centred AGOP t^2 times the second, to
+    After time t of gradient flow the centered NFM is t^2 times the first and the centered AGOP t^2 times the second, to
     leading order; their second time derivatives are **twice** these.
     """
 

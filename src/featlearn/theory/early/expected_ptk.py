@@ -43,7 +43,7 @@ def expected_ptk(
       exact; its leading order in k1, 16 sa s1^2 k2 k1^2 S01 (S00 S11 + 2 S01^2), is `exact=False`.
 
     `exact`: None takes the exact form where there is one; True asks for it and is refused for two hidden ReLU layers;
-    False takes the leading order in the width. Angles come from differences of the normalised inputs: exactly 0 on the
+    False takes the leading order in the width. Angles come from differences of the normalized inputs: exactly 0 on the
     diagonal. An input of zero has phi'(0) = 0 and a row of zeros.
 
     Beaglehole et al. 2024 name E[calK] and give no formula. The first-order prediction of the early C-NFC (App. D, Fig.

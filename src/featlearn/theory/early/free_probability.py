@@ -26,7 +26,7 @@ def free_probability(A: Tensor, B: Tensor, moments: Tensor) -> WordTraces:
 
     Never above 1 for positive A and B and the moments of one positive measure.
 
-    Errata: the last term of Eq. 26 is printed tr[Ab]^2 tr[B^2] r2^2, which vanishes identically (Ab is the centred A);
+    Errata: the last term of Eq. 26 is printed tr[Ab]^2 tr[B^2] r2^2, which vanishes identically (Ab is the centered A);
     it must be tr[B]^2 tr[Ab^2] r2^2. The printed formula gives correlations above 1. Eq. 17 has misprinted words in its
     first three terms and tr(R)^3 for tr(R^3) in its last; the trace is printed with 1/n. Eq. 18, Eq. 20 and the lemmas
     (10) to (13) are right.
@@ -41,7 +41,7 @@ def free_probability(A: Tensor, B: Tensor, moments: Tensor) -> WordTraces:
 
 
 def _traces(A: Tensor, B: Tensor, r1: float, r2: float, r3: float, r4: float) -> WordTraces:
-    """Named as in the paper: a, b the traces of A and B, A and B centred from there on."""
+    """Named as in the paper: a, b the traces of A and B, A and B centered from there on."""
     d = len(A)
     a, b = float(A.trace()) / d, float(B.trace()) / d
     identity = torch.eye(d, dtype=A.dtype, device=A.device)

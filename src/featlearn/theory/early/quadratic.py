@@ -10,7 +10,7 @@ from featlearn.theory.early.derivative import correlation
 
 @dataclass(frozen=True)
 class QuadraticMeans:
-    """Averages over networks f = a^T (W x)^2 at initialisation, with C = X^T Y X and B = X^T X."""
+    """Averages over networks f = a^T (W x)^2 at initialization, with C = X^T Y X and B = X^T X."""
 
     nfm: Tensor
     """E[Wdot^T Wdot] = 4 C^2, (d, d)"""
@@ -27,7 +27,7 @@ class QuadraticMeans:
 
 
 def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
-    """Expected centred NFM, centred AGOP and squared PTK of f = a^T (W x)^2 at the first move.
+    """Expected centered NFM, centered AGOP and squared PTK of f = a^T (W x)^2 at the first move.
 
     See Beaglehole et al. 2024, Prop. 8 (corrected).
 

@@ -50,7 +50,7 @@ class WordTraces:
 
 
 def exact_word_traces(A: Tensor, B: Tensor, width: int) -> WordTraces:
-    """E Tr of A R A R B R, A R A R and A R B R A R B R over networks of finite width: **unnormalised** traces.
+    """E Tr of A R A R B R, A R A R and A R B R A R B R over networks of finite width: **unnormalized** traces.
 
     R = W^T diag(a^2) W (d, d) with a_s ~ N(0, 1) and W_si ~ N(0, 1/k), k = `width`: the network f = a^T (W x)^2 of
     Beaglehole et al. 2024, App. E. `A` = (X^T L X)^2 and `B` = X^T X, (d, d), come from `data_matrices`. Exact at any

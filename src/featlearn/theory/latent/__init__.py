@@ -5,7 +5,7 @@ See Xu & Ziyin 2024, Sec. 3.
 f(x) = scale u . W x with readout u (d,) and input layer W (d, d0), loss (f(x) - y)^2, gradient flow with a learning
 rate for each layer. In p = (sqrt(rate_u) W x / rho + sqrt(rate_w) u) / 2 and q, the same with a minus, training is one
 function of time: p grows by sqrt(alpha), q shrinks by it. Feature learning is what alpha does to the layers: it turns
-them towards each other, away from each other, or stretches them; the kernel regime is alpha = 1.
+them toward each other, away from each other, or stretches them; the kernel regime is alpha = 1.
 
 - `solve`: weights, output, loss, kernel, layer alignment, norms, time scale, mechanism: everything, exactly;
 - `reduce_line`: samples on a line through the origin are one sample (Prop. 1);

@@ -17,7 +17,7 @@ class Mechanism(StrEnum):
     """What the angle between the layers does."""
 
     ALIGNMENT = "alignment"
-    """the output is too small, or has the wrong sign: zeta moves towards the sign of scale * y"""
+    """the output is too small, or has the wrong sign: zeta moves toward the sign of scale * y"""
     DISALIGNMENT = "disalignment"
     """the output is too large: zeta moves away from the sign of scale * y"""
     RESCALING = "rescaling"

@@ -2,7 +2,7 @@
 
 The closed form gives Delta Delta^T. For one output that is the residual itself, up to a sign that never changes. For
 several, q = F G with Delta = exp(-C t) Delta_0 G obeys dq/dt = -(1 - q q^T) C q: q^T dq/dt = 0, so q is carried along
-the moving subspace without turning in it, by parallel transport. Between neighbouring subspaces Q1, Q2 that is the
+the moving subspace without turning in it, by parallel transport. Between neighboring subspaces Q1, Q2 that is the
 orthogonal polar factor of Q2^T Q1, exact for a geodesic; its error is even in the step, so that halving steps and
 extrapolating converges fast.
 """

@@ -11,7 +11,7 @@ too or changes by as much as its own size.
 - `TABLE_1`, `column`: the table of common scalings, computed, and the column of any other;
 - `diagram`: the phases over any two exponents, as numbers and, by `.plot()`, as a picture.
 
-    phases.classify(phases.Exponents(d=1, gamma=-1/2, u=0, w=0))                     # kernel: the NTK parametrisation
+    phases.classify(phases.Exponents(d=1, gamma=-1/2, u=0, w=0))                     # kernel: the NTK parametrization
     phases.learning_scaling(phases.Exponents(d=1, gamma=-1/2, u=0, w=0))             # gamma -1, rates 1: mean field
     phases.diagram(phases.Exponents(d=1, gamma=0, u=0, w=0), "gamma", "rate").plot()
 """

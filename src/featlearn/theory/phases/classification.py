@@ -28,7 +28,7 @@ def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_ta
 
     With A the feature term and B the kernel term of the exponents: frozen for max(A, B) < 0, unstable for
     max(A, B) > 0; at max(A, B) = 0 kernel if B = 0, A < 0 and P / Q -> 1, else learning. Erratum: the summaries of Sec.
-    4 and 4.1 print gamma where 2 gamma belongs, and would reject the NTK parametrisation itself.
+    4 and 4.1 print gamma where 2 gamma belongs, and would reject the NTK parametrization itself.
 
     Args:
         exponents: the limit.

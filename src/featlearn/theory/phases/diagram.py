@@ -31,7 +31,7 @@ SYMBOLS = {
     "rate": r"learning rates $c_\eta$",
     "variance": "both variances $c_u = c_w$",
 }
-COLOURS = {Phase.FROZEN: "#D9D9D9", Phase.UNSTABLE: "#F6D9A8", Phase.KERNEL: "#56B4E9", Phase.LEARNING: "#009E73"}
+COLORS = {Phase.FROZEN: "#D9D9D9", Phase.UNSTABLE: "#F6D9A8", Phase.KERNEL: "#56B4E9", Phase.LEARNING: "#009E73"}
 
 Point = tuple[float, float]
 """(x, y)"""
@@ -75,17 +75,17 @@ class Diagram:
 
             ax = plt.subplots(figsize=(3.25, 2.75), layout="constrained")[1]
         shown = {self.outside}
-        ax.set_facecolor(COLOURS[self.outside])
+        ax.set_facecolor(COLORS[self.outside])
         if self.inside is not None:
-            ax.fill(*zip(*self.region, strict=True), color=COLOURS[self.inside], linewidth=0)
+            ax.fill(*zip(*self.region, strict=True), color=COLORS[self.inside], linewidth=0)
             shown.add(self.inside)
         for segment in self.stable:
             ends = zip(segment.start, segment.end, strict=True)
-            ax.plot(*ends, color=COLOURS[segment.phase], linewidth=4, solid_capstyle="butt")
+            ax.plot(*ends, color=COLORS[segment.phase], linewidth=4, solid_capstyle="butt")
             shown.add(segment.phase)
-        handles = [ax.fill([], [], color=COLOURS[phase])[0] for phase in Phase if phase in shown]
+        handles = [ax.fill([], [], color=COLORS[phase])[0] for phase in Phase if phase in shown]
         labels = [str(phase) for phase in Phase if phase in shown]
-        # its own ground: the colours of the plane are also those of the handles
+        # its own ground: the colors of the plane are also those of the handles
         ax.legend(handles, labels, fontsize="small", frameon=True, facecolor="white", framealpha=1)
         ax.set(
             xlabel=SYMBOLS[self.x],

@@ -43,7 +43,7 @@ def growth_rates(
         y: targets (P,), of any values.
         f: outputs (..., P), at one time or at many.
         rate: see `fl.dynamics.rate`; 2 lr / P for the loss of Shan & Bordelon 2021b, App. E.4.
-        direction: z (P,), of any length (it is normalised); by default y.
+        direction: z (P,), of any length (it is normalized); by default y.
         Q: sum_i D_i^mu V_i phi_i^nu (..., P, P), measured, in place of the ansatz: the rates are then exact between
             flips of gates.
 

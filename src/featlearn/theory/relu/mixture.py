@@ -25,16 +25,16 @@ def mixture_rates(
         2 rate n^2 [|x|^2 + (n-1) m] {1/2 sum_e s_ce + 1/2 s_cd},      s_ce = (delta_ce - f_c(e)) f_c(e)
 
     (Shan & Bordelon 2021b, Eq. 19-21, 100-103, corrected). Early: f_c(c) times 1 for d = c and 1/2 for d != c: each
-    output's own kernel turns to its own class twice as fast as to others. Small noise, orthogonal class centres, static
+    output's own kernel turns to its own class twice as fast as to others. Small noise, orthogonal class centers, static
     gates.
 
-    Where no gate flips the rates with measured `Q` hold to a few percent. The ansatz overstates the growth towards the
+    Where no gate flips the rates with measured `Q` hold to a few percent. The ansatz overstates the growth toward the
     own class, since an output's weights are built from the features of its class: with frozen gates 0.93 of theory is
     measured at the sizes of Shan & Bordelon 2021b, 0.80 at N = 100 and M = 20000, and other classes come to 0.53 and
     0.59 of the own.
 
     Args:
-        f: outputs at the class centres (..., C, C), rows classes e, columns outputs c, as a model gives them.
+        f: outputs at the class centers (..., C, C), rows classes e, columns outputs c, as a model gives them.
         samples_per_class: n.
         overlap: m = x . x' of two samples of a class; 1 without noise (`mixture_geometry`).
         rate: see `fl.dynamics.rate`; 2 lr / P for the loss of Shan & Bordelon 2021b, App. E.5.
@@ -42,7 +42,7 @@ def mixture_rates(
         Q: sum_i D_i^d V_ci phi_i^e (..., C, C, C), axes c, d, e, measured, in place of the ansatz.
 
     Errata: Eq. 19, 20 have (P/C)^2 for 2 (P/C)^3, Eq. 100-103 (P/C)[P/C + m P^2/C^2]; the covariance of gates in
-    Eq. 18 is 1/4 and not 3/4. Where f_c(c) < 0, as at initialisation by chance, ratios mean nothing.
+    Eq. 18 is 1/4 and not 3/4. Where f_c(c) < 0, as at initialization by chance, ratios mean nothing.
     """
     outputs, factor = _class_outputs(f), checked_rate(rate) * _class_factor(samples_per_class, overlap, square_norm)
     missing = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device) - outputs  # [e, c]
@@ -61,7 +61,7 @@ def mixture_readout_rates(
     """d/dt of y_d^T K_V y_d for the same mixture: (..., C), one for each target d; K_V is the same for every output.
 
     2 rate n^2 [|x|^2 + (n-1) m] sum_c (delta_cd - f_c(d)) f_c(d): exact for static gates, and the same for all classes
-    that are learned alike: K_V aligns with the task and does not specialise (Shan & Bordelon 2021b, Fig. 7A; the rate
+    that are learned alike: K_V aligns with the task and does not specialize (Shan & Bordelon 2021b, Fig. 7A; the rate
     is not in print). Arguments as for `mixture_rates`.
     """
     outputs, factor = _class_outputs(f), checked_rate(rate) * _class_factor(samples_per_class, overlap, square_norm)
@@ -85,10 +85,10 @@ def mixture_geometry(
     variance_is: Literal["total", "per-coordinate"] = "total",
     normalized: bool = False,
 ) -> MixtureGeometry:
-    """|x|^2 and x . x' in a class of x = centre + noise, |centre| = 1, typical in high dimension.
+    """|x|^2 and x . x' in a class of x = center + noise, |center| = 1, typical in high dimension.
 
     Shan & Bordelon 2021b, App. E.5 says "variance 0.01" in 1000 dimensions, which may mean that of the whole noise,
-    |noise|^2 = 0.01, or that of each coordinate, |noise|^2 = 10, where the noise is larger than the centres and the
+    |noise|^2 = 0.01, or that of each coordinate, |noise|^2 = 10, where the noise is larger than the centers and the
     theory of small noise does not hold. The first gives the ratio of 1/2 that the paper reports, the second 0.65; the
     first is the default.
 
@@ -109,7 +109,7 @@ def _class_outputs(f: Any) -> Tensor:
     outputs = checked_finite(f, "f")
     if outputs.dim() < 2 or outputs.shape[-1] != outputs.shape[-2]:
         raise InputValueError(
-            f"f has shape {tuple(outputs.shape)}, expected (..., C, C): rows classes, columns outputs, model(centres)"
+            f"f has shape {tuple(outputs.shape)}, expected (..., C, C): rows classes, columns outputs, model(centers)"
         )
     return outputs
 

@@ -6,7 +6,7 @@ import { element, written } from "./elements.mjs";
  * @property {number[]} [least] what is always shown @property {number} [most] the highest value shown
  * @typedef {object} ChartSpec
  * @property {string} key @property {string} title @property {Axis} x @property {Axis} y @property {string} caption
- * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its colour
+ * @property {{label: string, color: number}[]} [series] of the network; by default one for each solid line, in its color
  * @typedef {object} Line
  * @property {string} name in the Python code @property {string} label @property {number[]} y
  * @property {number} color @property {boolean | number[]} [dash] @property {boolean} [steps] drawn as points
@@ -21,7 +21,7 @@ const FONT = "12px system-ui, sans-serif";
 const DASH = [6, 5];
 
 let colors = new Map();
-/** Colours are read once, and again after the scheme has changed. */
+/** Colors are read once, and again after the scheme has changed. */
 export function forgetColors() {
   colors = new Map();
 }

@@ -26,7 +26,7 @@ export function fitted(control, value) {
   return control.whole ? Math.round(inside) : Number(inside.toPrecision(6));
 }
 
-/** A labelled slider or choice; `set(value)` moves it without calling `changed`. */
+/** A labeled slider or choice; `set(value)` moves it without calling `changed`. */
 export class ControlView {
   /** @param {Control} control @param {number | string} value @param {(value: number | string) => void} changed */
   constructor(control, value, changed) {

@@ -3,7 +3,7 @@ import { sum } from "./arrays.mjs";
 import { integrate } from "./integration.mjs";
 
 /**
- * Strength of a mode that starts at c0 > 0, towards s > 0: dc/dt = L c^(2 - 2/L) (s - c).
+ * Strength of a mode that starts at c0 > 0, toward s > 0: dc/dt = L c^(2 - 2/L) (s - c).
  * @param {number[]} times increasing from 0 on @param {number} s @param {number} c0 @param {number} layers L >= 2
  * @returns {number[]}
  */

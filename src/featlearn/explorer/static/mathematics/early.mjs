@@ -44,7 +44,7 @@ function quadraticPtk(X, width, hiddenLayers, variances) {
 }
 
 /**
- * Cosine of X^T L calK L X and X^T L calK^2 L X: where the centred correlation of features and gradients starts (Eq. 6).
+ * Cosine of X^T L calK L X and X^T L calK^2 L X: where the centered correlation of features and gradients starts (Eq. 6).
  * @param {Matrix} X @param {number[]} residual dL/df, or the targets where f = 0 @param {Matrix} ptk @returns {number}
  */
 export function derivativeCorrelation(X, residual, ptk) {
@@ -77,9 +77,9 @@ export function quadraticMoments(width, dimension) {
  */
 export function freeProbability(A, B, [r1, r2, r3, r4]) {
   const d = A.length;
-  const centred = (M, mean) => M.map((row, i) => row.map((v, j) => (i === j ? v - mean : v)));
+  const centered = (M, mean) => M.map((row, i) => row.map((v, j) => (i === j ? v - mean : v)));
   const trace = (M) => M.reduce((total, row, i) => total + row[i], 0) / d;
-  const a = trace(A), b = trace(B), Ab = centred(A, a), Bb = centred(B, b), both = product(Ab, Bb);
+  const a = trace(A), b = trace(B), Ab = centered(A, a), Bb = centered(B, b), both = product(Ab, Bb);
   const aa = inner(Ab, Ab) / d, bb = inner(Bb, Bb) / d, ab = inner(Ab, Bb) / d;
   const aab = inner(Ab, both) / d, abb = inner(both, Bb) / d, abab = inner(both, transpose(both)) / d;
   const numerator = a ** 2 * b * r3 + 2 * a * r1 * r2 * ab + b * r1 * r2 * aa + r1 ** 3 * aab;

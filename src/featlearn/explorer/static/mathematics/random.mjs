@@ -8,7 +8,7 @@ export class Random {
   /** @param {number} seed a whole number >= 0 */
   constructor(seed) {
     this.state = 1 + ((seed * 7919) % (MODULUS - 1));
-    for (let i = 0; i < 8; i++) this.uniform(); // neighbouring seeds part
+    for (let i = 0; i < 8; i++) this.uniform(); // neighboring seeds part
   }
 
   /** @returns {number} above 0 and below 1 */

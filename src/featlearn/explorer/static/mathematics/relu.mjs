@@ -81,7 +81,7 @@ function velocity(y, rest, rate) {
 
 /**
  * d/dt of y_d^T K_W^cc y_d for a mixture of classes: rows kernels c, columns one-hot targets d.
- * @param {Matrix} f outputs at the class centres, rows classes, columns outputs @param {number} samplesPerClass n
+ * @param {Matrix} f outputs at the class centers, rows classes, columns outputs @param {number} samplesPerClass n
  * @param {number} overlap x . x' of two samples of a class @param {number} rate @param {number} squareNorm |x|^2
  * @returns {Matrix}
  */

@@ -30,9 +30,9 @@ export class GrowthRun {
     this.y = alternating(samples);
     const axes = Array.from({ length: samples }, (_, m) => Array.from({ length: samples }, (_, j) => (j === m ? 1 : 0)));
     this.network = new TwoLayer(axes, width, 1, random, scales);
-    const centre = (m) => Array.from({ length: CLASSES }, (_, c) => (c === Math.floor(m / perClass) ? 1 : 0));
+    const center = (m) => Array.from({ length: CLASSES }, (_, c) => (c === Math.floor(m / perClass) ? 1 : 0));
     const spread = Math.sqrt(noise / NOISE_INPUTS);
-    const inputs = Array.from({ length: CLASSES * perClass }, (_, m) => [...centre(m), ...random.normals(NOISE_INPUTS, spread)]);
+    const inputs = Array.from({ length: CLASSES * perClass }, (_, m) => [...center(m), ...random.normals(NOISE_INPUTS, spread)]);
     this.mixture = new TwoLayer(inputs, width, CLASSES, random, scales);
     this.parameters = this.network.parameters + this.mixture.parameters;
     this.pull = new Float64Array(samples);

@@ -35,7 +35,7 @@ function theory(state) {
     charts: {
       spectrum: { x: decays, marks: [{ at: decay, label: "here" }], lines: [{ name: "over spectrum", label: "theory, first order", color: 0, y: first }, ...wide] },
       width: { x: widths, marks: [{ at: width, label: "here" }], lines: [{ name: "over width", label: "theory, first order", color: 2, y: over }, ...wideOver] },
-      training: { x: [0, steps], lines: [{ name: "start", label: "theory: where the centred one starts", color: 1, y: [now, now] }] },
+      training: { x: [0, steps], lines: [{ name: "start", label: "theory: where the centered one starts", color: 1, y: [now, now] }] },
     },
     said: `At the first step the learned part of the weights and the gradients agree to <strong>${Number(now.toPrecision(3))}</strong> (1 is perfect). ${kind === "1 quadratic" && width < 4 * INPUTS ? "At this width the spread between networks counts too: free probability has it." : "Width does not enter as long as it is large."} Gradient descent keeps the random first weights, and they hide it in the plain correlation, until the learned part is the larger one; SLO makes the first layer move fast.`,
   };
@@ -96,7 +96,7 @@ export const features = {
   ],
   networkControls: [
     { key: "size", label: "Size of the first layer", min: 0.01, max: 2, log: true, value: 1 },
-    { key: "optimizer", label: "Optimiser", value: "descent", options: [["descent", "gradient descent"], ["slo", "SLO: set the speed of each layer"]] },
+    { key: "optimizer", label: "Optimizer", value: "descent", options: [["descent", "gradient descent"], ["slo", "SLO: set the speed of each layer"]] },
     { key: "speed", label: "SLO: speed of the first layer", min: 1, max: 500, log: true, value: 30 },
     { key: "rate", label: "Learning rate", symbol: "η", min: 0.001, max: 2, log: true, value: 0.1 },
     { key: "steps", label: "Steps shown", min: 50, max: 2000, log: true, whole: true, value: 300 },
@@ -104,7 +104,7 @@ export const features = {
   ],
   charts: [
     { key: "training", title: "Along training", x: { label: "steps" }, y: { label: "correlation", least: [0, 1] },
-      series: [{ label: "network: what training added (centred)", color: 1 }, { label: "network: all weights (plain)", color: 0 }],
+      series: [{ label: "network: what training added (centered)", color: 1 }, { label: "network: all weights (plain)", color: 0 }],
       caption: "What training adds matches the gradients from the first step. All weights match only once the learned part is the larger one." },
     { key: "spectrum", title: "Against the spectrum of the inputs", x: { label: "decay α" }, y: { label: "correlation at the first step", least: [0.7, 1] },
       caption: "Highest where one direction holds the data; lower in between. Points: six random networks each, mean and error." },
@@ -113,7 +113,7 @@ export const features = {
   ],
   examples: [
     { label: "large first layer", set: { size: 1 }, say: "The random first weights hide the match: the plain correlation stays low." },
-    { label: "small first layer", set: { size: 0.05 }, say: "Nothing hides it: the plain correlation rises to the centred one." },
+    { label: "small first layer", set: { size: 0.05 }, say: "Nothing hides it: the plain correlation rises to the centered one." },
     { label: "SLO", set: { optimizer: "slo", rate: 0.03 }, say: "The first layer moves thirty times faster, the others slower: its features are learned even from large first weights." },
     { label: "one hidden layer of squares", set: { hidden: "1", activation: "quadratic", width: 12, rate: 0.01, steps: 600 }, say: "As many units as inputs: the spread between networks counts, and free probability predicts it." },
     { label: "narrow (fails)", set: { width: 5 }, say: "Five units: the kernel of one network is not that of the average." },

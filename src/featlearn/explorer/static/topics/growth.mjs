@@ -57,8 +57,8 @@ K_W = size * eye / 2
 times = torch.linspace(0, ${number(end(state))}, ${POINTS}, dtype=torch.float64)
 path = fl.theory.relu.solve(K_V, K_W, y, times=times)
 outputs = torch.linspace(0, 1, 51, dtype=torch.float64)
-at_centres = outputs[:, None, None] * torch.eye(${CLASSES}, dtype=torch.float64)
-rates = fl.theory.relu.mixture_rates(at_centres, n, square_norm=1 + noise)
+at_centers = outputs[:, None, None] * torch.eye(${CLASSES}, dtype=torch.float64)
+rates = fl.theory.relu.mixture_rates(at_centers, n, square_norm=1 + noise)
 curves = {
     "readout along": (times, path.readout_task - path.readout_task[0]),
     "readout mean": (times, path.readout_mean - path.readout_mean[0]),

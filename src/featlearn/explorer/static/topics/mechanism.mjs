@@ -27,7 +27,7 @@ function theory(state) {
 }
 
 const ACTS = {
-  alignment: "The output has to grow, so the layers <strong>turn towards each other</strong>: alignment",
+  alignment: "The output has to grow, so the layers <strong>turn toward each other</strong>: alignment",
   disalignment: "The output is too large, so the layers <strong>turn away from each other</strong>: disalignment",
   rescaling: "The layers are parallel and cannot turn: they only <strong>change their lengths</strong>, rescaling",
   stationary: "The output is right already: <strong>nothing moves</strong>",
@@ -84,7 +84,7 @@ const steps = { label: "steps" };
 export const mechanism = {
   key: "mechanism",
   question: "Align, disalign or rescale?",
-  lead: "Two linear layers on data along one line: the smallest network that can be lazy or rich, solved exactly at every width. There are three ways to learn: turn the layers towards each other, turn them apart, or change their lengths.",
+  lead: "Two linear layers on data along one line: the smallest network that can be lazy or rich, solved exactly at every width. There are three ways to learn: turn the layers toward each other, turn them apart, or change their lengths.",
   controls: [
     { key: "scale", label: "Scale of the output", symbol: "γ", min: 5e-6, max: 2e5, log: true, value: 0.01, hint: "larger is lazier" },
     { key: "rateU", label: "Rate of the readout", symbol: "ηu", min: 1e-8, max: 1e4, log: true, value: 1 },

@@ -136,7 +136,7 @@ export const silent = {
 ${displayed("\\frac{d c}{d t} = L c^{2 - 2/L} (s - c)")}
 <p>The factor before the bracket is the kernel. It vanishes with ${inline("c")}: <strong>small weights make a small kernel, and a small kernel learns slowly</strong>. The silent time is</p>
 ${displayed("t_{1/2} \\approx \\frac{1}{2s} \\text{log} \\frac{0.41 s}{c_0} \\quad (L = 2) , \\quad t_{1/2} \\approx \\frac{\\sigma^{2-L}}{s (L-2)} \\quad (L > 2)")}
-<p>For two layers the kernel in the silence is ${inline("M_0 + (q - q_0)(1 + \\beta \\beta^{\\top})")}: it turns towards the task ${inline("\\beta")} as soon as ${inline("q - q_0")} exceeds its tiny first value, long before the output ${inline("c")} is of size ${inline("s")}. Atanasov et al. 2022, with the factor L that the print leaves out.</p>`,
+<p>For two layers the kernel in the silence is ${inline("M_0 + (q - q_0)(1 + \\beta \\beta^{\\top})")}: it turns toward the task ${inline("\\beta")} as soon as ${inline("q - q_0")} exceeds its tiny first value, long before the output ${inline("c")} is of size ${inline("s")}. Atanasov et al. 2022, with the factor L that the print leaves out.</p>`,
   fails: "<p>The lines hold for whitened inputs, small steps, and weights small enough that only the average start matters. Move <em>Unwhitened inputs</em>, <em>Learning rate</em> and <em>Width</em> and watch the points leave the lines. The lines take the average of random weights, alike in all directions; real ones are not, and their kernel starts less aligned, the narrower the more. From three layers on, the lines start balanced: the random network is a little later, by a factor that does not depend on the size.</p>",
   theory, python, experiment,
 };

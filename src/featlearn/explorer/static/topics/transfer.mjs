@@ -66,7 +66,7 @@ const experiment = (state) => ({
 export const transfer = {
   key: "transfer",
   question: "Does a better kernel help with few samples?",
-  lead: "A network has learned one task, and its kernel has turned towards it. Now it meets a new task with few samples. If the tasks are alike, it needs far fewer; if they are not, it would have been better off without.",
+  lead: "A network has learned one task, and its kernel has turned toward it. Now it meets a new task with few samples. If the tasks are alike, it needs far fewer; if they are not, it would have been better off without.",
   controls: [
     { key: "spike", label: "How much the kernel learned", symbol: "A", min: 0, max: 50, value: 5, hint: "strength of the direction β in the kernel" },
     { key: "overlap", label: "How alike the tasks are", symbol: "w·β", min: 0, max: 1, value: 0.9 },

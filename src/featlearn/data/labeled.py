@@ -8,11 +8,11 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 
-__all__ = ["Labelled"]
+__all__ = ["Labeled"]
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class Labeled:
     """Samples and their class labels. ``x, labels = data`` unpacks the two.
 
     Attributes:

@@ -39,7 +39,7 @@ def checked(k: int, samples: int, seeds: int) -> None:
     model, x, start = trained(samples)
     exact = fl.neural_features(model, x, initial=start)
     found = [
-        fl.neural_features(model, x, initial=start, outputs=fl.Probes(k, torch.Generator().manual_seed(seed)))
+        fl.neural_features(model, x, initial=start, outputs=fl.Directions(k, torch.Generator().manual_seed(seed)))
         for seed in range(seeds)
     ]
     held = []
@@ -81,7 +81,7 @@ def test_norms_and_variances_are_unbiased_over_every_draw(monkeypatch: pytest.Mo
     for signs in itertools.product([-1.0, 1.0], repeat=8):
         table = torch.tensor(signs, dtype=torch.float64).reshape(2, 2, 2)
         monkeypatch.setattr(module._Directions, "_drawn", lambda self, samples, table=table: iter(table.unbind(1)))
-        layer = fl.neural_features(model, x, outputs=fl.Probes(2))["0"]
+        layer = fl.neural_features(model, x, outputs=fl.Directions(2))["0"]
         W, parts = layer.weight, layer.deviations.covariance
         assert parts.shape == (4, 4, 4)
         assert layer.deviations.freedom == 2
@@ -156,7 +156,7 @@ def test_errors_of_shares_are_those_of_numbers_that_are_moved():
 
 def test_one_direction_shows_no_error():
     model, x, start = trained(30)
-    layer = fl.neural_features(model, x, initial=start, outputs=fl.Probes(1))["2"]
+    layer = fl.neural_features(model, x, initial=start, outputs=fl.Directions(1))["2"]
     assert math.isnan(layer.errors["uncentered"])
     assert math.isnan(layer.errors["centered_share"])
     assert layer.errors["weight_change"] == 0.0
@@ -170,10 +170,10 @@ def test_what_is_all_noise_is_undefined_and_says_so():
     assert "take more of them" in layer.undefined["uncentered"]
 
 
-def test_readouts_at_every_position_are_recognised():
+def test_readouts_at_every_position_are_recognized():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x = drawn(30, 7, 4, seed=8)
-    for outputs in (None, fl.Probes(2), fl.Probes(9, torch.Generator().manual_seed(3))):
+    for outputs in (None, fl.Directions(2), fl.Directions(9, torch.Generator().manual_seed(3))):
         found = fl.neural_features(model, x, readout=lambda out: 1.7 * out.flatten(1), outputs=outputs)
         assert [layer.is_readout for layer in found.values()] == [False, False, True]
     assert abs(found["4"].uncentered - 1) <= 3 * found["4"].errors["uncentered"]
@@ -185,14 +185,14 @@ def test_units_that_all_feed_one_output_are_no_readout():
     with torch.no_grad():
         last.weight.copy_(torch.tensor([[1.0, -1.0, 1.0, 1.0, -1.0, -1.0]]))
     model = nn.Sequential(nn.Linear(4, 6).double(), last)
-    found = fl.neural_features(model, drawn(50, 4), outputs=fl.Probes(4))
+    found = fl.neural_features(model, drawn(50, 4), outputs=fl.Directions(4))
     assert [layer.is_readout for layer in found.values()] == [False, True]
 
 
 def test_the_table_has_errors_of_estimates_alone():
     model, x, start = trained(30)
     assert "±" not in str(fl.neural_features(model, x, initial=start))
-    lines = str(fl.neural_features(model, x, initial=start, outputs=fl.Probes(4))).splitlines()
+    lines = str(fl.neural_features(model, x, initial=start, outputs=fl.Directions(4))).splitlines()
     assert len({len(line.removesuffix("  readout")) for line in lines}) == 1
     assert all(line.count("±") == 3 for line in lines[1:])
 
@@ -200,7 +200,7 @@ def test_the_table_has_errors_of_estimates_alone():
 def test_little_memory_is_divided_into_fewer_parts():
     model, x, _ = trained(30)
     parts = [
-        len(fl.neural_features(model, x, outputs=fl.Probes(6), memory=memory)["0"].deviations.covariance)
+        len(fl.neural_features(model, x, outputs=fl.Directions(6), memory=memory)["0"].deviations.covariance)
         for memory in ("1GiB", "40KB")
     ]
     assert parts == [6, 2]

@@ -16,7 +16,7 @@ from featlearn.diagnosis.evidence import (
     estimate_of,
     sample_of,
 )
-from featlearn.diagnosis.judgement import Numbers, verdict_of
+from featlearn.diagnosis.judgment import Numbers, verdict_of
 from featlearn.linalg.estimate import Estimate
 
 LOW, HIGH = GAP.low / 3, 3 * GAP.high
@@ -44,8 +44,8 @@ ONLY_GREW = {"turning": SAME_SHAPE.low / 2, "growth": 2 * GREW.high}
 HARDLY = (1 + FALLEN.high) / 2
 
 TABLE = {
-    "no gap": (None, {}, "cannot tell", "the linearisation gap was not recorded"),
-    "small": (one(LOW), {}, "lazy", f"linearisation at the start says (gap {LOW:.3g})"),
+    "no gap": (None, {}, "cannot tell", "the linearization gap was not recorded"),
+    "small": (one(LOW), {}, "lazy", f"linearization at the start says (gap {LOW:.3g})"),
     "small and sure": (one(LOW, 0.01), {}, "lazy", f"gap {LOW:.3g} ± 0.01"),
     "small, its error reaches over": (one(LOW, GAP.low), {}, "mixed", f"reach over the threshold {GAP.low:g}"),
     "between": (one(BETWEEN), {}, "mixed", "between lazy and rich"),

@@ -1,4 +1,4 @@
-"""The regime of one run or several, from the linearisation gap; and the verdict in a sentence."""
+"""The regime of one run or several, from the linearization gap; and the verdict in a sentence."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Numbers(NamedTuple):
     """whether the loss has stopped falling"""
     rich_from: float
     """step from which the gap was rich, after the data were fitted; nan if it was not so"""
-    no_gap: str = "the linearisation gap was not recorded"
+    no_gap: str = "the linearization gap was not recorded"
     """why there is no gap, where there is none"""
 
 
@@ -120,11 +120,11 @@ def verdict_of(given: Numbers) -> Verdict:
         return Verdict(
             "lazy then rich",
             f"lazy, then rich from step {given.rich_from:.3g} on. The loss fell to a "
-            f"quarter while the function moved as its linearisation at the start says; features came later "
+            f"quarter while the function moved as its linearization at the start says; features came later "
             f"(gap {gap.words}).",
         )
     if side == 1:
-        return _left_linearisation(given, gap)
+        return _left_linearization(given, gap)
     if given.left is not None and given.left.mean > FALLEN.high and not given.settled:
         return Verdict(
             "cannot tell",
@@ -136,12 +136,12 @@ def verdict_of(given: Numbers) -> Verdict:
     if given.departed:
         return Verdict(
             "mixed",
-            f"mixed: the outputs moved along the linearisation at the start (gap {gap.words}), but "
+            f"mixed: the outputs moved along the linearization at the start (gap {gap.words}), but "
             "training departed from that of the frozen first kernel.",
         )
     return Verdict(
         "lazy",
-        "lazy training. The function moved as its linearisation at the start says (gap "
+        "lazy training. The function moved as its linearization at the start says (gap "
         f"{gap.words}): the features are those of the start.",
     )
 
@@ -150,32 +150,32 @@ def _between(gap: Sample) -> Verdict:
     if GAP.low <= gap.mean <= GAP.high:
         return Verdict(
             "mixed",
-            f"mixed, between lazy and rich: the linearisation at the start misses {gap.words} of "
+            f"mixed, between lazy and rich: the linearization at the start misses {gap.words} of "
             "the change of the outputs.",
         )
     reached = GAP.low if gap.mean < GAP.low else GAP.high
     return Verdict(
         "mixed",
-        f"mixed: the linearisation at the start misses {gap.words} of the change of the outputs, "
+        f"mixed: the linearization at the start misses {gap.words} of the change of the outputs, "
         f"and two of these errors reach over the threshold {reached:g}. More test points (or, without any, "
         "a larger probe) or more runs would tell.",
     )
 
 
-def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
+def _left_linearization(given: Numbers, gap: Sample) -> Verdict:
     turned, grew = given.turning, given.growth
     same_shape = turned is not None and turned.side(SAME_SHAPE) == -1
     if same_shape and turned is not None and grew is not None and grew.side(GREW) == 1:
         return Verdict(
             "mixed",
-            f"mixed: the function left its linearisation (gap {gap.words}) because the kernel grew "
+            f"mixed: the function left its linearization (gap {gap.words}) because the kernel grew "
             f"{grew.mean:.3g} times; it hardly turned ({turned.words}). Training became faster, and learned "
             "few features.",
         )
     if given.departed is False and same_shape:
         return Verdict(
             "mixed",
-            f"mixed: the function left its linearisation (gap {gap.words}), but training was that "
+            f"mixed: the function left its linearization (gap {gap.words}), but training was that "
             "of the frozen first kernel.",
         )
     mostly = ""
@@ -185,7 +185,7 @@ def _left_linearisation(given: Numbers, gap: Sample) -> Verdict:
         mostly += f" But the loss has fallen only to {given.left.mean:.2g} of the first."
     return Verdict(
         "rich",
-        "rich training. The linearisation at the start misses "
+        "rich training. The linearization at the start misses "
         f"{gap.words} of the change of the function: features were learned.{mostly}",
     )
 
@@ -212,9 +212,9 @@ def assess_regime(findings: Sequence[Findings]) -> tuple[Regime, str, list[Evide
 def _about_gap(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
     gap = given.gap
     if gap is None:
-        return [unknown("regime", f"how far the function left its linearisation: {given.no_gap}")]
+        return [unknown("regime", f"how far the function left its linearization: {given.no_gap}")]
     where = "on test points" if all(one.gap.test is not None for one in findings) else "on the probe"
-    says = f"the linearisation at the start misses {gap.words} of the change of the centred outputs {where}"
+    says = f"the linearization at the start misses {gap.words} of the change of the centered outputs {where}"
     found = [evidence("regime", says, gap, _words(GAP), GAP, _SIDES[gap.side(GAP)])]
     probe = sample([one.gap.probe.last for one in findings if one.gap.probe is not None])
     unshrunk = sample([one.gap.unshrunk.last for one in findings if one.gap.unshrunk is not None])
@@ -263,10 +263,10 @@ def _about_kernel(findings: Sequence[Findings], given: Numbers) -> list[Evidence
     turned = given.turning
     if turned is None:
         recorded = all(one.both_kernels for one in findings)
-        why = "the centred kernel vanishes" if recorded else "the first kernel and a later one were not both recorded"
+        why = "the centered kernel vanishes" if recorded else "the first kernel and a later one were not both recorded"
         found = [unknown("regime", f"how far the kernel turned: {why}")]
     else:
-        says = f"the kernel, centred and of norm one, turned by {turned.words} (1 - cosine with the first)"
+        says = f"the kernel, centered and of norm one, turned by {turned.words} (1 - cosine with the first)"
         against = f"kept its shape below {TURNED.low:g}, turned above {TURNED.high:g}"
         # Not lazy or rich: settling BatchNorm averages turn a kernel, too.
         told = {-1: "kept its shape", 0: "between", 1: "turned"}[turned.side(TURNED)]
@@ -344,7 +344,7 @@ def _breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
 
 
 def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
-    """Warnings about optimisers and layers that make the numbers of kernels less reliable; the gap does not mind."""
+    """Warnings about optimizers and layers that make the numbers of kernels less reliable; the gap does not mind."""
     kinds = sorted({kind for one in findings if (kind := one.run_data.optimizer[0]) not in ("", "SGD")})
     notes = [
         f"trained with {kind}, whose steps are not those of the tangent kernel: speeds are less sure" for kind in kinds
