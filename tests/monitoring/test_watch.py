@@ -17,7 +17,6 @@ from featlearn.monitoring import StepView
 from featlearn.monitoring import step_view as step_view_module
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.means import Means
-from featlearn.monitoring.reserved import is_measured
 from featlearn.monitoring.watch import Watch
 from featlearn.record import RunWriter, open_run
 
@@ -741,65 +740,38 @@ def test_settings_are_there_from_the_start(tmp_path: Path):
     assert watched(tmp_path / "none").run.config["settings"] is None
 
 
-def test_every_name_that_a_run_writes_is_known(tmp_path: Path):
-    run = watched(tmp_path / "run", test=data(7, seed=5), quantities={"optimizer": True}).run
-    assert {name for name in run.names if not is_measured(name)} == {"loss", "lr"}
-
-
-def test_numbers_of_ones_own_do_not_take_the_names_of_measured_ones(tmp_path: Path):
-    test, free = data(7, seed=5), {"test/top5": 0.5, "weights/decay": 0.1, "features/mine": 2.0, "ntk/mine": 3.0}
+def test_numbers_of_the_user_are_told_from_those_of_the_run_and_keep_their_names(tmp_path: Path):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    given = {"probe": data(), "every": 1, "budget": None, "optimizer": optimizer}
-    with watch(model, out=tmp_path / "run", test=test, **given) as seen:
-        for name in (
-            "ntk/alignment",
-            "ntk/velocity",
-            "features/0/centered",
-            "layers/0--2/alignment",
-            "weights/norm",
-            "weights/0/distance",
-            "probe/loss",
-            "test/accuracy",
-            "lr",
-            "ntk/layers/4/share",
-        ):
-            for act in (seen.step, seen.log):
-                with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own.*'own/{name}'"):
-                    act(**{name: 3.0})
-        with pytest.raises(InputValueError, match="every line has one"):
-            seen.log(seconds=3.0)
+    free = {"accuracy": 0.5, "test/top5": 0.25, "weights/decay": 0.1, "ntk/mine": 3.0}
+    also_measured = {"ntk/norm": -1.0, "gap/probe": -2.0, "probe/loss": -3.0, "lr": -4.0, "seconds": -5.0}
+    quantities = {"mine": lambda view: {"ntk/trace": -6.0, "own": 7.0}}
+    options = {"probe": data(), "every": 1, "budget": None, "optimizer": optimizer, "quantities": quantities}
+    with watch(model, out=tmp_path / "run", **options) as seen:
         seen.step(loss=1.0, **free)
-        seen.log(loss=2.0)
-    last = seen.run.lines[-1]["values"]
-    assert {name: last[name] for name in free} == free
-    del given["optimizer"]
-    with watch(model, out=tmp_path / "free", quantities={"features": False}, **given) as seen:
-        seen.step(**{"test/accuracy": 0.5, "lr": 0.25, "features/0/centered": 0.125})  # nobody else writes them
-    assert [seen.run.scalar(name)[1].tolist() for name in ("test/accuracy", "lr")] == [[0.5], [0.25]]
+        seen.log(loss=2.0, **also_measured)
+        train(model, seen, optimizer, 1)
+    run = seen.run
+    moved = {f"user/{name}": value for name, value in also_measured.items()}
+    assert run.user_names == {*free, *moved, "user/ntk/trace", "own"}
+    assert {name: run.scalar(name)[1].tolist() for name in moved} == {name: [value] for name, value in moved.items()}
+    assert {name: run.scalar(name)[1].tolist() for name in free} == {name: [value] for name, value in free.items()}
+    assert set(run.scalar("own")[1]) == {7.0}
+    for name in ("ntk/norm", "ntk/trace", "probe/loss", "lr"):
+        assert min(run.scalar(name)[1]) > 0, name
+    assert "user/seconds" in run.to_csv(tmp_path / "table.csv").read_text().splitlines()[0].split(",")
 
 
-@pytest.mark.parametrize("name", ["ntk/alignment", "ntk/velocity", "probe/loss", "loss", "lr"])
-def test_quantities_of_ones_own_do_not_take_the_names_of_measured_ones(name: str, tmp_path: Path):
-    with pytest.raises(InputValueError, match=f"'{name}' is given as a number of your own"):
-        watched(tmp_path / "run", quantities={"mine": lambda view: {name: 3.0}})
-
-
-def test_numbers_of_ones_own_do_not_take_the_names_of_quantities_of_ones_own(tmp_path: Path):
+def test_a_number_of_a_step_may_not_have_the_name_of_a_quantity_of_the_user(tmp_path: Path):
     own = {"mine": lambda view: 3.0, "several": lambda view: {"a": 1.0, "b c": 2.0}}
     with watch(network(), probe=data(), out=tmp_path / "run", budget=None, quantities=own) as seen:
-        for name, quantity in (("mine", "mine"), ("a", "several"), ("b c", "several")):
+        for name in ("mine", "a", "b c"):
             for act in (seen.step, seen.log):
-                with pytest.raises(InputValueError, match=f"your own quantity '{quantity}' records that name"):
+                with pytest.raises(InputValueError, match="one of your quantities records a number of that name"):
                     act(**{name: 7.0})
         seen.step(several=5.0)  # no number has that name
-    values = {name: seen.run.scalar(name)[1].tolist() for name in ("mine", "a", "b_c", "several")}
-    assert (set(values["mine"]), set(values["a"]), set(values["b_c"]), values["several"]) == (
-        {3.0},
-        {1.0},
-        {2.0},
-        [5.0],
-    )
+    values = {name: set(seen.run.scalar(name)[1]) for name in ("mine", "a", "b_c", "several")}
+    assert values == {"mine": {3.0}, "a": {1.0}, "b_c": {2.0}, "several": {5.0}}
 
 
 def test_a_measurement_without_numbers_is_a_run_that_can_be_read(tmp_path: Path):

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError
-from featlearn.monitoring.names import safe_path
 
 
 class Means:
@@ -35,11 +34,11 @@ class Means:
         return found
 
 
-def numbers_of(given: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers as floats, under names that can be recorded."""
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """The values as floats."""
     means = Means()
-    for name, value in given.items():
-        means.add(safe_path(name), value)
+    for name, value in values.items():
+        means.add(name, value)
     return means.taken()
 
 

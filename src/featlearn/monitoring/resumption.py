@@ -13,7 +13,6 @@ from featlearn.errors import RunError
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.probe_data import WatchedNetwork
-from featlearn.monitoring.reserved import is_measured
 from featlearn.monitoring.step_view import Baseline
 from featlearn.monitoring.stopwatch import Cost
 from featlearn.record import Run
@@ -59,9 +58,10 @@ def resumed(observer: Observer, run: Run) -> None:
 
 
 def measured_steps(run: Run) -> set[int]:
-    """Steps at which a measurement was finished; other lines hold losses and numbers of the user's."""
+    """Steps at which a measurement was finished; other lines hold losses, rates and numbers of the user."""
     outputs = set(run.arrays.get("outputs", ()))  # of every measurement, unless they are large
-    return {line["step"] for line in run.lines if line["step"] in outputs or any(map(is_measured, line["values"]))}
+    others = {*run.user_names, "loss", "lr"}
+    return {line["step"] for line in run.lines if line["step"] in outputs or line["values"].keys() - others}
 
 
 def trained_before(run: Run) -> float:

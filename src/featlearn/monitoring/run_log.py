@@ -11,6 +11,7 @@ from typing import Any
 from featlearn.errors import FeatlearnError
 from featlearn.monitoring.sinks import Sink, sinks
 from featlearn.record import RunWriter
+from featlearn.record.layout import shown_name
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -67,7 +68,7 @@ class RunLog:
         self._latest[1].update(values)
         for sink in list(self._sinks):
             try:
-                sink.log_metrics(dict(values), step)
+                sink.log_metrics({shown_name(name, values): value for name, value in values.items()}, step)
             except Exception as error:
                 self._sinks.remove(sink)
                 self.event("failed", step, what=type(sink).__name__, message=f"{type(error).__name__}: {error}")

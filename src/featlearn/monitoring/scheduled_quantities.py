@@ -1,6 +1,6 @@
 """The quantities that are measured, each with its schedule."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Real
@@ -11,9 +11,9 @@ from torch import Tensor
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.monitoring.names import safe_path
 from featlearn.monitoring.records import BUILT_IN, Read, Record, RecordContext
-from featlearn.monitoring.reserved import ALWAYS, refuse_reserved
 from featlearn.monitoring.schedule import Schedule
 from featlearn.monitoring.step_view import StepView
+from featlearn.record.layout import USER
 
 Quantities = Any
 """Names or functions in a list, or a mapping: see `fl.watch`."""
@@ -31,8 +31,6 @@ class ScheduledQuantity:
     """Its own schedule; None for that of the run."""
     asked: bool
     """Whether the user named it; then it must work at the first measurement."""
-    own: Collection[str] = ()
-    """Names that a user's own quantity records; known after the first measurement."""
 
 
 def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool) -> list[ScheduledQuantity]:
@@ -56,8 +54,7 @@ def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool)
         if chosen.get(name) and not given:
             raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
     chosen = {name: value for name, value in chosen.items() if value is not False}
-    taken = {*ALWAYS, *chosen, "loss", "axes"} | ({"rate"} if optimizer else set())
-    found = [_scheduled_quantity(name, value, name in asked, taken) for name, value in chosen.items()]
+    found = [_scheduled_quantity(name, value, name in asked) for name, value in chosen.items()]
     order = list(BUILT_IN)
     return sorted(found, key=lambda one: order.index(one.name) if one.name in BUILT_IN else len(order))
 
@@ -70,7 +67,7 @@ def _entry(one: Any) -> tuple[str, Any]:
     raise InputTypeError(f"quantities has {one!r}, expected the name of a quantity or a function of a StepView")
 
 
-def _scheduled_quantity(name: str, value: Any, asked: bool, taken: Collection[str]) -> ScheduledQuantity:
+def _scheduled_quantity(name: str, value: Any, asked: bool) -> ScheduledQuantity:
     if name in BUILT_IN:
         return ScheduledQuantity(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
     function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
@@ -81,20 +78,15 @@ def _scheduled_quantity(name: str, value: Any, asked: bool, taken: Collection[st
             f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of a StepView "
             f"for a quantity of your own{hint}"
         )
-    own: set[str] = set()
-    read = _own(str(name), function, taken, own)
-    return ScheduledQuantity(str(name), read, None if when is None else Schedule(when), asked, own=own)
+    read = _user_quantity(str(name), function)
+    return ScheduledQuantity(str(name), read, None if when is None else Schedule(when), asked)
 
 
-def _own(name: str, function: Callable[[StepView], Any], taken: Collection[str], own: set[str]) -> Read:
+def _user_quantity(name: str, function: Callable[[StepView], Any]) -> Read:
     def read(view: StepView, context: RecordContext) -> Record:
-        found = function(view)
-        numbers = found if isinstance(found, Mapping) else {name: found}
-        record = Record({safe_path(str(key)): _number(value, key) for key, value in numbers.items()})
-        refuse_reserved(record.scalars, taken)
-        if not own:  # checked once: an error at a later step would stop training
-            own.update(record.scalars)
-        return record
+        value = function(view)
+        numbers = value if isinstance(value, Mapping) else {name: value}
+        return Record({USER + safe_path(str(key)): _number(number, key) for key, number in numbers.items()})
 
     return read
 

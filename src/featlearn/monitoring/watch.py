@@ -18,7 +18,6 @@ from featlearn.monitoring.names import Names, safe_path
 from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
 from featlearn.monitoring.ranks import Ranks, gathered_weights
-from featlearn.monitoring.reserved import ALWAYS, refuse_own, refuse_reserved
 from featlearn.monitoring.resumption import (
     cost_before,
     costs_before,
@@ -33,7 +32,7 @@ from featlearn.monitoring.schedule import Schedule
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import Run, open_run
-from featlearn.record.layout import checked_step
+from featlearn.record.layout import USER, checked_step
 from featlearn.record.replacement import replaced
 
 
@@ -60,12 +59,13 @@ class Watch:
         self._schedule, self._quantities = schedule, chosen
         self._allocation, self._stopwatch = Allocation(budget, logarithmic=schedule.logarithmic), Stopwatch()
         self._settings, self._sinks, self._resume, self._overwrite = settings, sinks, resume, overwrite
-        self._taken = {*ALWAYS, *(one.name for one in chosen), "axes"} | ({"rate"} if watched.optimizer else set())
         self._ranks: Ranks | None = None
         self._run_log: RunLog | None = None
         self._means = Means()
         self._probe: Mapping[str, Any] = {}  # its entry in run.json
         self._frequent: dict[str, int] = {}
+        self._quantity_names: set[str] = set()
+        """Names under which quantities of the user are recorded."""
         self._look_at = self._skipped = self._cost_known_from = 0
         self._clocked = 0.0  # seconds of measuring on the clock of costs
         self._waited = 0.0  # seconds of training that the device was still busy with
@@ -119,8 +119,8 @@ class Watch:
             loss: the loss of this step. The mean since the last line, or since the run was resumed, is recorded.
             step: the number of this step, from 0; by default one more than before. It may go back to a checkpoint.
             scalars: your own numbers, for example accuracy on test data. Numbers passed at every step are averaged like
-                the loss, others are recorded at once. Names that the run itself records (`ntk/alignment`; `lr` if the
-                optimizer is known; those of your own quantities) are refused.
+                the loss, others are recorded at once. They keep their names; a name that the run itself records, such
+                as `ntk/alignment`, becomes `user/ntk/alignment` in `Run`.
         """
         if step is None and not scalars and self.steps + 1 < self._look_at:
             # The common case must take microseconds only.
@@ -159,9 +159,8 @@ class Watch:
     def log(self, loss: Any = None, **scalars: Any) -> None:
         """Record numbers at the current step at once."""
         if self._entered().first:
-            given = scalars if loss is None else {"loss": loss, **scalars}
-            self._refuse_taken(given)
-            self._spend(lambda: self._write(numbers_of(given)))
+            numbers = numbers_of(self._user_numbers(scalars) | ({} if loss is None else {"loss": loss}))
+            self._spend(lambda: self._write(numbers))
 
     def describe(self, /, **entries: Any) -> None:
         """Add entries to run.json."""
@@ -205,6 +204,7 @@ class Watch:
         observer.watched = replace(observer.watched, initial=kept_state(observer.watched.model))
         found = observer.observe(0, self._quantities, end=True)
         self._drop_failing(found)
+        self._quantity_names = {name for name in found.record.scalars if name.startswith(USER)}
         config = description(observer.watched, found.outputs, **self._settings)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or self.path.name}
@@ -240,6 +240,7 @@ class Watch:
                 "start are unknown after a resume",
             )
         self._drop_failing(found)
+        self._quantity_names = {name for name in found.record.scalars if name.startswith(USER)}
         self._observer.follow(run)
         self._schedule.due(self.steps)
         self._say_resumed(run)
@@ -271,24 +272,29 @@ class Watch:
         return self._ranks
 
     def _note(self, loss: Any, scalars: Mapping[str, Any]) -> None:
-        self._refuse_taken(scalars)
+        numbers = self._user_numbers(scalars)
         if loss is not None:
             self._means.add("loss", loss)
         rare = {}
-        for name, value in scalars.items():
+        for name, value in numbers.items():
             if self._frequent.get(name) == self.steps - 1:
-                self._means.add(safe_path(name), value)
+                self._means.add(name, value)
             else:
                 rare[name] = value
             self._frequent[name] = self.steps
         if rare:
             self._spend(lambda: self._write(numbers_of(rare)))
 
-    def _refuse_taken(self, scalars: Mapping[str, Any]) -> None:
-        names = [safe_path(name) for name in scalars]
-        refuse_reserved(names, self._taken)
-        for one in self._quantities:
-            refuse_own(names, one.name, one.own)
+    def _user_numbers(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
+        """Numbers of the user, by the names under which they are recorded."""
+        numbers = {USER + safe_path(name): value for name, value in scalars.items()}
+        if taken := sorted(self._quantity_names & numbers.keys()):
+            name = taken[0].removeprefix(USER)
+            raise InputValueError(
+                f"{name!r} is passed as a number of a step, but one of your quantities records a number of that name; "
+                "rename one of them"
+            )
+        return numbers
 
     def _decided(self, ranks: Ranks, wanted: list[ScheduledQuantity]) -> tuple[list[ScheduledQuantity], bool]:
         """The quantities to measure now, and whether all ranks do it together; decided by rank 0."""

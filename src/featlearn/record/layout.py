@@ -8,6 +8,7 @@ refuses a few words (`con`, `nul`) and, by default, paths over 260 characters.
 import functools
 import operator
 import re
+from collections.abc import Container
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
@@ -23,7 +24,10 @@ LONGEST_NAME, LAST_STEP = 200, 10**12 - 1
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+=@-]*[A-Za-z0-9_+=@-])?"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _PLACE = re.compile(rf"{ARRAYS}/({_NAME.pattern})/([0-9]{{12}})\.npz")
-_AXES = {"step", "seconds"}  # they head the columns of a table beside the scalars
+AXES = frozenset({"step", "seconds"})
+"""Names of columns of a table beside the scalars."""
+USER = "user/"
+"""Prefix, in a file, of the names of numbers that the user records."""
 
 
 def checked_name(name: object) -> str:
@@ -39,9 +43,15 @@ def checked_name(name: object) -> str:
 @functools.lru_cache(maxsize=MOST_ARRAYS)  # a run has the same few in each of its lines
 def checked_scalar_name(name: object) -> str:
     """The name of a scalar: as that of an array, and not one of the axes."""
-    if name in _AXES:
+    if name in AXES:
         raise InputValueError(f"a scalar cannot be named {name!r}, every measurement has one; choose another name")
     return checked_name(name)
+
+
+def shown_name(name: str, measured: Container[str]) -> str:
+    """The name that the user wrote, unless the run measures a number of that name."""
+    plain = name.removeprefix(USER)
+    return name if plain in measured else plain
 
 
 def checked_step(step: Any) -> int:

@@ -19,17 +19,20 @@ from featlearn.record import schema
 from featlearn.record.arrays import decoded
 from featlearn.record.files import ALWAYS, allowed, opened
 from featlearn.record.layout import (
+    AXES,
     EVENTS,
     LARGEST_ARRAYS,
     LARGEST_TEXT,
     LONGEST_NAME,
     RUN,
     SCALARS,
+    USER,
     array_path,
     checked_name,
     checked_scalar_name,
     checked_step,
     named_array,
+    shown_name,
 )
 from featlearn.record.text import object_in, objects_in
 
@@ -76,8 +79,9 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         """Measurements by step: `step`, `seconds` (or None), `values` by name.
 
-        Of those repeated at one step, after a resume, the last counts, quantity by quantity. A run that says that it is
-        finished and has lost lines since is refused.
+        If a step is repeated after a resume, the last value of each quantity counts. Numbers of the user have the names
+        that the user wrote, or `user/` before a name that the run records itself. A run that says that it is finished
+        and has lost lines since is refused.
         """
         found: dict[int, dict[str, Any]] = {}
         for line in self._checked(SCALARS, measurement):
@@ -87,7 +91,16 @@ class Run:
             found[line["step"]] = line
         if self.config.get("finished") is True:
             self._refuse_lost_lines(found)
+        measured = AXES.union(*(line["values"] for line in found.values()))
+        for line in found.values():
+            line["values"] = {shown_name(name, measured): value for name, value in line["values"].items()}
         return [found[step] for step in sorted(found)]
+
+    @cached_property
+    def user_names(self) -> set[str]:
+        """Names of the scalars that the user recorded."""
+        names = {name for line in self._checked(SCALARS, measurement) for name in line["values"]}
+        return {shown_name(name, names | AXES) for name in names if name.startswith(USER)}
 
     @cached_property
     def names(self) -> list[str]:
