@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.sampling import Draw, drawn_by_size, drawn_first, stated, widened
+from featlearn.linalg.sampling import Draw, averaged, drawn_by_size, drawn_first, stated
 
 REMEDY = "take more vectors="
 ColumnTerm = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
@@ -204,10 +204,8 @@ def sketched_norm(products: RandomProducts, what: str = "the norm") -> Estimate:
     root = _inverse_root(products.projected[:part, :part])
     middle = root.mT @ products.squared[:part, :part] @ root
     ahead = root.mT @ products.projected[:part, part:]
-    added = products.squared.diagonal()[part:] - (ahead * (middle @ ahead)).sum(0)
-    draws, mean = len(added), added.mean()
-    error, freedom = widened((added - mean).square(), 1 / (draws * max(draws - 1, 1)))
-    return _root(float(middle.square().sum() + mean), error, draws, freedom, what)
+    added = averaged(products.squared.diagonal()[part:] - (ahead * (middle @ ahead)).sum(0))
+    return _root(float(middle.square().sum()) + added.value, added.stderr, added.draws, added.freedom, what)
 
 
 def _root(square: float, error: float, draws: int, freedom: float, what: str) -> Estimate:

@@ -85,6 +85,13 @@ def widened(squares: Tensor, factor: float) -> tuple[float, float]:
     return math.sqrt(factor * whole) * student(freedom), freedom
 
 
+def averaged(values: Tensor) -> Total:
+    """The mean of independent values (m,), with its widened error."""
+    draws, mean = len(values), values.mean()
+    error, freedom = widened((values - mean).square(), 1 / (draws * max(draws - 1, 1)))
+    return Total(float(mean), error, draws, freedom)
+
+
 def student(freedom: float) -> float:
     """By how much a standard error with so many degrees of freedom is widened: t / 2, 1 for infinitely many."""
     from scipy.special import stdtrit
