@@ -52,13 +52,13 @@ def test_things_themselves():
         fl.layer_alignment: ("004",),
         fl.metrics.correlation: ("003",),
         fl.metrics.Interference: ("000", "001"),
-        fl.SLO: ("003", "004"),
+        fl.steer.SLO: ("003", "004"),
         fl.FeatlearnError: (),
         fl: (),
     }
     for thing, expected in things.items():
         assert papers(thing) == expected, thing
-    optimizer = fl.SLO([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer = fl.steer.SLO([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     assert citation(optimizer) == citation("SLO") != citation("003")
 
 

@@ -242,7 +242,7 @@ def test_arguments_of_a_session_hold_for_all_of_its_measurements(model: Net, x: 
     for _ in range(2):
         torch.testing.assert_close(session.ntk(), fl.ntk(model, x, **arguments), rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(
-            session.ntk_diagonal(), fl.ntk_diagonal(model, x, **arguments), rtol=1e-11, atol=1e-11
+            session.ntk_diagonal(), fl.quantities.ntk_diagonal(model, x, **arguments), rtol=1e-11, atol=1e-11
         )
 
 

@@ -108,13 +108,13 @@ def test_an_entry_shows_its_signature_without_types_and_documented_members():
 
     import featlearn as fl
 
-    assert entry("ntk_diagonal", fl.ntk_diagonal).startswith(
-        "````````{py:function} featlearn.ntk_diagonal(model, x, *, outputs='mean', readout=None, by='network', "
+    assert entry("ntk_diagonal", fl.quantities.ntk_diagonal).startswith(
+        "````````{py:function} featlearn.quantities.ntk_diagonal(model, x, *, outputs='mean', readout=None, "
     )
     shown = entry("Estimate", fl.Estimate)
     assert "{py:attribute} stderr\n\nIts standard error" in shown
     assert "{py:method} from_samples(values)" in shown
-    assert " at 0x" not in entry("AdaptiveSLO", fl.AdaptiveSLO)
+    assert " at 0x" not in entry("AdaptiveSLO", fl.steer.AdaptiveSLO)
 
 
 def test_the_help_of_every_command_is_there_as_it_is():

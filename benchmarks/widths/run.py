@@ -20,11 +20,12 @@ import torch
 import featlearn as fl
 from benchmarks.widths.cases import SUITES, Case
 from benchmarks.widths.networks import batch, made
+from featlearn.widths import WidthCheck
 
 WIDTHS = {"mlp": (64, 128, 256, 512), "cnn": (32, 64, 128, 256), "gpt": (32, 64, 128, 256)}
 
 
-def checked(case: Case, seeds: int = 3, widths: Sequence[int] | None = None) -> "fl.widths.WidthCheck":
+def checked(case: Case, seeds: int = 3, widths: Sequence[int] | None = None) -> WidthCheck:
     """What the check says of a case."""
     data = batch(case.network, case.seed)
     return fl.width_check(partial(_made, case), data, widths=widths or WIDTHS[case.network], seeds=seeds)
@@ -36,7 +37,7 @@ def _made(case: Case, width: int) -> tuple[torch.nn.Module, torch.optim.Optimize
     return made(case.network, case.setting, width)
 
 
-def located(case: Case, found: "fl.widths.WidthCheck") -> bool:
+def located(case: Case, found: WidthCheck) -> bool:
     """Whether exactly the planted layer is named, with the planted sign; none where none was planted."""
     if case.layer is None:
         return not found.problems

@@ -7,13 +7,8 @@ import typing
 
 import featlearn
 
-# modules without `__all__`, and those in an `__all__` that hold built-in rules rather than names to call
-LISTED = {
-    "readouts": ["correct_logit", "last_token", "loss", "token"],
-    "integrations.lightning": ["callback"],
-    "integrations.transformers": ["callback"],
-    "theory.infinite_width": ["nngp", "ntk"],
-}
+# modules that users import by name: what `fl.sweep`, `fl.report`, ... return or take
+IMPORTED = ("record", "reporting", "sweeps", "widths")
 RULES = ("ops.",)
 
 
@@ -23,6 +18,8 @@ def public_names() -> dict[str, object]:
     for name in dir(featlearn):
         if not name.startswith("_"):
             _collect(name, getattr(featlearn, name), found)
+    for name in IMPORTED:
+        _collect(name, importlib.import_module(f"featlearn.{name}"), found)
     top = {id(value) for name, value in found.items() if "." not in name}
     return {name: value for name, value in found.items() if "." not in name or id(value) not in top}
 
@@ -32,7 +29,7 @@ def _collect(name: str, value: object, found: dict[str, object]) -> None:
         found[name] = value
     elif not name.startswith(RULES):
         module = importlib.import_module(f"featlearn.{name}")
-        for part in LISTED.get(name) or module.__all__:
+        for part in module.__all__:
             _collect(f"{name}.{part}", getattr(module, part), found)
 
 

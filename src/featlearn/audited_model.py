@@ -200,8 +200,8 @@ class AuditedModel:
         if shards.whole_bytes > free:
             raise UnsupportedModelError(
                 f"the weights take {readable_bytes(shards.whole_bytes)} and {readable_bytes(free)} are free on each "
-                "rank, expected room for all of them; layer by layer only fl.ntk, fl.ntk_diagonal, fl.NTKOperator and "
-                "fl.estimate_alignment can be measured, without dtype="
+                "rank, expected room for all of them; layer by layer only fl.ntk, fl.quantities.ntk_diagonal, "
+                "fl.NTKOperator and fl.estimate_alignment can be measured, without dtype="
             )
         return True
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
 
+__all__ = ["correct_logit", "last_token", "loss", "token"]
+
 
 def _tensor(output: Any) -> Tensor:
     """The tensor in an output: itself, its logits, its last hidden state, or the first of a tuple."""

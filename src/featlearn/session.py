@@ -19,13 +19,13 @@ from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan
+from featlearn.quantities.balance import LayerBalance, layer_balance_of
+from featlearn.quantities.diagonal import ntk_diagonal_of
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
-from featlearn.quantities.layer_balance import LayerBalance, layer_balance_of
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import linearization_gap_of
 from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
-from featlearn.quantities.ntk_diagonal import ntk_diagonal_of
 from featlearn.quantities.ntk_plan import kernel_plan
 from featlearn.quantities.representation import representation_kernels
 from featlearn.quantities.velocity import Loss, feature_speed, ntk_velocity
@@ -187,7 +187,7 @@ class Session:
     def ntk_diagonal(
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
     ) -> Tensor | dict[str, Tensor]:
-        """The kernel's diagonal: see `fl.ntk_diagonal`."""
+        """The kernel's diagonal: see `fl.quantities.ntk_diagonal`."""
         return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
 
     def neural_features(
@@ -222,17 +222,17 @@ class Session:
     def layer_balance(
         self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
     ) -> LayerPairs[LayerBalance]:
-        """What gradient flow conserves between consecutive layers: see `fl.layer_balance`."""
+        """What gradient flow conserves between consecutive layers: see `fl.quantities.layer_balance`."""
         return layer_balance_of(self._audited, self._given(x), rates)
 
     def ntk_velocity(
         self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
     ) -> Tensor:
-        """dK/dt under gradient flow: see `fl.ntk_velocity`."""
+        """dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
         return ntk_velocity(self.model, self._given(x), y, loss=loss, outputs=outputs, **self._arguments)
 
     def feature_speed(self, y: Tensor, *, x: Inputs | None = None) -> float:
-        """How much faster features move than the error: see `fl.feature_speed`."""
+        """How much faster features move than the error: see `fl.quantities.feature_speed`."""
         return feature_speed(self.model, self._given(x), y, **self._arguments)
 
     def representation_kernels(
@@ -243,7 +243,7 @@ class Session:
         of: Literal["input", "output"] = "input",
         layers: str | Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Gram matrices of what each layer takes in or gives out: see `fl.representation_kernels`."""
+        """Gram matrices of what each layer takes in or gives out: see `fl.quantities.representation_kernels`."""
         audited = self._audited
         return representation_kernels(
             self.model, self._given(x), x2, of=of, layers=layers, dtype=audited.dtype, memory=audited.memory

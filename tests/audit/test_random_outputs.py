@@ -78,7 +78,7 @@ RANDOM: dict[str, tuple[Forward, dict[str, Any]]] = {
 MEASURES: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "kernel": fl.ntk,
     "in single": lambda model, x: fl.ntk(model, x, dtype=torch.float32),
-    "diagonal": fl.ntk_diagonal,
+    "diagonal": fl.quantities.ntk_diagonal,
     "session": lambda model, x: fl.Session(model, x).ntk(),
     "plan": fl.plan,
     "operator": lambda model, x: fl.NTKOperator(model, x) @ torch.ones(len(x), 3).double(),
@@ -109,7 +109,7 @@ def test_random_features_are_refused(name: str) -> None:
     forward, parts = RANDOM[name]
     model = mlp(forward, **parts)
     with pytest.raises(UnsupportedModelError, match="random numbers in eval mode"):
-        fl.representation_kernels(model, torch.randn(9, 4).double(), layers="second")
+        fl.quantities.representation_kernels(model, torch.randn(9, 4).double(), layers="second")
 
 
 def with_draws_that_are_not_used(self: Net, x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def test_draws_without_effect_are_accepted(forward: Forward, equal: Forward) -> 
     for kernel in (fl.ntk(model, x), session.ntk(), session.ntk()):
         torch.testing.assert_close(kernel, expected, rtol=1e-12, atol=1e-12)
     session.ntk_diagonal()
-    fl.representation_kernels(model, x)
+    fl.quantities.representation_kernels(model, x)
     assert states() == before
 
 

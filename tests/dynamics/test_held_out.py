@@ -498,11 +498,11 @@ def test_velocities_of_a_linear_network_are_products_of_matrices(loss: str):
         hidden = X @ (dW.T @ W + W.T @ dW) @ X.T
         expected = np.einsum("ab,cd->abcd", hidden, np.eye(3)) + np.einsum("ab,cd->abcd", X @ X.T, dV @ V.T + V @ dV.T)
         x, task = torch.from_numpy(X), torch.from_numpy(y)
-        close(fl.ntk_velocity(model, x, task, loss=loss, outputs="full"), expected, 1e-9)
+        close(fl.quantities.ntk_velocity(model, x, task, loss=loss, outputs="full"), expected, 1e-9)
         own = np.stack([expected[:, :, c, c] for c in range(3)])
-        close(fl.ntk_velocity(model, x, task, loss=loss, outputs="each"), own, 1e-9)
-        close(fl.ntk_velocity(model, x, task, loss=loss, outputs="sum"), own.sum(0), 1e-9)
-        close(fl.ntk_velocity(model, x, task, loss=loss), own.sum(0) / 3, 1e-9)
+        close(fl.quantities.ntk_velocity(model, x, task, loss=loss, outputs="each"), own, 1e-9)
+        close(fl.quantities.ntk_velocity(model, x, task, loss=loss, outputs="sum"), own.sum(0), 1e-9)
+        close(fl.quantities.ntk_velocity(model, x, task, loss=loss), own.sum(0) / 3, 1e-9)
 
 
 def test_the_speed_of_features_is_that_of_the_print():
@@ -521,7 +521,9 @@ def test_the_speed_of_features_is_that_of_the_print():
         moved = 3 * np.sum((X @ dW.T) ** 2) + np.sum(dV**2) * np.sum(X**2)
         slope = np.sum(dV**2) + np.sum(dW**2)
         expected = math.sqrt(moved / size) * np.sum(error**2) / slope
-        assert fl.feature_speed(model, torch.from_numpy(X), torch.from_numpy(y)) == pytest.approx(expected, rel=1e-9)
+        assert fl.quantities.feature_speed(model, torch.from_numpy(X), torch.from_numpy(y)) == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

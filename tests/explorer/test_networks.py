@@ -266,7 +266,7 @@ def test_the_features_of_a_perceptron(trained: dict[str, Any], name: str):
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     if name == "slo":
         groups = [{"params": [model[0].weight], "speed": 20.0}, {"params": [model[2].weight], "speed": 1 / 20.0}]
-        optimizer = fl.SLO(groups, lr=0.02, eps=0.1)
+        optimizer = fl.steer.SLO(groups, lr=0.02, eps=0.1)
         for _ in range(STEPS):
             optimizer.zero_grad()
             (model(X)[:, 0] - y).square().mean().backward()

@@ -215,10 +215,10 @@ def test_two_probes_from_network_to_prediction():
         assert path.test_outputs is not None
         regressed = fl.dynamics.kernel_regression(K, y, cross, ridge=0.1, **common)
         test = fl.metrics.alignment(fl.ntk(model, x_test), drawn(5, 3, seed=3))
-        velocity = fl.ntk_velocity(model, x, y, loss="mean", outputs="each")
+        velocity = fl.quantities.ntk_velocity(model, x, y, loss="mean", outputs="each")
         found = [path.outputs, path.test_outputs, regressed, test, velocity]
         assert {part.device.type for part in found} == {device}
-        return [part.cpu() for part in found] + [torch.tensor(fl.feature_speed(model, x, y))]
+        return [part.cpu() for part in found] + [torch.tensor(fl.quantities.feature_speed(model, x, y))]
 
     for a, b in zip(measured("cuda"), measured("cpu"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

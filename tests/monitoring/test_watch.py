@@ -88,7 +88,7 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     f = model(x).detach()
     features = fl.neural_features(model, x, initial=start.state_dict())
     pairs = fl.layer_alignment(model, x)
-    balances = [fl.layer_balance(net, x, {"*": 0.5}) for net in (model, start)]
+    balances = [fl.quantities.layer_balance(net, x, {"*": 0.5}) for net in (model, start)]
     expected = {
         "lr": 0.5,
         "probe/loss": float((f - y).square().sum(1).mean()),

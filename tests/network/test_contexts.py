@@ -109,7 +109,7 @@ def test_tensors_made_in_inference_mode_are_measured(made_inside: str, measured_
     with torch.inference_mode(measured_inside):
         kernel = fl.ntk(model, x)
         parts = fl.ntk(model, x, by="parameter", dtype=torch.float64)
-        features = fl.representation_kernels(model, x)
+        features = fl.quantities.representation_kernels(model, x)
     assert_same(kernel)
     assert list(parts) == [name for name, _ in model.named_parameters()]
     assert_same(sum(parts.values()))
@@ -150,7 +150,7 @@ def test_a_compiled_model_is_measured_under_its_own_names(backend: str) -> None:
 def test_representations_of_a_compiled_model_have_the_names_of_what_was_passed() -> None:
     model, x = model_and_probe()
     compiled = torch.compile(model, backend="eager")
-    kernels = fl.representation_kernels(compiled, x)
+    kernels = fl.quantities.representation_kernels(compiled, x)
     assert set(kernels) <= {name for name, _ in compiled.named_modules()}
 
 
@@ -165,7 +165,7 @@ def test_modules_compiled_in_place_are_measured(backend: str) -> None:
     parts = fl.ntk(model, x, by="layer")
     assert set(parts) <= {name for name, _ in model.named_modules()}
     assert_same(sum(parts.values()))
-    assert set(fl.representation_kernels(model, x)) >= {"4", "6"}
+    assert set(fl.quantities.representation_kernels(model, x)) >= {"4", "6"}
 
 
 def test_code_that_was_compiled_runs_compiled_again_after_a_measurement() -> None:

@@ -34,8 +34,10 @@ MEASURES: dict[str, Measure] = {
     "in small blocks": lambda model, x: fl.ntk(model, x, memory="60KB"),
     "random outputs": lambda model, x: fl.ntk(model, x, outputs=fl.Directions(2)),
     "a plan": lambda model, x: str(fl.plan(model, x)),
-    "representations": lambda model, x: fl.representation_kernels(model, x),
-    "outputs": lambda model, x: fl.representation_kernels(model, x[:4], x[4:], of="output", dtype=torch.float64),
+    "representations": lambda model, x: fl.quantities.representation_kernels(model, x),
+    "outputs": lambda model, x: fl.quantities.representation_kernels(
+        model, x[:4], x[4:], of="output", dtype=torch.float64
+    ),
 }
 each_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 
@@ -179,7 +181,7 @@ def test_a_measurement_that_fails_changes_nothing(failure: str, dtype: torch.dty
     assert fingerprint(model, x) == before
     if failure in ("raises", "interrupted"):
         with pytest.raises(error):
-            fl.representation_kernels(model, x, memory="20KB")
+            fl.quantities.representation_kernels(model, x, memory="20KB")
         assert fingerprint(model, x) == before
     assert world() == around
 
@@ -266,7 +268,7 @@ def test_lists_and_dictionaries_that_the_model_fills_are_as_before() -> None:
     model = Net(forward, body=nn.Linear(4, 2), lengths=[9], table={}, seen=set())
     before = fingerprint(model)
     fl.ntk(model, torch.randn(5, 4))
-    fl.representation_kernels(model, torch.randn(5, 4))
+    fl.quantities.representation_kernels(model, torch.randn(5, 4))
     assert fingerprint(model) == before
 
 
@@ -403,7 +405,7 @@ def test_forward_hooks_keep_their_place_and_stay_part_of_the_function() -> None:
     model[0].register_forward_hook(lambda module, args, output: output * 3)
     before = fingerprint(model)
     torch.testing.assert_close(fl.ntk(model, x), dense_ntk(model, x), rtol=1e-12, atol=1e-12)
-    fl.representation_kernels(model, x)
+    fl.quantities.representation_kernels(model, x)
     assert fingerprint(model) == before
 
 

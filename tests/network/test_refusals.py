@@ -195,7 +195,7 @@ class Tokens(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("measure", [fl.ntk, fl.ntk_diagonal, fl.neural_features, fl.NTKOperator])
+@pytest.mark.parametrize("measure", [fl.ntk, fl.quantities.ntk_diagonal, fl.neural_features, fl.NTKOperator])
 def test_inputs_computed_from_the_weights_are_refused_and_the_weights_named(measure: Callable[..., object]) -> None:
     model, tokens = Tokens(), torch.randint(7, (5, 4))
     with pytest.raises(fl.FeatlearnError, match=r"x was computed from the model's own embed.weight.*x.detach\(\)"):

@@ -54,7 +54,7 @@ def test_without_a_rule_the_fallback_is_exact_and_named():
 def test_a_rule_of_a_few_lines_is_used():
     calls = []
 
-    @fl.register_rule("TiltBackward")
+    @fl.ops.register_rule("TiltBackward")
     def tilt(use: fl.ops.Use) -> fl.ops.Direct:
         x, _ = use.node.saved_tensors
         calls.append(use.operand)
@@ -69,7 +69,7 @@ def test_a_rule_of_a_few_lines_is_used():
 @pytest.mark.usefixtures("rules")
 @pytest.mark.parametrize("wrong", ["scaled", "other samples"])
 def test_a_wrong_rule_is_found_and_not_used(wrong: str):
-    @fl.register_rule("TiltBackward")
+    @fl.ops.register_rule("TiltBackward")
     def tilt(use: fl.ops.Use) -> fl.ops.Direct:
         x, _ = use.node.saved_tensors
 
@@ -86,15 +86,15 @@ def test_a_wrong_rule_is_found_and_not_used(wrong: str):
 
 @pytest.mark.usefixtures("rules")
 def test_a_rule_may_decline():
-    fl.register_rule("TiltBackward")(lambda use: None)
+    fl.ops.register_rule("TiltBackward")(lambda use: None)
     assert fl.plan(Model(), X).fallbacks == {"tilt": "the rule for TiltBackward does not cover this case"}
 
 
 @pytest.mark.usefixtures("rules")
 def test_a_second_rule_must_say_that_it_replaces_the_first():
     with pytest.raises(fl.FeatlearnError, match="'AddmmBackward0' is registered already; pass replace=True"):
-        fl.register_rule("AddmmBackward0")
-    fl.register_rule("AddmmBackward0", replace=True)(lambda use: None)
+        fl.ops.register_rule("AddmmBackward0")
+    fl.ops.register_rule("AddmmBackward0", replace=True)(lambda use: None)
     model = nn.Linear(3, 2, dtype=torch.float64)
     assert set(fl.plan(model, X[:, 0]).fallbacks) == {"weight", "bias"}
     torch.testing.assert_close(fl.ntk(model, X[:, 0]), dense_ntk(model, X[:, 0]))
@@ -104,7 +104,7 @@ def test_a_second_rule_must_say_that_it_replaces_the_first():
 def test_a_rule_may_read_what_the_node_keeps_when_it_is_asked():
     """Not before, when it is looked for; activations are still there then."""
 
-    @fl.register_rule("TiltBackward")
+    @fl.ops.register_rule("TiltBackward")
     def tilt(use: fl.ops.Use) -> fl.ops.Direct:
         return fl.ops.Direct(lambda grad: use.layout.samples_first(grad * use.node.saved_tensors[0], 3).sum(1))
 

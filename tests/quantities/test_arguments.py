@@ -34,7 +34,7 @@ def assert_refused(call: Callable[[], object], *words: str) -> None:
 
 
 def measures(*without: str) -> list[Callable[..., object]]:
-    every = {"ntk": fl.ntk, "plan": fl.plan, "representation_kernels": fl.representation_kernels}
+    every = {"ntk": fl.ntk, "plan": fl.plan, "representation_kernels": fl.quantities.representation_kernels}
     return [function for name, function in every.items() if name not in without]
 
 
@@ -155,27 +155,31 @@ def test_names_of_modules_are_not_names_of_parameters() -> None:
 
 @pytest.mark.parametrize("bad", [3, [1], b"0", [], 1.5], ids=repr)
 def test_layers_are_globs(bad: Any) -> None:
-    assert_refused(lambda: fl.representation_kernels(MODEL, X, layers=bad), "layers", repr(bad), "expected")
+    assert_refused(lambda: fl.quantities.representation_kernels(MODEL, X, layers=bad), "layers", repr(bad), "expected")
 
 
 def test_layers_that_match_nothing_are_refused_with_the_names_there_are() -> None:
-    assert_refused(lambda: fl.representation_kernels(MODEL, X, layers=["0", "conv*"]), "layers='conv*'", "0, 1, 2")
+    assert_refused(
+        lambda: fl.quantities.representation_kernels(MODEL, X, layers=["0", "conv*"]), "layers='conv*'", "0, 1, 2"
+    )
 
 
 def test_a_network_without_layers_of_its_own_has_no_representations() -> None:
-    assert_refused(lambda: fl.representation_kernels(nn.Flatten(), X), "layers=")
+    assert_refused(lambda: fl.quantities.representation_kernels(nn.Flatten(), X), "layers=")
 
 
 @pytest.mark.parametrize("bad", ["in", None, 3, ["input"]], ids=repr)
 def test_representations_are_of_input_or_output(bad: Any) -> None:
-    assert_refused(lambda: fl.representation_kernels(MODEL, X, of=bad), f"of={bad!r}", "expected 'input' or 'output'")
+    assert_refused(
+        lambda: fl.quantities.representation_kernels(MODEL, X, of=bad), f"of={bad!r}", "expected 'input' or 'output'"
+    )
 
 
 @pytest.mark.parametrize("measure", measures())
 @pytest.mark.parametrize("bad", ["float64", torch.int32, torch.bfloat16, torch.complex64, float, 64], ids=repr)
 def test_dtype_is_single_or_double(measure: Any, bad: Any) -> None:
     assert_refused(lambda: measure(MODEL, X, dtype=bad), repr(bad), "expected torch.float32, torch.float64 or None")
-    if measure is fl.representation_kernels:
+    if measure is fl.quantities.representation_kernels:
         # Nothing of this model has a dtype that could differ.
         bare = nn.Sequential(nn.Tanh())
         assert_refused(lambda: measure(bare, X, dtype=bad, layers="0"), repr(bad), "expected torch.float32")
@@ -190,7 +194,7 @@ def test_memory_is_a_number_of_bytes(measure: Any, bad: Any) -> None:
 @pytest.mark.parametrize("measure", measures())
 def test_what_does_not_fit_is_refused_with_its_size_and_the_budget(measure: Any) -> None:
     words = ("need 736 B", "expected at most 100 B", "layers=")
-    if measure is not fl.representation_kernels:
+    if measure is not fl.quantities.representation_kernels:
         words = ("takes 200 B", "expected at most 90 B", "two ways out")
     assert_refused(lambda: measure(MODEL, X, memory="100B"), *words, "memory=")
     with pytest.raises(MemoryBudgetError):
@@ -328,23 +332,23 @@ def doubled() -> Net:
 
 @pytest.mark.parametrize("names", [(), (3,), (len,), ("",), ("AddBackward0", None)], ids=repr)
 def test_a_rule_is_registered_for_names(names: Any) -> None:
-    assert_refused(lambda: fl.register_rule(*names), "register_rule got", "expected names", '@register_rule("')
+    assert_refused(lambda: fl.ops.register_rule(*names), "register_rule got", "expected names", '@register_rule("')
 
 
 def test_a_rule_is_a_function(rules: dict[str, Any]) -> None:
-    assert_refused(lambda: fl.register_rule("DoubleBackward")(3), "3", "expected a function")  # type: ignore[arg-type]
+    assert_refused(lambda: fl.ops.register_rule("DoubleBackward")(3), "3", "expected a function")  # type: ignore[arg-type]
 
 
 def test_a_rule_is_replaced_only_on_purpose(rules: dict[str, Any]) -> None:
-    assert_refused(lambda: fl.register_rule("AddmmBackward0"), "'AddmmBackward0'", "already", "replace=True")
-    fl.register_rule("AddmmBackward0", replace=True)(lambda use: None)
+    assert_refused(lambda: fl.ops.register_rule("AddmmBackward0"), "'AddmmBackward0'", "already", "replace=True")
+    fl.ops.register_rule("AddmmBackward0", replace=True)(lambda use: None)
     assert set(fl.plan(MODEL, X).fallbacks) == {name for name, _ in MODEL.named_parameters()}
 
 
 def test_a_right_rule_is_used(rules: dict[str, Any]) -> None:
     assert "weight" in fl.plan(doubled(), X).fallbacks
 
-    @fl.register_rule("DoubleBackward")
+    @fl.ops.register_rule("DoubleBackward")
     def double(use: fl.ops.Use) -> fl.ops.Direct | None:
         return fl.ops.Direct(lambda grad: 2 * grad * use.node.saved_tensors[0]) if use.operand == 1 else None
 
@@ -367,7 +371,7 @@ WRONG_RULES: dict[str, Callable[[fl.ops.Use], Any]] = {
 
 @pytest.mark.parametrize("rule", WRONG_RULES.values(), ids=WRONG_RULES)
 def test_a_wrong_rule_is_found_out_and_not_used(rules: dict[str, Any], rule: Callable[..., Any]) -> None:
-    fl.register_rule("DoubleBackward")(rule)
+    fl.ops.register_rule("DoubleBackward")(rule)
     reasons = fl.plan(doubled(), X).fallbacks
     assert set(reasons) == {"weight"}
     assert "DoubleBackward" in reasons["weight"]

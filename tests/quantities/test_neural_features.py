@@ -821,7 +821,7 @@ def test_c_nfc_after_one_step_is_equation_6(rate: float):
     residual = fl.theory.early.loss_derivative(begun(x).detach(), y, "mean-over-outputs")
     measured, before = fl.neural_features(model, x, initial=start), fl.neural_features(begun, x)
     for name, rows in (("0", x), ("2", torch.relu(begun[0](x)).detach())):
-        kernel = fl.ptk(begun, x, layer=name, outputs="full")
+        kernel = fl.quantities.ptk(begun, x, layer=name, outputs="full")
         layer = measured[name]
         for kind in ("cosine", "pearson"):
             expected = float(fl.theory.early.derivative_correlation(rows, residual, kernel, kind))

@@ -97,7 +97,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("rules")
 @pytest.mark.parametrize("case", ["unseen by the audit", "wrong for large batches"])
 def test_a_wrong_rule_that_the_audit_does_not_show_is_found(case: str):
-    @fl.register_rule("ScaleBackward")
+    @fl.ops.register_rule("ScaleBackward")
     def scale(use: fl.ops.Use) -> fl.ops.Direct:
         x, _ = use.node.saved_tensors
         factor = 2.0 if case == "unseen by the audit" or len(x) > 8 else 1.0

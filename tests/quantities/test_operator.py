@@ -231,7 +231,7 @@ class Gated(nn.Module):
 def test_layers_behind_a_gate_of_zeros_add_nothing():
     model, x = Gated().double(), drawn(5, 6, 4, seed=10)
     diagonal = dense_ntk(model, x, outputs="sum").diagonal()
-    torch.testing.assert_close(fl.ntk_diagonal(model, x, outputs="sum"), diagonal)
+    torch.testing.assert_close(fl.quantities.ntk_diagonal(model, x, outputs="sum"), diagonal)
     assert float(fl.NTKOperator(model, x).trace()) == pytest.approx(float(diagonal.sum()))
 
 

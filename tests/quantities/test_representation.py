@@ -57,18 +57,18 @@ def data(*shape: int, seed: int = 1) -> Tensor:
 def test_inputs_and_outputs_of_a_perceptron_are_those_written_by_hand() -> None:
     model, x = mlp(), data(7, 4)
     hidden = torch.tanh(x @ model[0].weight.T + model[0].bias).detach()
-    taken = fl.representation_kernels(model, x)
+    taken = fl.quantities.representation_kernels(model, x)
     assert list(taken) == ["0", "3"]
     assert_close(taken["0"], gram(x))
     assert_close(taken["3"], gram(hidden))
-    given = fl.representation_kernels(model, x, of="output")
+    given = fl.quantities.representation_kernels(model, x, of="output")
     assert list(given) == ["0", "3"]
     assert_close(given["0"], gram((x @ model[0].weight.T + model[0].bias).detach()))
     assert_close(given["3"], gram((hidden @ model[3].weight.T + model[3].bias).detach()))
 
 
 def test_the_kernel_is_not_divided_by_the_width() -> None:
-    assert fl.representation_kernels(nn.Linear(9, 2), torch.ones(3, 9))[""].tolist() == [[9.0] * 3] * 3
+    assert fl.quantities.representation_kernels(nn.Linear(9, 2), torch.ones(3, 9))[""].tolist() == [[9.0] * 3] * 3
 
 
 @pytest.mark.parametrize("of", ["input", "output"])
@@ -76,7 +76,7 @@ def test_positions_of_a_convolution_are_summed_over(of: str) -> None:
     layers = [nn.Conv2d(2, 5, 3, stride=2), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 3, 2), nn.Flatten()]
     model = built(lambda: nn.Sequential(*layers, nn.Linear(6, 2)).double())
     x, x2 = data(4, 2, 7, 6), data(3, 2, 7, 6, seed=2)
-    kernels = fl.representation_kernels(model, x, x2, of=of)
+    kernels = fl.quantities.representation_kernels(model, x, x2, of=of)
     assert list(kernels) == ["0", "1", "3", "5"]
     for name, kernel in kernels.items():
         h, h2 = (recorded(model, each, name, of)[0] for each in (x, x2))
@@ -91,11 +91,11 @@ def test_samples_are_found_where_the_sequence_comes_first(samples: int) -> None:
 
     model = built(lambda: Net(forward, body=nn.GRU(3, 6), head=nn.Linear(6, 2)))
     x, x2 = data(samples, 4, 3), data(3, 4, 3, seed=2)
-    kernels = fl.representation_kernels(model, x, x2)
+    kernels = fl.quantities.representation_kernels(model, x, x2)
     assert_close(kernels["body"], gram(x, x2))
-    assert_close(fl.representation_kernels(model, x)["body"], gram(x))
+    assert_close(fl.quantities.representation_kernels(model, x)["body"], gram(x))
     (output, _), *_ = recorded(model, x, "body", "output")
-    assert_close(fl.representation_kernels(model, x, of="output")["body"], gram(output.transpose(0, 1)))
+    assert_close(fl.quantities.representation_kernels(model, x, of="output")["body"], gram(output.transpose(0, 1)))
 
 
 def test_rows_of_all_positions_in_one_axis_are_told_apart() -> None:
@@ -105,9 +105,9 @@ def test_rows_of_all_positions_in_one_axis_are_told_apart() -> None:
 
     model = built(lambda: Net(forward, first=nn.Linear(4, 6), second=nn.Linear(6, 2)))
     x = data(5, 3, 4)
-    assert_close(fl.representation_kernels(model, x)["first"], gram(x))
+    assert_close(fl.quantities.representation_kernels(model, x)["first"], gram(x))
     output = (x @ model.first.weight.T + model.first.bias).detach()
-    assert_close(fl.representation_kernels(model, x, of="output")["first"], gram(output))
+    assert_close(fl.quantities.representation_kernels(model, x, of="output")["first"], gram(output))
 
 
 @pytest.mark.parametrize("of", ["input", "output"])
@@ -119,27 +119,27 @@ def test_a_layer_called_twice_counts_both_calls_and_no_cross_terms(of: str) -> N
     pairs = [(a, b) if of == "output" else (a[0][0], b[0][0]) for a, b in zip(first, second, strict=True)]
     assert len(pairs) == 2
     expected = gram(*pairs[0]) + gram(*pairs[1])
-    assert_close(fl.representation_kernels(model, x, x2, of=of)["body"], expected)
+    assert_close(fl.quantities.representation_kernels(model, x, x2, of=of)["body"], expected)
 
 
 def test_a_value_that_is_written_over_later_is_kept_as_it_was() -> None:
     layers = [nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2)]
     model, x = built(lambda: nn.Sequential(*layers).double()), data(5, 4)
     expected = gram((x @ model[0].weight.T + model[0].bias).detach())
-    assert_close(fl.representation_kernels(model, x, of="output")["0"], expected)
+    assert_close(fl.quantities.representation_kernels(model, x, of="output")["0"], expected)
 
 
 def test_layers_are_chosen_by_globs() -> None:
     model = built(lambda: nn.Sequential(mlp(), mlp_of(3)))
     x = data(5, 4)
-    assert list(fl.representation_kernels(model, x)) == ["0.0", "0.3", "1.0", "1.2"]
-    assert list(fl.representation_kernels(model, x, layers="1.*")) == ["1.0", "1.1", "1.2"]
-    assert list(fl.representation_kernels(model, x, layers=["1.1", "0"])) == ["0", "1.1"]
-    assert list(fl.representation_kernels(model, x, layers="")) == [""]
-    assert_close(fl.representation_kernels(model, x, layers="")[""], gram(x))
+    assert list(fl.quantities.representation_kernels(model, x)) == ["0.0", "0.3", "1.0", "1.2"]
+    assert list(fl.quantities.representation_kernels(model, x, layers="1.*")) == ["1.0", "1.1", "1.2"]
+    assert list(fl.quantities.representation_kernels(model, x, layers=["1.1", "0"])) == ["0", "1.1"]
+    assert list(fl.quantities.representation_kernels(model, x, layers="")) == [""]
+    assert_close(fl.quantities.representation_kernels(model, x, layers="")[""], gram(x))
     with eval_mode(model):
         expected = gram(torch.tanh(model[1][0](model[0](x))).detach())
-    assert_close(fl.representation_kernels(model, x, layers="1.1", of="output")["1.1"], expected)
+    assert_close(fl.quantities.representation_kernels(model, x, layers="1.1", of="output")["1.1"], expected)
 
 
 def mlp_of(inputs: int) -> nn.Sequential:
@@ -153,20 +153,20 @@ def test_attention_is_a_layer_whose_projection_is_never_called() -> None:
     model = built(lambda: Net(forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 2)))
     x = data(5, 3, 4)
     assert "attention.out_proj" in dict(model.named_modules())
-    kernels = fl.representation_kernels(model, x)
+    kernels = fl.quantities.representation_kernels(model, x)
     assert list(kernels) == ["attention", "head"]
     assert_close(kernels["attention"], gram(x))
     (output, _), *_ = recorded(model, x, "attention", "output")
-    assert_close(fl.representation_kernels(model, x, of="output")["attention"], gram(output))
+    assert_close(fl.quantities.representation_kernels(model, x, of="output")["attention"], gram(output))
     with pytest.raises(InputValueError, match=r"attention\.out_proj is not called.*layers="):
-        fl.representation_kernels(model, x, layers="attention.*")
+        fl.quantities.representation_kernels(model, x, layers="attention.*")
 
 
 def test_a_layer_that_was_asked_for_and_is_never_called_is_an_error() -> None:
     model = built(lambda: Net(lambda self, x: self.body(x), body=nn.Linear(4, 2), spare=nn.Linear(4, 2)))
-    assert list(fl.representation_kernels(model, data(5, 4))) == ["body"]
+    assert list(fl.quantities.representation_kernels(model, data(5, 4))) == ["body"]
     with pytest.raises(InputValueError, match="spare is not called in the forward pass, expected"):
-        fl.representation_kernels(model, data(5, 4), layers=["body", "spare"])
+        fl.quantities.representation_kernels(model, data(5, 4), layers=["body", "spare"])
 
 
 def test_modules_called_with_keywords_only_are_measured() -> None:
@@ -179,11 +179,11 @@ def test_modules_called_with_keywords_only_are_measured() -> None:
     inner = built(lambda: Net(block, body=nn.Linear(4, 6)))
     model = built(lambda: Net(forward, block=inner, head=nn.Linear(6, 2)))
     x = data(5, 3, 4)
-    kernels = fl.representation_kernels(model, x, layers=["block", "block.body", "head"])
+    kernels = fl.quantities.representation_kernels(model, x, layers=["block", "block.body", "head"])
     assert_close(kernels["block"], gram(x))
     assert_close(kernels["block.body"], gram(x))
     output = 2.0 * (x @ inner.body.weight.T + inner.body.bias).detach()
-    assert_close(fl.representation_kernels(model, x, layers="block", of="output")["block"], gram(output))
+    assert_close(fl.quantities.representation_kernels(model, x, layers="block", of="output")["block"], gram(output))
 
 
 def t5() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -198,12 +198,14 @@ def t5() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def test_layers_of_a_t5_agree_with_what_they_were_called_with() -> None:
     model, x = t5()
-    kernels = fl.representation_kernels(model, x, layers=["*SelfAttention.q", "*EncDecAttention.k", "*.wo", "lm_head"])
+    kernels = fl.quantities.representation_kernels(
+        model, x, layers=["*SelfAttention.q", "*EncDecAttention.k", "*.wo", "lm_head"]
+    )
     assert len(kernels) == 4 + 2 + 4 + 1
     for name, kernel in kernels.items():
         ((h,), _), *_ = recorded(model, x, name, "input")
         assert_close(kernel, gram(h))
-    whole = fl.representation_kernels(model, x, layers="*.SelfAttention", of="output")
+    whole = fl.quantities.representation_kernels(model, x, layers="*.SelfAttention", of="output")
     assert len(whole) == 4
     for name, kernel in whole.items():
         assert_close(kernel, gram(recorded(model, x, name, "output")[0][0]))
@@ -211,17 +213,17 @@ def test_layers_of_a_t5_agree_with_what_they_were_called_with() -> None:
 
 def test_tables_that_no_sample_enters_do_not_spoil_the_other_layers() -> None:
     model, x = t5()
-    kernels = fl.representation_kernels(model, x)
+    kernels = fl.quantities.representation_kernels(model, x)
     assert {"encoder.embed_tokens", "lm_head", "decoder.block.1.layer.2.DenseReluDense.wi"} <= set(kernels)
     assert not [name for name in kernels if name.endswith("relative_attention_bias")]
     with pytest.raises(UnsupportedModelError, match=r"relative_attention_bias has no axis along which the samples lie"):
-        fl.representation_kernels(model, x, layers="*.relative_attention_bias")
+        fl.quantities.representation_kernels(model, x, layers="*.relative_attention_bias")
 
 
 def test_tokens_count_as_numbers_at_the_input_of_an_embedding() -> None:
     model = built(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2)))
     tokens = torch.randint(7, (5, 3))
-    kernels = fl.representation_kernels(model, tokens)
+    kernels = fl.quantities.representation_kernels(model, tokens)
     assert_close(kernels["0"], gram(tokens))
     assert_close(kernels["2"], gram(model[0](tokens).detach()))
 
@@ -232,14 +234,14 @@ def test_budgets_that_force_blocks_give_the_same_kernels(budget: int) -> None:
     calls: list[int] = []
     model[0].register_forward_hook(lambda module, args, output: calls.append(len(output)))
     x, x2 = data(11, 4), data(6, 4, seed=2)
-    expected, cross = fl.representation_kernels(model, x), fl.representation_kernels(model, x, x2)
+    expected, cross = fl.quantities.representation_kernels(model, x), fl.quantities.representation_kernels(model, x, x2)
     assert_close(expected["2"], gram(model[1](model[0](x)).detach()))
     calls.clear()
-    kernels = fl.representation_kernels(model, x, memory=budget)
+    kernels = fl.quantities.representation_kernels(model, x, memory=budget)
     assert max(calls[2:]) < 11
     for name, kernel in kernels.items():
         assert_close(kernel, expected[name])
-    for name, kernel in fl.representation_kernels(model, x, x2, memory=budget).items():
+    for name, kernel in fl.quantities.representation_kernels(model, x, x2, memory=budget).items():
         assert_close(kernel, cross[name])
 
 
@@ -247,12 +249,15 @@ def test_what_does_not_fit_is_refused_before_it_is_made() -> None:
     with pytest.raises(
         MemoryBudgetError, match=r"kernels of 2 layers .* need 1.1 KiB, expected at most 500 B.*layers=.*memory="
     ):
-        fl.representation_kernels(mlp(), data(7, 4), memory=500)
+        fl.quantities.representation_kernels(mlp(), data(7, 4), memory=500)
 
 
 def test_double_measures_a_copy() -> None:
     model, x = mlp().float(), data(7, 4).float()
-    single, double = fl.representation_kernels(model, x), fl.representation_kernels(model, x, dtype=torch.float64)
+    single, double = (
+        fl.quantities.representation_kernels(model, x),
+        fl.quantities.representation_kernels(model, x, dtype=torch.float64),
+    )
     assert {kernel.dtype for kernel in single.values()} == {torch.float32}
     assert {kernel.dtype for kernel in double.values()} == {torch.float64}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -264,32 +269,34 @@ def test_double_measures_a_copy() -> None:
 
 
 def test_half_precision_is_accumulated_in_single() -> None:
-    kernel = fl.representation_kernels(nn.Linear(400, 1).bfloat16(), torch.ones(3, 400, dtype=torch.bfloat16))[""]
+    kernel = fl.quantities.representation_kernels(
+        nn.Linear(400, 1).bfloat16(), torch.ones(3, 400, dtype=torch.bfloat16)
+    )[""]
     assert kernel.dtype == torch.float32
     assert kernel.tolist() == [[400.0] * 3] * 3
 
 
 def test_one_sample_and_identical_samples_are_measured() -> None:
     model, x = mlp(), data(7, 4)
-    assert_close(fl.representation_kernels(model, x[:1])["0"], gram(x[:1]))
+    assert_close(fl.quantities.representation_kernels(model, x[:1])["0"], gram(x[:1]))
     same = x[:1].repeat(6, 1)
-    assert_close(fl.representation_kernels(model, same)["0"], gram(same))
+    assert_close(fl.quantities.representation_kernels(model, same)["0"], gram(same))
 
 
 def test_frozen_layers_and_models_without_gradients_have_representations() -> None:
     model, x = mlp().requires_grad_(False), data(5, 4)
-    assert_close(fl.representation_kernels(model, x)["0"], gram(x))
+    assert_close(fl.quantities.representation_kernels(model, x)["0"], gram(x))
     with torch.inference_mode():
-        assert_close(fl.representation_kernels(model, x)["0"], gram(x))
+        assert_close(fl.quantities.representation_kernels(model, x)["0"], gram(x))
 
 
 def test_the_same_function_of_parameters_is_not_a_representation_of_samples() -> None:
     model = built(lambda: Net(lambda self, x: x @ self.table(torch.arange(4)), table=nn.Embedding(4, 3)))
     with pytest.raises(UnsupportedModelError, match=r"of table has no axis along which the samples lie.*layers="):
-        fl.representation_kernels(model, data(5, 4), layers="table")
+        fl.quantities.representation_kernels(model, data(5, 4), layers="table")
 
 
 def test_the_last_input_kernel_is_the_tangent_kernel_of_a_linear_head() -> None:
     model, x, x2 = mlp(), data(7, 4), data(3, 4, seed=2)
     head = fl.ntk(model, x, x2, outputs="mean", parameters="3.weight")
-    assert_close(fl.representation_kernels(model, x, x2)["3"], head)
+    assert_close(fl.quantities.representation_kernels(model, x, x2)["3"], head)

@@ -105,7 +105,7 @@ def test_the_velocity_is_the_limit_of_differences(name: str, loss: str):
     if loss == "cross-entropy" and name == "one output":
         pytest.skip("one output has no classes")
     for outputs in ("mean", "each", "full"):
-        velocity = fl.ntk_velocity(model, x, y, loss=loss, outputs=outputs)
+        velocity = fl.quantities.ntk_velocity(model, x, y, loss=loss, outputs=outputs)
         expected = difference(model, x, y, loss, outputs)
         assert velocity.shape == expected.shape
         assert float((velocity - expected).abs().max()) < 1e-6 * float(expected.abs().max())
@@ -178,7 +178,7 @@ def test_a_change_that_autograd_does_not_see_is_refused(name: str, precision: to
     model, x, y = hidden(HIDDEN[name])
     model, x = model.to(precision), x.to(precision)
     before = copy.deepcopy(model.state_dict())
-    for function in (fl.ntk_velocity, fl.feature_speed):
+    for function in (fl.quantities.ntk_velocity, fl.quantities.feature_speed):
         with pytest.raises(UnsupportedModelError, match="in a way that autograd does not see"):
             function(model, x, y)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -188,10 +188,10 @@ def test_a_change_that_autograd_does_not_see_is_refused(name: str, precision: to
 @pytest.mark.parametrize("name", SEEN)
 def test_a_change_that_autograd_sees_is_measured(name: str, precision: torch.dtype):
     model, x, y = hidden(SEEN[name])
-    velocity = fl.ntk_velocity(model.to(precision), x.to(precision), y).double()
+    velocity = fl.quantities.ntk_velocity(model.to(precision), x.to(precision), y).double()
     if name != "a shift that cancels":  # kernels jump at the first sample
         x, y = x[1:], y[1:]
-        velocity, model.between = fl.ntk_velocity(model, x.to(precision), y).double(), torch.relu
+        velocity, model.between = fl.quantities.ntk_velocity(model, x.to(precision), y).double(), torch.relu
     expected = difference(model.double(), x, y, "sum-half", "mean")
     torch.testing.assert_close(velocity, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
@@ -216,7 +216,7 @@ def test_complex_weights_move_in_both_of_their_parts():
         model = Spectral().double()
     model.weight.data = model.weight.data.to(torch.complex128)
     x, y = drawn(5, 4, 2), drawn(5, 2)
-    velocity, expected = fl.ntk_velocity(model, x, y), difference(model, x, y, "sum-half", "mean")
+    velocity, expected = fl.quantities.ntk_velocity(model, x, y), difference(model, x, y, "sum-half", "mean")
     assert float((velocity - expected).abs().max()) < 1e-6 * float(expected.abs().max())
     jacobians, step = [], 1e-6
     residual = (model(x) - y).detach()
@@ -230,22 +230,22 @@ def test_complex_weights_move_in_both_of_their_parts():
     growth = (jacobians[0] - jacobians[1]).norm() / (2 * step) / jacobians[0].norm()
     slope = sum(float(g.abs().square().sum()) for g in gradients)
     speed = float(growth * residual.square().sum()) / slope
-    assert fl.feature_speed(model, x, y) == pytest.approx(speed, rel=1e-4)
+    assert fl.quantities.feature_speed(model, x, y) == pytest.approx(speed, rel=1e-4)
 
 
 def test_conventions_scale_the_velocity():
     """P = 5 and C = 3: no two conventions agree."""
     model, x, y = built("mlp")
-    one = fl.ntk_velocity(model, x, y)
+    one = fl.quantities.ntk_velocity(model, x, y)
     for loss, factor in (("mean", 2 / 5), ("mean-half", 1 / 5), ("mean-over-outputs", 2 / 15)):
-        np.testing.assert_allclose(fl.ntk_velocity(model, x, y, loss=loss), factor * one, rtol=1e-10)
+        np.testing.assert_allclose(fl.quantities.ntk_velocity(model, x, y, loss=loss), factor * one, rtol=1e-10)
 
 
 def test_a_linear_model_keeps_its_kernel():
     model = nn.Linear(4, 3).double()
     x, y = drawn(5, 4), drawn(5, 3)
-    assert float(fl.ntk_velocity(model, x, y).abs().max()) < 1e-12
-    assert fl.feature_speed(model, x, y) < 1e-12
+    assert float(fl.quantities.ntk_velocity(model, x, y).abs().max()) < 1e-12
+    assert fl.quantities.feature_speed(model, x, y) < 1e-12
 
 
 def homogeneous(layers: int, sigma: float) -> nn.Module:
@@ -266,14 +266,14 @@ def homogeneous(layers: int, sigma: float) -> nn.Module:
 def test_features_speed_up_as_the_initialization_shrinks(layers: int):
     """002 Eq. 89: sigma^-L for L weight layers."""
     x, y = drawn(6, 4), drawn(6, 2)
-    speeds = [fl.feature_speed(homogeneous(layers, sigma), x, y) for sigma in (1e-2, 1e-3)]
+    speeds = [fl.quantities.feature_speed(homogeneous(layers, sigma), x, y) for sigma in (1e-2, 1e-3)]
     assert math.log10(speeds[0] / speeds[1]) == pytest.approx(-layers, abs=1e-3)
 
 
 def test_features_speed_up_with_the_divisor_of_a_centered_output():
     """001 Sec. 4.2: g = (f - f0) / gamma."""
     model, x, y = homogeneous(3, 1.0), drawn(6, 4), drawn(6, 2)
-    speeds = [fl.feature_speed(Divided(model, gamma), x, y) for gamma in (1.0, 10.0)]
+    speeds = [fl.quantities.feature_speed(Divided(model, gamma), x, y) for gamma in (1.0, 10.0)]
     assert speeds[1] / speeds[0] == pytest.approx(10.0, rel=1e-9)
 
 
@@ -301,7 +301,7 @@ def test_the_speed_is_that_of_its_definition():
         hessians.append(torch.cat([torch.zeros_like(p).flatten() if h is None else h.flatten() for h, p in pairs]))
     slope = sum(u.square().sum() for u in v)
     expected = torch.stack(hessians).norm() / torch.stack(rows).norm() * residual.square().sum() / slope
-    assert fl.feature_speed(model, x, y) == pytest.approx(float(expected), rel=1e-10)
+    assert fl.quantities.feature_speed(model, x, y) == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_the_speed_is_the_rate_of_the_features_by_that_of_the_error():
@@ -315,7 +315,7 @@ def test_the_speed_is_the_rate_of_the_features_by_that_of_the_error():
     before, after = (torch.cat(list(dense_jacobian(m, x).values()), -1) for m in (model, twin))
     features = float((after - before).norm() / before.norm()) / step
     error = -math.log(float((twin(x) - y).detach().norm() / (model(x) - y).detach().norm())) / step
-    assert fl.feature_speed(model, x, y) == pytest.approx(features / error, rel=1e-4)
+    assert fl.quantities.feature_speed(model, x, y) == pytest.approx(features / error, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -369,18 +369,18 @@ def test_normalizations_taken_apart_are_the_same(layer: nn.Module):
 def test_wrong_targets_are_refused():
     model, x, _ = built("mlp")
     with pytest.raises(fl.FeatlearnError, match=r"y has shape \(5,\), expected \(P, C\) = \(5, 3\)"):
-        fl.ntk_velocity(model, x, torch.ones(5))
+        fl.quantities.ntk_velocity(model, x, torch.ones(5))
     with pytest.raises(fl.FeatlearnError, match="outputs='total', expected"):
-        fl.ntk_velocity(model, x, torch.ones(5, 3), outputs="total")
+        fl.quantities.ntk_velocity(model, x, torch.ones(5, 3), outputs="total")
     with pytest.raises(fl.FeatlearnError, match=r"y of shape \(5, 3\) has 15 entries that are nan"):
-        fl.ntk_velocity(model, x, torch.full((5, 3), math.nan))
+        fl.quantities.ntk_velocity(model, x, torch.full((5, 3), math.nan))
     with pytest.raises(fl.FeatlearnError, match=r"loss='hinge', expected 'sum-half', .*'cross-entropy'"):
-        fl.ntk_velocity(model, x, torch.ones(5, 3), loss="hinge")
+        fl.quantities.ntk_velocity(model, x, torch.ones(5, 3), loss="hinge")
     with pytest.raises(fl.FeatlearnError, match="miss the sum 1 by up to 2, expected one-hot"):
-        fl.ntk_velocity(model, x, torch.ones(5, 3), loss="cross-entropy")
+        fl.quantities.ntk_velocity(model, x, torch.ones(5, 3), loss="cross-entropy")
     single, x, _ = built("one output")
     with pytest.raises(fl.FeatlearnError, match=r"integers from 0 to 4.*one-hot.*y.double\(\)"):
-        fl.feature_speed(single, x, torch.arange(5))
+        fl.quantities.feature_speed(single, x, torch.arange(5))
 
 
 def test_a_session_of_another_precision_is_refused():
@@ -399,6 +399,6 @@ def test_the_speed_of_features_is_near_one_for_a_narrow_network_and_far_below_fo
     for width in (100, 4000):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
-        speeds.append(fl.feature_speed(model, x, y))
+        speeds.append(fl.quantities.feature_speed(model, x, y))
     assert 0.6 < speeds[0] < 1.1  # 0.85
     assert 0.02 < speeds[1] < 0.035  # 0.026, as 1 / width

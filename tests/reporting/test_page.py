@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import featlearn as fl
+from featlearn import reporting
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import Run, RunWriter
 from featlearn.reporting.document import static
@@ -69,7 +70,7 @@ def test_it_is_a_public_function_of_one_run_or_several(run: Run, tmp_path: Path)
     from featlearn.reporting import figures
 
     assert fl.report is report
-    assert fl.reporting.figures is figures
+    assert reporting.figures is figures
     one, path, several = tmp_path / "one.html", tmp_path / "path.html", tmp_path / "several.html"
     assert fl.report(run, one) == one
     assert fl.report(run.path, path).read_text() == one.read_text() == run.report(tmp_path / "run.html").read_text()

@@ -139,7 +139,7 @@ def test_it_says_what_to_change_and_why(lazy: tuple[Run, float]):
         "fl.steer.scale_output",
         "fl.steer.scale_init",
         "mean_field",
-        "fl.SLO",
+        "fl.steer.SLO",
         "Cor. 2",
         "expect:",
         "because:",

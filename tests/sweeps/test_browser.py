@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import featlearn as fl
+from featlearn import sweeps
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 from tests.reporting.runs import HOSTILE
 from tests.sweeps import functions
@@ -19,7 +20,7 @@ pytestmark = [
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("browser") / "a sweep"
     grid = {"gamma": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "width": [8, 32]}
-    sweep = fl.sweep(functions.recorded, grid, out=out, seeds=2, executor=fl.sweeps.Serial(), quiet=True)
+    sweep = fl.sweep(functions.recorded, grid, out=out, seeds=2, executor=sweeps.Serial(), quiet=True)
     return sweep.report(out / "sweep.html", title=HOSTILE, boundary={"theory": lambda gamma: 10 / gamma})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import featlearn as fl
+from featlearn import sweeps
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
@@ -39,7 +40,7 @@ def scheduler() -> Iterator[DaskExecutor]:
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))  # for processes of submitit
     if request.param == "process pool":
-        with fl.sweeps.ProcessPool(2) as pool:
+        with sweeps.ProcessPool(2) as pool:
             yield pool
     elif request.param == "dask":
         yield request.getfixturevalue("scheduler")

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 import featlearn as fl
+from featlearn import sweeps
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 from featlearn.sweeps.cells import axis
 from featlearn.sweeps.grid import Point
@@ -34,7 +35,7 @@ def measured(gamma, width, seed, kind="a"):
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("map") / "s"
     grid = {"gamma": GAMMAS, "width": WIDTHS, "kind": "a"}
-    return fl.sweep(measured, grid, out=out, seeds=SEEDS, executor=fl.sweeps.Serial(), quiet=True)
+    return fl.sweep(measured, grid, out=out, seeds=SEEDS, executor=sweeps.Serial(), quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +221,7 @@ def test_the_table_as_csv(found, tmp_path):
 
 
 def test_a_formula_is_no_formula_in_a_spreadsheet(tmp_path):
-    fl.sweep(lambda: {"a": "=1+1", "b": -1}, {}, out=tmp_path / "s", executor=fl.sweeps.Serial(), quiet=True)
+    fl.sweep(lambda: {"a": "=1+1", "b": -1}, {}, out=tmp_path / "s", executor=sweeps.Serial(), quiet=True)
     text = fl.open_sweep(tmp_path / "s").to_csv(tmp_path / "t.csv").read_text()
     assert ",'=1+1,-1," in text
 
@@ -237,7 +238,7 @@ def test_the_table_as_arrays(found, tmp_path):
     assert data["status"].sel(gamma=10.0, width=5, seed=0).item() == "failed"
     assert data["regime"].sel(gamma=0.01, width=5, seed=4).item() == "rich"
     points = [{"gamma": 1.0, "width": 5}, {"gamma": 0.1, "width": 15}, {"gamma": 1.0, "width": 25}]
-    listed = fl.sweep(measured, points, out=tmp_path, seeds=2, executor=fl.sweeps.Serial(), quiet=True).to_xarray()
+    listed = fl.sweep(measured, points, out=tmp_path, seeds=2, executor=sweeps.Serial(), quiet=True).to_xarray()
     assert dict(listed.sizes) == {"point": 3, "seed": 2}
     assert listed["width"].to_numpy().tolist() == [5, 15, 25]
     assert listed["number"].to_numpy()[:, 1].tolist() == [number(p["gamma"], p["width"], 1) for p in points]

@@ -9,11 +9,12 @@ from urllib.parse import unquote
 import pytest
 
 import featlearn as fl
+from featlearn import sweeps
 from tests.reporting.runs import HOSTILE
 from tests.reporting.test_page import Page
 from tests.sweeps import functions
 
-SERIAL = fl.sweeps.Serial()
+SERIAL = sweeps.Serial()
 
 
 @pytest.fixture(scope="module")

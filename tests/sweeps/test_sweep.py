@@ -15,13 +15,14 @@ import pytest
 import torch
 
 import featlearn as fl
+from featlearn import sweeps
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError
 from featlearn.sweeps.folder import SweepFolder
 from featlearn.sweeps.grid import Point, points_of, seeds_of
 from featlearn.sweeps.results import Sweep
 from tests.sweeps import functions
 
-SERIAL = fl.sweeps.Serial()
+SERIAL = sweeps.Serial()
 TOP = Path(__file__).parents[2]
 
 
@@ -86,7 +87,7 @@ def test_seeds_are_a_number_or_a_list():
         (functions.product, {"aa": [1]}, "did you mean 'a'"),
         (functions.product, {"b": [1]}, "missing a required argument: 'a'"),
         (functions.alone, [{"x": 1}, {"y": 1}], "does not take the point y=1"),
-        (lambda x: x, {"x": [1]}, r"<lambda> cannot be imported by worker processes.*fl.sweeps.Serial\(\)"),
+        (lambda x: x, {"x": [1]}, r"<lambda> cannot be imported by worker processes.*sweeps.Serial\(\)"),
         (functions.product.__call__, {"a": [1]}, "expected a function"),
         (math_sqrt := __import__("math").sqrt, {"x": [1]}, "expected a function"),
     ],
@@ -297,7 +298,7 @@ def test_on_error_raise_stops_at_the_first(tmp_path):
 
 def test_on_error_raise_drops_what_has_not_begun(tmp_path):
     grid = {"a": [3, *range(10, 200, 3)]}
-    with fl.sweeps.ProcessPool(1) as pool, pytest.raises(FeatlearnError, match="a=3"):  # in the order of the grid
+    with sweeps.ProcessPool(1) as pool, pytest.raises(FeatlearnError, match="a=3"):  # in the order of the grid
         fl.sweep(functions.slowly_picky, grid, out=tmp_path, executor=pool, on_error="raise", quiet=True)
     status = [row["status"] for row in fl.open_sweep(tmp_path).rows]
     assert status[0] == "failed"
@@ -435,7 +436,7 @@ def test_a_killed_worker_is_replaced_and_its_point_begun_once_more(times, tmp_pa
     notes = tmp_path / "notes"
     notes.mkdir()
     grid = {"a": [0, 1, 2, 4], "times": times, "notes": str(notes)}
-    found = fl.sweep(functions.killed, grid, out=tmp_path / "s", executor=fl.sweeps.ProcessPool(2), quiet=True)
+    found = fl.sweep(functions.killed, grid, out=tmp_path / "s", executor=sweeps.ProcessPool(2), quiet=True)
     begun = {one.name: one.read_text().count("begun") for one in notes.iterdir()}
     assert begun == {"0": 1, "1": 2, "2": 1, "4": 1}
     assert [row["status"] for row in found.rows] == ["done", "done" if times == 1 else "failed", "done", "done"]
@@ -481,7 +482,7 @@ def own(a, b, seed, notes, pause):
 
 if __name__ == "__main__":
     grid = {"a": list(range(10)), "b": [0, 100], "notes": sys.argv[2], "pause": 0.1}
-    fl.sweep(own, grid, out=sys.argv[1], seeds=2, executor=fl.sweeps.ProcessPool(2))
+    fl.sweep(own, grid, out=sys.argv[1], seeds=2, executor=sweeps.ProcessPool(2))
 """
 
 

@@ -278,7 +278,7 @@ def test_conserved_matrices_stay_with_unequal_rates():
     for one, other, wrong, start in zip(before, after, plain, deep_linear.conserved_matrices(weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-8)
         assert float((wrong - start).norm()) > 1e-2  # the rates matter
-    measured = fl.layer_balance(model_of(weights), x[:2])
+    measured = fl.quantities.layer_balance(model_of(weights), x[:2])
     for found, value in zip(measured.values(), deep_linear.conserved_matrices(weights), strict=True):
         np.testing.assert_allclose(found.value, value, rtol=1e-6, atol=1e-6)
 

@@ -14,6 +14,7 @@ import featlearn as fl
 from benchmarks.widths.cases import SUITES, Case
 from benchmarks.widths.networks import batch, made
 from benchmarks.widths.run import checked, located
+from featlearn import widths
 from featlearn.theory.phases import Phase
 
 matplotlib.use("agg")
@@ -42,7 +43,7 @@ def mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
 
 
-def said_rightly(case: Case, found: fl.widths.WidthCheck) -> bool:
+def said_rightly(case: Case, found: widths.WidthCheck) -> bool:
     return found.scheme == case.scheme.split()[0] and located(case, found)
 
 
@@ -61,11 +62,11 @@ def test_every_case_of_the_benchmark(case: Case):
 
 
 @pytest.fixture(scope="module")
-def standard() -> fl.widths.WidthCheck:
+def standard() -> widths.WidthCheck:
     return fl.width_check(mlp, (X, Y), widths=(16, 32, 64), seeds=2, steps=3)
 
 
-def test_the_powers_of_the_standard_parametrization(standard: fl.widths.WidthCheck):
+def test_the_powers_of_the_standard_parametrization(standard: widths.WidthCheck):
     """Under SGD at one rate: features move by 1/sqrt(n) and sqrt(n), outputs by n (Yang & Hu 2021)."""
     assert (standard.scheme, standard.phase, standard.problems) == ("standard", Phase.UNSTABLE, ())
     assert [one.kind for one in standard.layers.values()] == ["input", "hidden", "output"]
@@ -77,7 +78,7 @@ def test_the_powers_of_the_standard_parametrization(standard: fl.widths.WidthChe
     assert all(isinstance(one, fl.Estimate) for layer in standard.layers.values() for one in layer.exponents.values())
 
 
-def test_words_numbers_and_picture(standard: fl.widths.WidthCheck):
+def test_words_numbers_and_picture(standard: widths.WidthCheck):
     said = str(standard)
     assert said.startswith("scheme: standard")
     assert "phase: unstable" in said
@@ -233,7 +234,7 @@ def test_an_optimizer_that_is_neither_sgd_nor_adam_is_named():
     """SLO divides the gradient of a tensor by its norm: rates are measured, and the tables may not be its own."""
 
     def slo(model: nn.Module) -> torch.optim.Optimizer:
-        return fl.SLO([{"params": [p], "speed": 1.0} for p in model.parameters()], lr=0.01)
+        return fl.steer.SLO([{"params": [p], "speed": 1.0} for p in model.parameters()], lr=0.01)
 
     found = fl.width_check(mlp, (X, Y), widths=(8, 16), seeds=1, steps=1, optimizer=slo)
     assert found.update == "normalized"

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import TrainingTask
-from featlearn.quantities.ntk_diagonal import ntk_diagonal
+from featlearn.quantities.diagonal import ntk_diagonal
 from featlearn.steer import safe_lr
 
 MOMENTUM = 0.1

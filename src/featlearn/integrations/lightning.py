@@ -12,6 +12,8 @@ from featlearn.monitoring import Watch
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.probe_data import trains
 
+__all__ = ["callback"]
+
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 

@@ -9,6 +9,8 @@ from featlearn.monitoring import Watch
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.probe_data import trains
 
+__all__ = ["callback"]
+
 
 def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any) -> Any:
     """A callback that watches what a `transformers.Trainer` trains.

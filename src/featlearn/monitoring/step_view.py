@@ -22,7 +22,7 @@ from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_
 from featlearn.network.checks import trainable_parameters
 from featlearn.network.initial_network import network_at
 from featlearn.network.inputs import Inputs
-from featlearn.quantities.layer_balance import Rates, pair_balance
+from featlearn.quantities.balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared

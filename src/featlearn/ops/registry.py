@@ -20,7 +20,7 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
     fallback). Your rules are compared with autograd on every batch, and a rule that disagrees is not used. Fetch saved
     tensors when the rule runs, not inside the functions it returns.
 
-    >>> @fl.register_rule("ScaleBackward")
+    >>> @fl.ops.register_rule("ScaleBackward")
     ... def scale(use):
     ...     x, weight = use.node.saved_tensors  # x (P, T, F), weight (F,)
     ...     return fl.ops.Direct(lambda grad: use.layout.samples_first(grad * x, x.shape[-1]).sum(1))

@@ -102,7 +102,7 @@ def corrupted_agop(features: LayerFeatures, generator: torch.Generator | None = 
 
     Q = O diag(eig K) O^T with O uniform among rotations (Haar; Beaglehole et al. 2024,
     Fig. 1). If the neural feature ansatz came from the
-    spectrum alone, `fl.metrics.correlation(features.nfm, fl.corrupted_agop(features))` would stay as high as
+    spectrum alone, `fl.metrics.correlation(features.nfm, fl.quantities.corrupted_agop(features))` would stay as high as
     `features.uncentered`; its annealed mean is `fl.theory.early.annealed_corruption`.
     """
     if not isinstance(features, LayerFeatures):

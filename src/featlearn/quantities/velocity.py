@@ -87,7 +87,7 @@ def feature_speed(
     1 and above it learns features while it fits. On 50 digits, two layers of torch's default initialization have 0.8
     at width 100 and 0.03 at width 4000. For an L-homogeneous network with outputs near zero it grows as sigma^-L with
     the scale of its initialization, and in proportion to a divisor of the output. The result is nan where the loss has
-    no gradient. Models are rejected as by `fl.ntk_velocity`.
+    no gradient. Models are rejected as by `fl.quantities.ntk_velocity`.
 
     Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
     not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.

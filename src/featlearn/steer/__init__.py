@@ -1,7 +1,7 @@
 """Steering: training that learns features on purpose, or does not."""
 
 from featlearn.steer.adaptive_slo import AdaptiveSLO, hidden_correlations
-from featlearn.steer.advice import Advice, Change, advise
+from featlearn.steer.advice import Advice, Change
 from featlearn.steer.initialization import scale_init
 from featlearn.steer.layer_groups import speed_groups
 from featlearn.steer.output_scale import ScaledOutput, scale_output
@@ -17,7 +17,6 @@ __all__ = [
     "Change",
     "ScaledOutput",
     "Whitened",
-    "advise",
     "hidden_correlations",
     "parametrize",
     "safe_lr",

@@ -161,7 +161,7 @@ def _changes(found: Diagnosis, gamma: float, toward: str) -> list[Change]:
         changes.append(
             Change(
                 "limit the speed of each layer",
-                "optimizer = fl.SLO(fl.steer.speed_groups(model, {...}), lr)",
+                "optimizer = fl.steer.SLO(fl.steer.speed_groups(model, {...}), lr)",
                 math.nan,
                 "the fast layers leave their first weights, and learn features; see docs/how-to/steer-with-slo.md",
                 "Beaglehole et al. 2024, Sec. 5.2",

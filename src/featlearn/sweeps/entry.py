@@ -63,9 +63,10 @@ def sweep(
             function: another function, or a changed source, is refused.
         seeds: how many, from 0 on, or which.
         executor: any object with `submit(function, *args)` that returns something with `result()`. By default
-            `fl.sweeps.ProcessPool()`: a process of one thread for each core; a process that is killed is replaced and
-            its seed begun once more. The function must then be importable; functions of a script are, under
-            `if __name__ == "__main__":`. `fl.sweeps.Serial()` runs all in this process, for notebooks and debuggers.
+            `featlearn.sweeps.ProcessPool()`, which runs one process of one thread for each core, replaces a process
+            that is killed and starts its seed once more. The function must then be importable; functions of a script
+            are, under `if __name__ == "__main__":`. `featlearn.sweeps.Serial()` runs all points in this process, for
+            notebooks and debuggers.
             A client of dask and an executor of submitit are executors too. What an executor loses, a node that went
             away say, has failed for now and is run again by the next call.
         on_error: `"keep"`: what fails is kept with its error, and the rest goes on. `"raise"`: the first failure stops

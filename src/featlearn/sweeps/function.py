@@ -80,7 +80,7 @@ def _check(signature: inspect.Signature, function: SweptFunction, point: Point) 
 def check_importable(function: Callable[..., Any]) -> None:
     """Refuse a function that another process cannot import."""
     module, name = sys.modules.get(function.__module__), function.__qualname__
-    serial = "or pass executor=fl.sweeps.Serial() to run all points in this process"
+    serial = "or pass executor=featlearn.sweeps.Serial() to run all points in this process"
     if "<lambda>" in name or "<locals>" in name:
         raise InputValueError(
             f"{name} cannot be imported by worker processes, expected a function at the top of a module: move it "

@@ -19,6 +19,8 @@ from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import checked_count, checked_number
 
+__all__ = ["nngp", "ntk"]
+
 Activation = Literal["relu", "linear", "erf"]
 
 # Entries that go through the layers together, few enough for a cache.

@@ -60,7 +60,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
         "egop": task.egop,
         "nfm": first.nfm,
         "agop": first.agop,
-        "corrupted_agop": fl.corrupted_agop(first, context.generator(2)),
+        "corrupted_agop": fl.quantities.corrupted_agop(first, context.generator(2)),
     }
     resemblance = {f"{name}_egop": fl.metrics.correlation(matrices[name], task.egop) for name in MATRICES[1:]}
     return {
@@ -80,7 +80,8 @@ def correlations(model: MLP, x: torch.Tensor, setup: Setup, context: Context) ->
     layer = first_layer(model, x)
     generator = context.generator(2)
     drawn = [
-        float(fl.metrics.correlation(layer.nfm, fl.corrupted_agop(layer, generator))) for _ in range(setup.rotations)
+        float(fl.metrics.correlation(layer.nfm, fl.quantities.corrupted_agop(layer, generator)))
+        for _ in range(setup.rotations)
     ]
     return {"nfc": layer.uncentered, "corrupted": sum(drawn) / len(drawn), "corrupted_lowest": min(drawn)}
 

@@ -88,7 +88,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     diagonals = {
         "nfm": first.nfm,
         "agop": first.agop,
-        "corrupted": fl.corrupted_agop(first, context.generator(5)),
+        "corrupted": fl.quantities.corrupted_agop(first, context.generator(5)),
     }
     return {
         "epochs": epochs,
@@ -100,7 +100,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
 def correlations(layer: LayerFeatures, setup: Setup, context: Context) -> dict[str, float]:
     """Of NFM with AGOP and with corrupted AGOPs: Pearson's of the diagonals, and the cosine of whole matrices."""
     generator, nfm = context.generator(4), layer.nfm
-    drawn = [fl.corrupted_agop(layer, generator) for _ in range(setup.rotations)]
+    drawn = [fl.quantities.corrupted_agop(layer, generator) for _ in range(setup.rotations)]
     return {
         "diagonals": pearson(nfm.diagonal(), layer.agop.diagonal()),
         "corrupted_diagonals": sum(pearson(nfm.diagonal(), one.diagonal()) for one in drawn) / len(drawn),

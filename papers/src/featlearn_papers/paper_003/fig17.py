@@ -132,7 +132,7 @@ def descent(model: MLP, train: Pair, setup: Setup, method: int, context: Context
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=setup.lr)
     if method == SLO:
         groups = fl.steer.speed_groups(model, {"hidden.0": setup.fast, "*": setup.slow})
-        optimizer = fl.SLO(groups, setup.slo_lr, eps=setup.eps)
+        optimizer = fl.steer.SLO(groups, setup.slo_lr, eps=setup.eps)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
         optimizer.zero_grad()

@@ -103,7 +103,7 @@ def ptks(setup: Setup, context: Context, x: Tensor, activation: Activation, widt
     with torch.no_grad():
         outputs = model(x)
     return PTKs(
-        drawn=fl.ptk(model, x, layer="hidden.0"),
+        drawn=fl.quantities.ptk(model, x, layer="hidden.0"),
         limit=early.expected_ptk(x, width, activation, 2, variances, exact=False),
         expected=early.expected_ptk(x, width, activation, 2, variances),
         outputs=outputs,

@@ -95,8 +95,8 @@ def optimizer(position: int, model: MLP, setup: Setup) -> torch.optim.Optimizer:
     if position == LARS_AXIS:
         return LARS(parameters, setup.lars)
     if position == EQUAL:
-        return fl.SLO(parameters, setup.slo)
-    return fl.SLO(fl.steer.speed_groups(model, {"hidden.0": setup.fast, "*": setup.slow}), setup.slo)
+        return fl.steer.SLO(parameters, setup.slo)
+    return fl.steer.SLO(fl.steer.speed_groups(model, {"hidden.0": setup.fast, "*": setup.slow}), setup.slo)
 
 
 def early(runs: Runs, which: int, kind: str = "cosine", share: float = EARLY) -> Array:

@@ -71,7 +71,7 @@ def steered(model: MLP, method: int, lr: float, setup: Setup) -> torch.optim.Opt
     if method == STANDARD:
         return torch.optim.SGD(model.parameters(), lr=lr)
     groups = fl.steer.speed_groups(model, {"hidden.0": setup.fast, "*": setup.slow})
-    return fl.SLO(groups, lr, eps=setup.eps)
+    return fl.steer.SLO(groups, lr, eps=setup.eps)
 
 
 def trained(

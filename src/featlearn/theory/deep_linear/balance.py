@@ -31,7 +31,7 @@ def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) 
     See Atanasov et al. 2022, Eq. 55, 81.
 
     `weights` [W^1 (N1, D), ..., W^L (C, N)], first layer first; `rates` the learning rates of the layers, by default
-    equal (and 1). For measured models see `fl.layer_balance`.
+    equal (and 1). For measured models see `fl.quantities.layer_balance`.
     """
     layers = checked_weights(weights)
     given = checked_numbers([1.0] * len(layers) if rates is None else rates, "rates", above=0.0)

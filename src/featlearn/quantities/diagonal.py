@@ -68,7 +68,7 @@ def ntk_diagonal(
 def ntk_diagonal_of(
     audited: AuditedModel, x: Inputs, *, outputs: Outputs = "mean", by: str = "network"
 ) -> Tensor | dict[str, Tensor]:
-    """The diagonal of an audited model's kernel: see `fl.ntk_diagonal`."""
+    """The diagonal of an audited model's kernel: see `fl.quantities.ntk_diagonal`."""
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     if outputs == "full":

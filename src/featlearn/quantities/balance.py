@@ -92,7 +92,7 @@ def layer_balance(
 def layer_balance_of(
     audited: AuditedModel, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None
 ) -> LayerPairs[LayerBalance]:
-    """The layer balance of an audited model: see `fl.layer_balance`."""
+    """The layer balance of an audited model: see `fl.quantities.layer_balance`."""
     with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
         pairs, known = consecutive(measurement.example())
