@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -97,14 +98,17 @@ def sleep_long(*_):
 
 
 def test_an_interrupt_does_not_wait_for_seeds_under_way(monkeypatch, tmp_path, context):
-    def interrupted(jobs):
+    @contextmanager
+    def interrupted(calls, executor):
+        jobs = {key: executor.submit(*call) for key, call in calls.items()}
         until = time.monotonic() + 30
         while not any(job.running() for job in jobs.values()) and time.monotonic() < until:
             time.sleep(0.05)
         raise KeyboardInterrupt
+        yield
 
     monkeypatch.setattr(execution, "_run", sleep_long)
-    monkeypatch.setattr(execution, "ended", interrupted)
+    monkeypatch.setattr(execution, "submitted", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         execute(made_up.experiment(), made_up.Setup(), context, seeds=[0, 1, 2], jobs=2, cache=tmp_path)

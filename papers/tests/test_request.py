@@ -374,7 +374,7 @@ def test_digits_that_are_too_few_do_not_stand_in(tmp_path):
     ("option", "variable", "words"),
     [
         (None, None, "there is no --data-root, and the environment variable FEATLEARN_DATA is not set"),
-        ("empty", None, "put it there, or give another root by --data-root or FEATLEARN_DATA"),
+        ("empty", None, "put it there, or pass another root by --data-root or FEATLEARN_DATA"),
         ("lost", "empty", "featlearn: --data-root is '"),
         (None, "lost", "featlearn: FEATLEARN_DATA is '"),
     ],

@@ -3,7 +3,6 @@
 The public names load on first use: ``import featlearn`` alone imports neither torch nor any submodule.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -89,9 +88,9 @@ def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         return import_module(f"featlearn.{name}")
     if name not in _HOME:
-        close = get_close_matches(name, __dir__(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"module 'featlearn' has no attribute {name!r}{hint}", name=name)
+        from featlearn.errors import did_you_mean
+
+        raise AttributeError(f"module 'featlearn' has no attribute {name!r}{did_you_mean(name, __dir__())}", name=name)
     value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -4,6 +4,9 @@ Every exception derives from :class:`FeatlearnError` and is also a ``ValueError`
 ``UserWarning``.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 __all__ = [
     "ChangedOutputsError",
     "CheckpointError",
@@ -81,3 +84,10 @@ class WorkerStartError(FeatlearnError, ValueError):
 
 class HeavyTailWarning(UserWarning):
     """Too few draws carry the error of an estimate for the stated error to be trusted."""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the closest known name, or an empty string."""
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(str(word).lower(), names, n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""

@@ -12,13 +12,13 @@ import featlearn as fl
 from featlearn import sweeps
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, ended, slurm_executor, slurm_settings
+from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, slurm_executor, slurm_settings, submitted
 from featlearn_papers.frame.request import Request, reproduce
 from featlearn_papers.frame.scale import Scale
 from papers.tests import made_up
 from tests.sweeps import functions
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 ENGINES = ["process pool", "dask", "submitit"]
 BEGUN = {"process pool": [2], "dask": [2, 3, 4], "submitit": [1]}
 """How often an engine begins a job whose worker is always killed; dask counts four workers, some before it begins."""
@@ -233,16 +233,28 @@ def test_a_client_of_dask_itself_is_an_executor(scheduler, tmp_path):
 
 def test_jobs_are_given_as_they_end():
     class Job:
-        def __init__(self, looks: int) -> None:
-            self.looks = looks
+        def __init__(self, looks: int, broken: bool) -> None:
+            self.looks, self.broken = looks, broken
 
         def done(self) -> bool:
             self.looks -= 1
             return self.looks < 0
 
-    jobs = {"late": Job(3), "soon": Job(1)}
-    order = []
-    for key in ended(jobs):
-        order.append(key)
-        jobs.pop(key)
-    assert order == ["soon", "late"]
+        def result(self) -> None:
+            if self.broken:
+                raise ValueError("broken")
+
+        def cancel(self) -> None:
+            cancelled.append(self)
+
+    class Jobs:
+        def submit(self, looks: int, broken: bool) -> Job:
+            return Job(looks, broken)
+
+    cancelled: list[Job] = []
+    with submitted({"late": (3, False), "soon": (1, True), "never": (1000, False)}, Jobs()) as results:
+        order = [next(results), next(results)]
+    assert [key for key, _ in order] == ["soon", "late"]
+    assert str(order[0][1]) == "broken"
+    assert order[1][1] is None
+    assert [job.broken for job in cancelled] == [False]

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any
 
@@ -32,12 +31,6 @@ class UsageError(InputValueError):
 def document(data: Any) -> str:
     """One JSON document; nan and infinity become null, as in `Diagnosis.to_json`."""
     return json.dumps(_plain(data), indent=1, allow_nan=False, ensure_ascii=False)
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """'; did you mean ...?', or an empty string."""
-    close = get_close_matches(word.lower(), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

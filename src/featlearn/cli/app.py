@@ -16,9 +16,9 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
 import featlearn
-from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document, suggestion
+from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UsageError, document
 from featlearn.cli.user_errors import one_line_message
-from featlearn.errors import FeatlearnError
+from featlearn.errors import FeatlearnError, did_you_mean
 
 ABOUT = """Did the network learn features, or only fit with its initial kernel?
 
@@ -181,7 +181,7 @@ def _from_file(path: Path, command: App) -> Dict:
     known = [name.removeprefix("--") for option in options for name in option.names if name.startswith("--")]
     for key in found:
         if key.replace("_", "-") not in known or key == "config":
-            raise UsageError(f"{path} has an option {key!r}, expected those of --help{suggestion(key, known)}")
+            raise UsageError(f"{path} has an option {key!r}, expected those of --help{did_you_mean(key, known)}")
     values = {key.replace("_", "-"): value for key, value in found.items()}
     return Dict(values, source=str(path), use_commands_as_keys=False)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from featlearn import data
-from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import TrainingTask, squared_error
 from featlearn.data.files import ROOT
-from featlearn.errors import FeatlearnError, InputValueError
+from featlearn.errors import FeatlearnError, InputValueError, did_you_mean
 from featlearn.models import CNN, MLP
 from featlearn.steer import whiten
 
@@ -65,7 +65,7 @@ def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
         train, test = _from_file(Path(settings.data))
     else:
         known = ["digits", *IMAGES]
-        raise UsageError(f"--data {settings.data}, expected {', '.join(known)} or FILE.npz{suggestion(name, known)}")
+        raise UsageError(f"--data {settings.data}, expected {', '.join(known)} or FILE.npz{did_you_mean(name, known)}")
     order = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))
     chosen, rest = order[: settings.samples], order[settings.samples :]
     if len(chosen) < settings.samples:

@@ -2,8 +2,8 @@
 
 import torch
 
-from featlearn.cli.answer import UsageError, suggestion
-from featlearn.errors import InputValueError
+from featlearn.cli.answer import UsageError
+from featlearn.errors import InputValueError, did_you_mean
 
 KNOWN = ("cpu", "cuda", "mps", "xpu")
 
@@ -13,7 +13,7 @@ def checked_device(name: str) -> str:
     try:
         torch.device(name)
     except RuntimeError as error:
-        hint = suggestion(name.partition(":")[0], KNOWN)
+        hint = did_you_mean(name.partition(":")[0], KNOWN)
         raise UsageError(f"--device {name} does not exist, expected cpu, cuda, cuda:1 ...{hint}") from error
     try:
         torch.empty(0, device=name)

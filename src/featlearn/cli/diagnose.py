@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
 from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import COLUMNS, Panel, plot
-from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.recorded_runs import FOLDER, recorded_runs
 from featlearn.cli.settings import Settings, option
 from featlearn.cli.user_errors import reporting_user_errors
@@ -125,6 +124,7 @@ def _recorded(
 
             measure_checkpoints(subject, settings, checkpoints, path, quiet=quiet)
             return None
+        from featlearn.cli.progress import ProgressDisplay
         from featlearn.cli.training import train
 
         with ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress:

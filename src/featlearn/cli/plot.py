@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -76,11 +77,8 @@ def _ends(runs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.3g}"
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return f"{mean:.3g} ± {deviation:.2g}"
+    mean = f"{fmean(values):.3g}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.2g}"
 
 
 def _at(step: float, steps: Sequence[float], values: Sequence[float]) -> float:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings
-from featlearn.errors import FeatlearnError
+from featlearn.errors import FeatlearnError, did_you_mean
 
 ENTRIES = {
     "subject": str,
@@ -86,7 +86,7 @@ def renamed(name: str, file: SweepFile) -> str:
         options = [one.replace("_", "-") for one in known]
         raise UsageError(
             f"{file.path} has the option {name!r}, expected one of featlearn diagnose: {', '.join(options)}"
-            f"{suggestion(name, options)}"
+            f"{did_you_mean(name, options)}"
         )
     return plain
 
@@ -103,7 +103,7 @@ def _seeds(found: dict[str, Any], path: Path) -> list[int]:
 def _check(found: dict[str, Any], known: dict[str, Any], where: str) -> None:
     for name, value in found.items():
         if name not in known:
-            raise UsageError(f"{where} has {name!r}, expected {', '.join(known)}{suggestion(name, list(known))}")
+            raise UsageError(f"{where} has {name!r}, expected {', '.join(known)}{did_you_mean(name, list(known))}")
         if not isinstance(value, known[name]) or isinstance(value, bool):
             raise UsageError(f"{name} of {where} is {value!r}, expected {_KINDS[name]}")
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featlearn.cli.progress import ProgressDisplay
 from featlearn.cli.settings import Settings
 from featlearn.cli.user_errors import reporting_user_errors
 
@@ -21,6 +20,7 @@ def diagnosed(subject: str | None, first: int, *, seed: int, out: Path, **option
 
     All seeds of a point take the learning rate of the `first`, so that they can be averaged.
     """
+    from featlearn.cli.progress import ProgressDisplay
     from featlearn.cli.training import learning_rate, train  # torch takes a second to load
     from featlearn.record import open_run
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.cli.answer import UsageError, suggestion
+from featlearn.cli.answer import UsageError
 from featlearn.cli.recorded_runs import advice
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import Loss, TrainingTask, squared_error
-from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, did_you_mean
 from featlearn.network.inputs import batch_size
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
@@ -46,7 +46,7 @@ def loaded(place: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value)]
-        raise UsageError(f"{source} has no function {name!r}{suggestion(name, functions)}")
+        raise UsageError(f"{source} has no function {name!r}{did_you_mean(name, functions)}")
     return found  # type: ignore[no-any-return]
 
 
@@ -78,7 +78,7 @@ def checked(returned: Any, place: str) -> TrainingTask:
         unknown = [key for key in returned if key not in ENTRIES]
         missing = [key for key in ENTRIES[:3] if key not in returned]
         if unknown or missing:
-            wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{suggestion(str(unknown[0]), ENTRIES)}"
+            wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{did_you_mean(str(unknown[0]), ENTRIES)}"
             raise InputValueError(f"{place} returns a mapping with {wrong}, expected {', '.join(ENTRIES)}")
         entries = dict(returned)
     elif isinstance(returned, tuple | list) and len(returned) == 3:

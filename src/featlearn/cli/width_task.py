@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from featlearn.cli.answer import suggestion
 from featlearn.cli.user_task import loaded
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 
 RATES: dict[str, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -65,6 +64,6 @@ def _entries(returned: Any, place: str, model: str) -> dict[str, Any]:
     unknown = [key for key in returned if key not in names]
     missing = [key for key in names[:2] if key not in returned]
     if unknown or missing:
-        wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{suggestion(str(unknown[0]), names)}"
+        wrong = f"no {missing[0]!r}" if missing else f"{unknown[0]!r}{did_you_mean(str(unknown[0]), names)}"
         raise InputValueError(f"{place} returns a mapping with {wrong}, expected {', '.join(names)}")
     return dict(returned)

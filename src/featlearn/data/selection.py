@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 import numpy
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 
 Normalization = Literal["unit", "channel"]
 Classes = Sequence[int | Sequence[int]]
@@ -63,8 +62,7 @@ class Selection:
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
-                close = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(name, names)
                 raise InputTypeError(f"{name!r} is no option, expected some of {', '.join(names)}{hint}")
         return cls(**options)
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 from featlearn.monitoring.names import safe_path
 from featlearn.monitoring.records import BUILT_IN, Read, Record, RecordContext
 from featlearn.monitoring.schedule import Schedule
@@ -72,8 +71,7 @@ def _scheduled_quantity(name: str, value: Any, asked: bool) -> ScheduledQuantity
         return ScheduledQuantity(name, BUILT_IN[name], None if value is True else Schedule(value), asked)
     function, when = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not callable(function):
-        close = get_close_matches(str(name), BUILT_IN, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, BUILT_IN)
         raise InputValueError(
             f"quantities has {name!r}: {value!r}, expected one of {', '.join(BUILT_IN)}, or a function of a StepView "
             f"for a quantity of your own{hint}"

@@ -5,16 +5,15 @@ import importlib
 import math
 import os
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from featlearn.errors import FeatlearnError, InputValueError, RunError
+from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
 from featlearn.record import schema
 from featlearn.record.arrays import decoded
 from featlearn.record.files import ALWAYS, allowed, opened
@@ -112,7 +111,9 @@ class Run:
         pairs = [(line["step"], line["values"][name]) for line in self.lines if name in line["values"]]
         if not pairs:
             known = ", ".join(self.names) or "none"
-            raise InputValueError(f"the run has no scalar {name!r}, expected one of {known}{_meant(name, self.names)}")
+            raise InputValueError(
+                f"the run has no scalar {name!r}, expected one of {known}{did_you_mean(name, self.names)}"
+            )
         steps, values = zip(*pairs, strict=True)
         return numpy.array(steps), numpy.array(values, dtype=float)
 
@@ -142,7 +143,7 @@ class Run:
         """The arrays under one name at one step."""
         if step not in self.arrays.get(checked_name(name), ()):
             known = f"steps {self.arrays[name]}" if name in self.arrays else ", ".join(self.arrays) or "none"
-            meant = "" if name in self.arrays else _meant(name, self.arrays)
+            meant = "" if name in self.arrays else did_you_mean(name, self.arrays)
             raise InputValueError(f"the run has no array {name!r} at step {step}, expected {known}{meant}")
         place = array_path(name, step)
         content, weight = self._content(place), self._files.weight(place) or 0
@@ -277,11 +278,6 @@ def _event(line: dict[str, Any]) -> dict[str, Any]:
 def _whole(value: object) -> int:
     """A count in a run, 0 where there is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _number(value: object) -> float:

@@ -4,14 +4,13 @@ See Xu & Ziyin 2024, Sec. 4.1.
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 from featlearn.shapes import checked_number
 from featlearn.steer.initialization import fan_in
 from featlearn.steer.output_scale import ScaledOutput
@@ -213,8 +212,7 @@ def _scheme(scheme: Any, base_width: int) -> Scheme:
         raise InputTypeError(f"scheme is {type(scheme).__name__}, expected a name or fl.theory.phases.Exponents")
     if scheme not in SCHEMES:
         known = [*SCHEMES, MUP]
-        close = get_close_matches(scheme, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(scheme, known)
         raise InputValueError(f"scheme={scheme!r}, expected one of {', '.join(known)}, or Exponents{hint}")
     return SCHEMES[scheme]
 

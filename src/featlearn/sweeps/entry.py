@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
 from featlearn.record.atomic import PART
-from featlearn.sweeps.executors import Executor, cancel, ended
+from featlearn.sweeps.executors import Executor, submitted
 from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
 from featlearn.sweeps.function import SweptFunction, check_importable, swept_function
 from featlearn.sweeps.grid import Grid, Point, points_of, seeds_of
@@ -181,30 +181,23 @@ def _run(
     progress: SweepProgress,
 ) -> None:
     path = str(folder.path.resolve())
-    jobs: dict[int, Any] = {}
-    try:
-        for number, (point, seed) in enumerate(tasks):
-            jobs[number] = executor.submit(run_seed, function, path, dict(point.settings), seed)
-        for number in ended(jobs):
+    calls = {
+        number: (run_seed, function, path, dict(point.settings), seed) for number, (point, seed) in enumerate(tasks)
+    }
+    with submitted(calls, executor) as results:
+        for number, error in results:
             point, seed = tasks[number]
-            outcome = _outcome(jobs.pop(number), folder, point, seed)
-            progress.finished(f"{point}, seed {seed}", outcome.error if outcome.status == "failed" else None)
+            if isinstance(error, WorkerStartError):
+                raise error
+            outcome = _outcome(error, folder, point, seed)
+            progress.finish_seed(f"{point}, seed {seed}", outcome.error if outcome.status == "failed" else None)
             if outcome.status == "failed" and on_error == "raise":
                 place = folder.place(point, seed)
                 raise FeatlearnError(f"{point}, seed {seed} failed: {outcome.error} ({place}.error.txt)")
-    finally:
-        cancel(jobs)  # after an error
 
 
-def _outcome(job: Any, folder: SweepFolder, point: Point, seed: int) -> Outcome:
-    """What the files say of a seed whose job has ended; a job that left none has failed."""
-    error: BaseException | None = None
-    try:
-        job.result()
-    except WorkerStartError:
-        raise
-    except Exception as raised:
-        error = raised
+def _outcome(error: Exception | None, folder: SweepFolder, point: Point, seed: int) -> Outcome:
+    """Return the outcome that the job wrote, or write that it failed without one."""
     outcome = folder.outcome(point, seed)
     if outcome.status == "missing":
         words = "it ended without a result" if error is None else one_line(error)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.sweeps.process_pool import available_cores
 
+Key = TypeVar("Key")
 POLL = 0.02
-"""Seconds between looks at jobs under way."""
+"""Seconds between two checks of pending jobs."""
 LOCAL = "local"
 """In place of an address of dask: a cluster of this machine. In place of Slurm: processes of this machine."""
 
@@ -27,9 +28,24 @@ class Executor(Protocol):
         """Begin a job; returns something with `result()`."""
 
 
-def ended(jobs: dict[Any, Any]) -> Iterator[Any]:
-    """Keys of jobs as they end, which the caller takes out; one that cannot say whether it is done is waited for in
-    its turn."""
+@contextmanager
+def submitted(
+    calls: Mapping[Key, tuple[Callable[..., Any], *tuple[Any, ...]]], executor: Executor
+) -> Iterator[Iterator[tuple[Key, Exception | None]]]:
+    """Submit all calls, and iterate over (key, error or None) as they end. At exit, cancel those that are pending."""
+    jobs: dict[Key, Any] = {}
+    try:
+        for key, call in calls.items():
+            jobs[key] = executor.submit(*call)
+        yield _results(jobs)
+    finally:
+        for job in jobs.values():
+            if callable(cancel := getattr(job, "cancel", None)):
+                cancel()
+
+
+def _results(jobs: dict[Key, Any]) -> Iterator[tuple[Key, Exception | None]]:
+    """Remove jobs as they end. A job without `done()` is waited for in its turn."""
     while jobs:
         ready = [key for key, job in jobs.items() if callable(getattr(job, "done", None)) and job.done()]
         first = next(iter(jobs))
@@ -37,14 +53,13 @@ def ended(jobs: dict[Any, Any]) -> Iterator[Any]:
             ready = [first]
         if not ready:
             time.sleep(POLL)
-        yield from ready
-
-
-def cancel(jobs: Mapping[Any, Any]) -> None:
-    """Drop jobs that have not begun, where the executor can."""
-    for job in jobs.values():
-        if callable(drop := getattr(job, "cancel", None)):
-            drop()
+        for key in ready:
+            error: Exception | None = None
+            try:
+                jobs.pop(key).result()
+            except Exception as raised:
+                error = raised
+            yield key, error
 
 
 class DaskExecutor:

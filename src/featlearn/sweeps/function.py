@@ -5,12 +5,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 from featlearn.sweeps.function_source import reachable_source
 from featlearn.sweeps.grid import Point
 
@@ -72,8 +71,7 @@ def _check(signature: inspect.Signature, function: SweptFunction, point: Point) 
     except TypeError as error:
         known = [name for name in signature.parameters if name not in ("seed", "out", "resume")]
         wrong = [name for name in point.settings if name not in known]
-        close = get_close_matches(wrong[0], known, n=1) if wrong else []
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(wrong[0], known) if wrong else ""
         raise InputValueError(f"{function.name}{signature} does not take the point {point}: {error}{hint}") from error
 
 

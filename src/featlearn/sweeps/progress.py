@@ -1,81 +1,95 @@
-"""Progress of a sweep on stderr: a bar on a terminal, elsewhere lines of key=value; both say the time left."""
+"""Progress on stderr: a bar on a terminal, elsewhere lines of key=value."""
 
 import sys
 import time
-from typing import Any
+from typing import Any, Self
 
-EVERY = 30.0
-"""Seconds after which a line is written, however little was done."""
+SECONDS_PER_LINE = 30.0
+"""Longest time between two lines, in seconds, while seeds end."""
 LINES = 20
-"""About how many lines a sweep writes."""
+"""Approximate number of lines that a sweep writes."""
 
 
-class SweepProgress:
-    """Counts seeds that are done."""
+class ProgressBar:
+    """A bar on a terminal, removed at the end. Without a terminal, `shown` is False and nothing is drawn."""
+
+    def __init__(self, name: str, total: int, *, done: int = 0, quiet: bool = False) -> None:
+        self._bar: Any = None
+        if quiet or not sys.stderr.isatty():
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[details]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(name, total=total, completed=done, details="")
+
+    @property
+    def shown(self) -> bool:
+        """True if a bar is drawn."""
+        return self._bar is not None
+
+    def update(self, done: int, details: str) -> None:
+        """Draw the bar with this many units done."""
+        self._bar.update(self._task, completed=done, details=details)
+
+    def print(self, line: str) -> None:
+        """Write a line to stderr, above the bar if there is one."""
+        if self.shown:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self.shown:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.shown:
+            self._bar.stop()
+
+
+class SweepProgress(ProgressBar):
+    """Count the seeds that are done, and say how long the others will take."""
 
     def __init__(self, name: str, total: int, done: int, failed: int, *, quiet: bool = False) -> None:
+        super().__init__(name, total, done=done, quiet=quiet or total == done)
         self._name, self._total, self._done, self._failed = name, total, done, failed
         self._before, self._begun = done, time.monotonic()
-        self._quiet, self._said, self._said_at = quiet, done, self._begun
-        self._bar: Any = None
-        if not quiet and total > done and sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
+        self._quiet, self._printed, self._printed_at = quiet, done, self._begun
 
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}", markup=False),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[words]}"),
-                progress.TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task(name, total=total, completed=done, words=self._words(None))
-
-    def finished(self, point: str, error: str | None) -> None:
-        """One seed more is done, or failed with an error."""
+    def finish_seed(self, point: str, error: str | None) -> None:
+        """Count one more seed, which is done or failed with an error."""
         self._done += 1
         self._failed += error is not None
         if self._quiet:
             return
         if error is not None:
-            self._print(f"featlearn: {point} failed: {error}")
+            self.print(f"featlearn: {point} failed: {error}")
         now = time.monotonic()
         left = (now - self._begun) / (self._done - self._before) * (self._total - self._done)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, words=self._words(left))
-        elif (
-            self._done == self._total or self._done - self._said >= self._total / LINES or now - self._said_at >= EVERY
-        ):
-            self._said, self._said_at = self._done, now
-            self._print(
+        due = self._done - self._printed >= self._total / LINES or now - self._printed_at >= SECONDS_PER_LINE
+        if self.shown:
+            failed = f"{self._failed} failed, " if self._failed else ""
+            self.update(self._done, f"{failed}about {duration(left)} left")
+        elif due or self._done == self._total:
+            self._printed, self._printed_at = self._done, now
+            self.print(
                 f"sweep={self._name} done={self._done}/{self._total} failed={self._failed} "
                 f"seconds={now - self._begun:.1f} left={left:.1f}"
             )
 
-    def __enter__(self) -> "SweepProgress":
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _words(self, left: float | None) -> str:
-        failed = f"{self._failed} failed, " if self._failed else ""
-        return failed + ("" if left is None else f"about {duration(left)} left")
-
-    def _print(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -6,12 +6,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featlearn.errors import FeatlearnError, InputValueError, RunError
+from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
 from featlearn.record import Run, open_run
 from featlearn.sweeps.folder import Outcome, SweepFolder
 from featlearn.sweeps.grid import RESERVED, Point
@@ -100,8 +99,7 @@ class Sweep:
         """Refuse what is neither a setting nor the seed."""
         known = [*self.settings, "seed"]
         if name not in known:
-            close = get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, known)
             raise InputValueError(f"the sweep has no setting {name!r}, expected one of {', '.join(known)}{hint}")
 
     def values(self, value: Value) -> list[Any]:
@@ -117,11 +115,9 @@ class Sweep:
         known = dict.fromkeys(name for run in runs if run is not None for name in run.names)
         if value not in known:
             names = [*self.columns, *known]
-            close = get_close_matches(value, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InputValueError(
                 f"the sweep has no value {value!r}, expected one of {', '.join(names) or 'none, as nothing is done'}"
-                f"{hint}"
+                f"{did_you_mean(value, names)}"
             )
         return [float(run.scalar(value)[1][-1]) if run is not None and value in run.names else None for run in runs]
 

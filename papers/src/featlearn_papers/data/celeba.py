@@ -1,6 +1,5 @@
 """CelebA, faces with forty attributes, from the aligned pictures and the lists."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -11,7 +10,7 @@ from featlearn.data.files import Root, damaged, locate
 from featlearn.data.labeled import Labeled
 from featlearn.data.sampling import checked_count
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
-from featlearn.errors import InputValueError
+from featlearn.errors import InputValueError, did_you_mean
 from featlearn_papers.data.pictures import read_pictures
 
 __all__ = ["celeba"]
@@ -74,9 +73,9 @@ def _attribute(path: Path, attribute: str) -> tuple[list[str], NDArray[numpy.int
     if len(lines) < 3 or not lines[0].strip().isdecimal() or len(lines[0]) > 12 or not columns:
         raise damaged(path, f"begins with {lines[0][:40]!r}", "a count and the names of the attributes")
     if attribute not in columns:
-        close = get_close_matches(attribute, columns, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputValueError(f"attribute={attribute!r}, expected one of {', '.join(columns)}{hint}")
+        raise InputValueError(
+            f"attribute={attribute!r}, expected one of {', '.join(columns)}{did_you_mean(attribute, columns)}"
+        )
     rows = [line.split() for line in lines[2:] if line.strip()]
     position = 1 + columns.index(attribute)
     complete = all(

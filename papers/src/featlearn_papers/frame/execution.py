@@ -9,7 +9,7 @@ from tempfile import gettempprefix
 from typing import Any
 
 from featlearn.errors import FeatlearnError, InputValueError, WorkerKilledError
-from featlearn.sweeps.executors import Executor, cancel, ended
+from featlearn.sweeps.executors import Executor, submitted
 from featlearn.sweeps.process_pool import ProcessPool
 from featlearn_papers.frame.context import STOOD_IN, Context
 from featlearn_papers.frame.experiment import AnyExperiment
@@ -72,20 +72,13 @@ def execute(
 
 
 def run_apart(tasks: Sequence[Task], executor: Executor) -> dict[Path, Exception]:
-    """Run seeds wherever the executor puts them; gives the errors of those whose numbers are not there then."""
-    jobs = {task[3]: executor.submit(_run, *task) for task in tasks}
-    failures: dict[Path, Exception] = {}
-    try:
-        for place in ended(jobs):
-            try:
-                jobs.pop(place).result()
-            except Exception as error:
-                failures[place] = error
-            if place not in failures and saved(place) is None:
-                failures[place] = FeatlearnError("it ended without numbers")
-    finally:
-        cancel(jobs)  # after an interrupt
-    return {place: error for place, error in failures.items() if saved(place) is None}
+    """Run seeds on an executor. Return the errors of those that left no numbers."""
+    with submitted({task[3]: (_run, *task) for task in tasks}, executor) as results:
+        return {
+            place: error or FeatlearnError("it ended without numbers")
+            for place, error in results
+            if saved(place) is None
+        }
 
 
 def refuse_failures(failures: Mapping[Path, Exception], count: int) -> None:

@@ -247,10 +247,6 @@ def _lacking(request: Request, parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if len(part.seeds) < part.experiment.least_seeds(request.scale)]
 
 
-def _enough(request: Request, parts: Sequence[Part]) -> bool:
-    return not _lacking(request, parts)
-
-
 def _notes(request: Request, parts: Sequence[Part]) -> list[str]:
     names = dict.fromkeys(name for part in parts for name in stood_in(part.folder))
     notes = [f"digits stand in for {name}, whose files were missing" for name in names]

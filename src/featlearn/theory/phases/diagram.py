@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputValueError
+from featlearn.errors import InputValueError, did_you_mean
 from featlearn.theory.arguments import checked_count
 from featlearn.theory.phases.classification import EQUAL, Phase, classify
 from featlearn.theory.phases.exponents import Exponents
@@ -156,8 +155,7 @@ def diagram(
 def _check(x: str, y: str, at_stable_rate: bool) -> None:
     for name in (x, y):
         if name not in AXES:
-            close = get_close_matches(name, AXES, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, AXES)
             raise InputValueError(f"axis {name!r}, expected one of {', '.join(AXES)}{hint}")
     if set(AXES[x]) & set(AXES[y]):
         raise InputValueError(f"axes {x!r} and {y!r} move the same exponent, expected two that are free of each other")
