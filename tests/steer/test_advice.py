@@ -14,8 +14,8 @@ from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.evidence import GAP
 from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, RunWriter
-from featlearn.steer import advise, scale_init, scale_output
-from featlearn.steer.advice import LARGEST, SMALLEST, _gamma
+from featlearn.steer import scale_init, scale_output
+from featlearn.steer.advice import LARGEST, SMALLEST, _gamma, advise
 from tests.diagnosis.recording import record
 
 FIRST = 0.005
