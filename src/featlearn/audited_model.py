@@ -21,10 +21,10 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
+from featlearn.network.copies import StoredResult, cast_inputs, checked_dtype, copied_with_results, needs_copy
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors, tensors_in
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
-from featlearn.network.precision import cast_inputs, checked_dtype, copied, kept_results, needs_copy
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.planning.plan import PlannedKernel
 
@@ -245,7 +245,7 @@ class AuditedModel:
                     guarded=not reuse,
                 )
             )
-            twin = copied(model, self.dtype) if copying else model
+            twin, results = copied_with_results(model, self.dtype) if copying else (model, [])
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 inside = Inventory(twin)
@@ -289,20 +289,22 @@ class AuditedModel:
             )
             stack.callback(measurement.close)
             measure = partial(outputs_and_gradients, parameters=parameters)
-            ran = self._establish(measurement, model, isolation)
+            ran = self._establish(measurement, model, results, isolation)
             checked = ran and refuse_random_outputs(batches, isolation.random, measure)
             yield measurement
             if not checked:
                 refuse_random_outputs(batches, isolation.random, measure)
 
-    def _establish(self, measurement: Measurement, original: nn.Module, isolation: Isolation) -> bool:
+    def _establish(
+        self, measurement: Measurement, original: nn.Module, results: Sequence[StoredResult], isolation: Isolation
+    ) -> bool:
         """Set number of outputs, precision and device; return whether samples were run to find them."""
         facts = []
         known_kinds = len(self._facts)
         for number, batch in enumerate(measurement.batches):
             kind = measurement.kind(batch)
             if kind not in self._facts:
-                self._facts[kind] = _first_look(measurement, number, original, isolation)
+                self._facts[kind] = _first_look(measurement, number, original, results, isolation)
             facts.append(self._facts[kind])
         if len({one.classes for one in facts}) > 1:
             raise InputValueError(
@@ -346,13 +348,15 @@ def needing_gradients(x: Inputs) -> Inputs:
         return map_tensors(x, change)
 
 
-def _first_look(measurement: Measurement, number: int, original: nn.Module, isolation: Isolation) -> OutputFacts:
+def _first_look(
+    measurement: Measurement, number: int, original: nn.Module, results: Sequence[StoredResult], isolation: Isolation
+) -> OutputFacts:
     """Run a few samples, and refuse what cannot be measured."""
     before = dict(measurement.model.named_parameters())
     example = measurement.example(number)
     _refuse_rewriting(measurement.model, before, isolation)
     if measurement.model is not original:
-        _refuse_followers(original, measurement.originals, example)
+        _refuse_followers(measurement.originals, results, example)
     measurement.has_gradient = example.graph is not None
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
@@ -380,18 +384,19 @@ def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation:
         )
 
 
-def _refuse_followers(original: nn.Module, originals: Mapping[str, Tensor], example: Chunk) -> None:
-    """A copy that does not follow its own weights: through results computed once and kept, or through a closure."""
-    for kept in kept_results(original):
-        reached = build_graph(kept, originals).leaves
-        lost = [name for name in reached if name not in example.uses]
-        if lost:
+def _refuse_followers(originals: Mapping[str, Tensor], results: Sequence[StoredResult], example: Chunk) -> None:
+    """Refuse a copy that does not follow its own weights: through stored results, or through a closure."""
+    reached = example.graph.variables if example.graph is not None else frozenset()
+    for result in results:
+        names = list(build_graph(result.original, originals).leaves) if id(result.leaf) in reached else []
+        if names:
             raise UnsupportedModelError(
-                f"{', '.join(lost[:5])} act through a tensor that the model computed once and keeps, which a copy in "
-                "another precision cannot follow; convert the model itself, model.double(), and measure that"
+                f"{', '.join(names[:5])} act through a tensor that the model computed once and keeps, which a copy in "
+                "another precision cannot follow; reset the model's state, or convert the model itself, "
+                "model.double(), and measure that"
             )
     own = {id(p) for p in example.parameters.values()}
-    if example.graph is not None and example.graph.variables & ({id(p) for p in originals.values()} - own):
+    if reached & ({id(p) for p in originals.values()} - own):
         raise UnsupportedModelError(
             "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
             "be measured in another precision; convert the model itself, model.double(), and measure that"

@@ -13,9 +13,9 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.linalg.estimate import Estimate
+from featlearn.network.copies import needs_copy
 from featlearn.network.inputs import Inputs, Readout, batch_size
 from featlearn.network.inventory import Inventory
-from featlearn.network.precision import needs_copy
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan

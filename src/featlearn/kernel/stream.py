@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.network.copies import cast_inputs
 from featlearn.network.fingerprint import fingerprint
 from featlearn.network.inputs import Inputs, batch_size, describe, map_tensors, tensors_in
-from featlearn.network.precision import cast_inputs
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

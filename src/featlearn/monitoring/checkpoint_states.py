@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from featlearn.errors import CheckpointError, FeatlearnError
 from featlearn.monitoring.checkpoint_files import INDEX, PICKLED, SAFE, WEIGHTS, Checkpoint, weights_in
 from featlearn.monitoring.probe_data import kept_state
-from featlearn.network.precision import copied
+from featlearn.network.copies import copied
 
 NESTED = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints of trainers keep the state dict."""

@@ -17,10 +17,10 @@ from featlearn.monitoring.resumption import measured_steps
 from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import refuse_unmeasurable, unwrapped
+from featlearn.network.copies import copied
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import random_state_kept
-from featlearn.network.precision import copied
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.record import Run, RunWriter, open_run
 from featlearn.record.layout import RUN

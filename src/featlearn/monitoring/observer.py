@@ -18,7 +18,7 @@ from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.monitoring.step_view import Baseline, StepView, step_view
-from featlearn.network.initial_network import network_at
+from featlearn.network.copies import network_at
 from featlearn.record import Run
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters
-from featlearn.network.initial_network import network_at
+from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
 from featlearn.quantities.balance import Rates, pair_balance
 from featlearn.quantities.layer_features import NeuralFeatures

@@ -14,7 +14,7 @@ from featlearn.errors import InputValueError
 from featlearn.kernel.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
-from featlearn.network.initial_network import network_at
+from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size
 
 FOLDS = 16

@@ -16,7 +16,7 @@ from featlearn.linear_maps.preactivation_gradients import PreactivationGradients
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
-from featlearn.network.initial_network import network_at
+from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes

@@ -19,10 +19,10 @@ from featlearn.network.checks import (
     refuse_unmeasurable,
     unwrapped,
 )
+from featlearn.network.copies import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, tensors_in
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
-from featlearn.network.precision import cast_inputs, checked_dtype, copied, needs_copy
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.sweep_sizes import feature_groups
