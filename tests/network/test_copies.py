@@ -56,7 +56,7 @@ def test_models_that_keep_results_of_a_pass_are_copied_to_double(name: str) -> N
     expected = dense_ntk(network(KEEP[name]).double(), x.double())
     torch.testing.assert_close(kernel, expected, rtol=1e-12, atol=0)
     assert model.last is last
-    features = fl.representation_kernels(model, x, dtype=torch.float64)["second"]
+    features = fl.quantities.representation_kernels(model, x, dtype=torch.float64)["second"]
     hidden = torch.tanh(model.double().first(x.double()))
     torch.testing.assert_close(features, hidden @ hidden.T, rtol=1e-12, atol=0)
 
