@@ -14,6 +14,7 @@ from featlearn.audit.gradient_check import (
     balanced_gradient,
     failing_parameters,
     largest_entry,
+    refuse_closures,
     refuse_unequal_sums,
     weighted_gradient,
 )
@@ -30,7 +31,9 @@ from featlearn.graph.layout import Layout
 from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
+from featlearn.graph.separation import SeparationProof
 from featlearn.graph.uses import first_axis_is_samples
+from featlearn.network.compiler import CompilerNotLoadedError, load_compiler
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
 
@@ -126,10 +129,16 @@ class Measurement:
         indices = torch.arange(batch.samples, device="cpu")[spread(batch.samples)]
         if not proving or self.builtin:
             return Chunk(batch, indices, self.parameters)
+        proof = SeparationProof(batch.held, max(len(indices), 2))
         try:
-            chunk = Chunk(batch, indices, self.parameters, proving=True)
+            chunk = Chunk(batch, indices, self.parameters, proof=proof)
+        except CompilerNotLoadedError:
+            load_compiler()
+            return self._few(batch, proving=proving)
         except UnsupportedModelError:  # some code does not bear that its ops are noted
             chunk = Chunk(batch, indices, self.parameters)
+        if proof.calls_higher_order:
+            refuse_closures(chunk)
         kind = self.kind(batch)
         self.passes[kind] = chunk.proved
         self._recorded.add(kind)

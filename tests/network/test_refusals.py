@@ -1,12 +1,14 @@
 """What cannot be measured exactly is refused, with the place, what was given, what was expected and what to do."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError, InputTypeError, InputValueError, UnsupportedModelError
@@ -216,3 +218,16 @@ def test_inputs_computed_from_weights_that_do_not_count_are_constants() -> None:
     torch.testing.assert_close(kernel, fl.ntk(model, embedded.detach()))
     other = Tokens().double()
     torch.testing.assert_close(fl.ntk(other, embedded), fl.ntk(other, embedded.detach()))
+
+
+@pytest.mark.parametrize("fake", ["all", "inputs", "mode"])
+def test_fake_tensors_are_refused(fake: str) -> None:
+    def made() -> tuple[nn.Module, Tensor]:
+        return nn.Sequential(nn.Linear(3, 2), nn.Tanh()), torch.randn(4, 3)
+
+    (model, x), mode = made(), FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        model, x = (model if fake != "all" else made()[0]), (x if fake == "mode" else made()[1])
+    refused = pytest.raises(UnsupportedModelError, match="outside of FakeTensorMode")
+    with mode if fake != "inputs" else nullcontext(), refused:
+        fl.ntk(model, x)

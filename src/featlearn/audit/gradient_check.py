@@ -13,9 +13,10 @@ from torch import Tensor
 
 from featlearn.contraction.factors import Dense, Factor, Gradients, as_dense
 from featlearn.contraction.windows import Windows
-from featlearn.errors import CoupledSamplesError
+from featlearn.errors import CoupledSamplesError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk, UseGradients
 from featlearn.graph.graph import backward_to, numbers, parameter_gradients
+from featlearn.network.compiler import OPERANDS
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,40 @@ def _flat(gradient: Tensor | None, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
     real = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     return real.detach().flatten().to(like)
+
+
+def refuse_closures(chunk: Chunk) -> None:
+    """Raise if weights get another gradient than in training from `torch.cond`, `scan` or other functions of functions.
+
+    In training the compiler turns the weights that such a function reaches through its closure into operands. A
+    measurement runs it eagerly, where only its operands get gradients.
+    """
+    if chunk.batch.guard is not None:  # the compiler does not run where ops are watched
+        chunk.batch.guard.copy_all()
+    with torch.compiler.set_stance("default"):
+        expected = _gradients(Chunk(chunk.batch, chunk.indices, chunk.parameters))
+    try:
+        gradients = _gradients(chunk)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}; {OPERANDS}") from error
+    errors = numbers([(gradients[name] - g).abs().max() for name, g in expected.items()])
+    sizes = numbers([g.abs().max() for g in expected.values()])
+    slack = chunk.precision**0.5
+    if wrong := [name for name, e, size in zip(expected, errors, sizes, strict=True) if e > slack * size]:
+        raise UnsupportedModelError(
+            f"{', '.join(wrong[:5])} get another gradient than in training, where torch compiles functions that use "
+            f"them; {OPERANDS}"
+        )
+
+
+def _gradients(chunk: Chunk) -> dict[str, Tensor]:
+    """Gradients of the same random combination of outputs in every call, zeros where there are none."""
+    named = {name: p for name, p in chunk.parameters.items() if p.numel()}
+    zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in named.items()}
+    if chunk.graph is None:
+        return zeros
+    found = weighted_gradient(chunk, named, torch.Generator("cpu").manual_seed(0)).gradients
+    return {name: zeros[name] if g is None else g.detach() for name, g in found.items()}
 
 
 def refuse_unequal_sums(

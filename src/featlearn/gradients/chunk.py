@@ -48,9 +48,9 @@ class Backpropagated(NamedTuple):
 class Chunk:
     """The outputs of one batch of samples with their graph.
 
-    `proving`: the ops of the forward pass are noted, to see whether they keep the samples apart. `like`: a pass of
-    which that is proved, with which it is compared. `structure`: that of an earlier graph, which is the same after the
-    same calls; without `like` its shapes are compared, too.
+    `proof` records the ops of the forward pass, to see whether they keep the samples apart. `like`: a pass of which
+    that is proved, with which it is compared. `structure`: that of an earlier graph, which is the same after the same
+    calls; without `like` its shapes are compared, too.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Chunk:
         indices: Tensor | slice,
         parameters: Mapping[str, Tensor],
         *,
-        proving: bool = False,
+        proof: SeparationProof | None = None,
         like: ProvedPass | None = None,
         structure: GraphStructure | None = None,
     ) -> None:
@@ -71,8 +71,7 @@ class Chunk:
         before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
         self.proved: ProvedPass | None = None
         """Set where it is proved that no sample has had an influence on another."""
-        if proving:
-            proof = SeparationProof(batch.held, max(self.count, 2))
+        if proof is not None:
             outputs = batch.outputs(self._asked_for, proof.noting)
             self.proved = proof.proved(outputs)
         elif like is not None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,6 +84,8 @@ class SeparationProof:
         self.calls = CallNotes(self, self._held)
         self.reads = 0
         """How many numbers were read from tensors."""
+        self.calls_higher_order = False
+        """Whether functions of functions ran, like `torch.cond`."""
         self._ops: list[_Op] = []
         self._given: list[Any] = []
         self._layouts: dict[int, Layout] = {}
@@ -404,6 +407,7 @@ class _ReadingNotes(TorchFunctionMode):
         proof, named = self._proof, kwargs or {}
         if func in DESCRIPTIONS:
             return func(*args, **named)
+        proof.calls_higher_order |= isinstance(func, HigherOrderOperator)
         call, reads = proof.calls.given(func, args, named), proof.reads
         try:
             result = func(*args, **named)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
@@ -25,6 +26,12 @@ def admitted(
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
+    types = {type(tensor) for tensor in (*inside.tensors, *tensors_in(list(inputs)))}
+    if any(issubclass(kind, FakeTensor) for kind in types) or _makes_fake_tensors():
+        raise UnsupportedModelError(
+            "the model or its inputs are fake tensors, expected tensors with values; build and measure the model "
+            "outside of FakeTensorMode"
+        )
     if readout is not None and not callable(readout):
         raise InputTypeError(f"readout is {readout!r}, expected a function of the model's output, or of (output, x)")
     sizes = [batch_size(x, name) for x, name in zip(inputs, ("x", "x2"), strict=False)]
@@ -33,6 +40,10 @@ def admitted(
     for x, name in zip(inputs, ("x", "x2"), strict=False):
         refuse_other_device(inside, x, name)
     return chosen, sizes
+
+
+def _makes_fake_tensors() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0 and isinstance(torch.empty(0, device="cpu"), FakeTensor)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

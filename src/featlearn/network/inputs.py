@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, NotFiniteError, UnsupportedModelError
+from featlearn.network.compiler import OPERANDS, compiler_not_imported
 from featlearn.network.write_guard import WriteGuard
 
 Inputs = Any
@@ -230,7 +231,8 @@ class ModelWithInputs:
         try:
             if noting is _unnoted and self.guard is None:
                 return code(x)
-            with noting(tensors_in(x)), nullcontext() if self.guard is None else self.guard.watching():
+            guarded = nullcontext() if self.guard is None else self.guard.watching()
+            with compiler_not_imported(), noting(tensors_in(x)), guarded:
                 return code(x)
         except (FeatlearnError, torch.OutOfMemoryError):
             raise
@@ -255,8 +257,10 @@ def _all_copied(guard: WriteGuard) -> bool:
 
 
 def _argument_advice(error: Exception) -> str:
-    """All of x goes to the model; labels are a frequent surplus."""
+    """Return what to change for two frequent causes: labels in x, and weights that `torch.cond` does not see."""
     text = str(error)
+    if "FakeTensorMode" in text:
+        return "; " + OPERANDS
     if isinstance(error, TypeError) and ("unexpected keyword argument" in text or "positional argument" in text):
         return (
             "; everything in x is passed to the model: leave targets out of it, or, for a readout that needs them, "

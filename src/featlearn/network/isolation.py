@@ -2,7 +2,6 @@
 
 import gc
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 
+from featlearn.network.compiler import eager_stance
 from featlearn.network.inventory import Inventory
 from featlearn.network.state import NOTHING_KEPT, KeptState, state_kept
 
@@ -111,7 +111,7 @@ def undisturbed(
                 yield Isolation(lambda: None, NOTHING_KEPT, RandomState([]), builtin=True)
             return
         with (
-            _settings_for_measuring(inside),
+            _settings_for_measuring(inside) as compile_nothing,
             state_kept(inside, only_read=only_read, guarded=guarded) as state,
             random_state_kept(state.generators) as random_state,
             _hooks_muted(inside),
@@ -120,6 +120,7 @@ def undisturbed(
 
             def start_over() -> None:
                 nonlocal untouched
+                compile_nothing()
                 if not untouched:
                     random_state.restore()
                     state.rewind()
@@ -155,8 +156,11 @@ def random_state_kept(generators: Iterable[Any] = ()) -> Iterator[RandomState]:
 
 
 @contextmanager
-def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
-    """Settings of the process and flags of the model: autocast, precision, compiled code, eval mode."""
+def _settings_for_measuring(inside: Inventory) -> Iterator[Callable[[], None]]:
+    """Settings of the process and flags of the model: autocast, precision, compiled code, eval mode.
+
+    Gives a function to call before every pass, in case the compiler has been loaded meanwhile.
+    """
     training = [(part, part.training) for part in inside.modules if part.training]
     before = _precisions()
     with ExitStack() as stack:
@@ -165,8 +169,7 @@ def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
             for kind in sorted(kinds - {"meta"}):
                 if torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
-        if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and importing it takes seconds
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        compile_nothing = eager_stance(stack)
         if [kind for kind in inside.types if issubclass(kind, nn.RNNBase)]:
             # Fused recurrent layers run as their parts, so that the graph shows every op; cuDNN has no backward pass
             # for them in eval mode. Not by flags(), which sets precision too.
@@ -176,7 +179,7 @@ def _settings_for_measuring(inside: Inventory) -> Iterator[None]:
             _ask_for_full_precision(before)
             for part, _ in training:  # directly: some modules act on train() or on assignments, and change weights
                 part.__dict__["training"] = False
-            yield
+            yield compile_nothing
         finally:
             for part, flag in training:
                 part.__dict__["training"] = flag
