@@ -108,7 +108,7 @@ def test_an_entry_shows_its_signature_without_types_and_documented_members():
 
     import featlearn as fl
 
-    assert entry("ntk_diagonal", fl.quantities.ntk_diagonal).startswith(
+    assert entry("quantities.ntk_diagonal", fl.quantities.ntk_diagonal).startswith(
         "````````{py:function} featlearn.quantities.ntk_diagonal(model, x, *, outputs='mean', readout=None, "
     )
     shown = entry("Estimate", fl.Estimate)

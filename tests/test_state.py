@@ -20,6 +20,7 @@ REGISTRIES = {
 """Containers that may be changed by the functions of their module."""
 
 CACHES = {
+    "featlearn.citations": {"bibliography", "sources"},  # a file of the package
     "featlearn.contraction.gram": {"cheaper_route"},  # arithmetic with sizes
     "featlearn.contraction.hardware": {"cache_bytes", "_measured"},  # facts about the machine
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process

@@ -202,7 +202,7 @@ X, Y, NET = torch.zeros(4, 3), torch.zeros(4, 2), nn.Linear(3, 2)
     ("returned", "said"),
     [
         ({"model": NET, "data": (X, Y)}, "no 'loss'"),
-        ({"model": NET, "data": (X, Y), "loss": "mse", "optimizer": 1}, "did you mean 'optimizer'?"),
+        ({"model": NET, "data": (X, Y), "loss": "mse", "optimzer": 1}, "did you mean 'optimizer'?"),
         ((NET.forward, (X, Y), "mse"), "expected a torch.nn.Module"),
         ((NET, X, "mse"), r"expected a pair \(x, y\)"),
         ((NET, (X, Y[:3]), "mse"), "4 inputs and targets of shape"),

@@ -1,7 +1,7 @@
 """What every public quantity must pass: it leaves no trace, refuses what it cannot measure, and agrees with a Session.
 
-A quantity is a public name of `featlearn` whose first arguments are a model and its inputs. A new one is tested without
-being listed, unless it needs an argument that `ARGUMENTS` does not have.
+A quantity is a public name of `featlearn` or `featlearn.quantities` whose first arguments are a model and its inputs.
+A new one is tested without being listed, unless it needs an argument that `ARGUMENTS` does not have.
 """
 
 import copy
@@ -39,7 +39,13 @@ def takes_a_model_and_inputs(thing: Any) -> bool:
     return names[:1] == ["model"] and names[1:2] in (["x"], ["data"])
 
 
-QUANTITIES = [name for name in dir(fl) if takes_a_model_and_inputs(getattr(fl, name))]
+def public(name: str) -> Any:
+    """Return the object behind a name of the top level or of `featlearn.quantities`."""
+    return getattr(fl, name) if name in dir(fl) else getattr(fl.quantities, name)
+
+
+NAMES = sorted({*dir(fl), *fl.quantities.__all__})
+QUANTITIES = [name for name in NAMES if takes_a_model_and_inputs(public(name))]
 METHODS = [name for name in vars(fl.Session) if not name.startswith("_") and callable(getattr(fl.Session, name))]
 quantities = pytest.mark.parametrize("name", QUANTITIES)
 
@@ -58,7 +64,7 @@ def arguments(function: Callable[..., Any], *given: str) -> dict[str, Any]:
 
 
 def measured(name: str, model: Any, x: Any) -> Any:
-    thing = getattr(fl, name)
+    thing = public(name)
     result = thing(model, x, **arguments(thing, "model", "x", "data"))
     return USES[name](result) if inspect.isclass(thing) else result
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 from featlearn.contraction import hardware, proportional_outputs
 from featlearn.contraction.factors import Dense, Factors
 from featlearn.gradients.directions import Directions
+from featlearn.kernel import divided_execution
 from featlearn.planning.exchange import SharedKernel
-from featlearn.quantities import divided_execution
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.ntk_plan import plan
 from featlearn.session import Session

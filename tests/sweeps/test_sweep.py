@@ -475,6 +475,7 @@ def test_two_sweeps_in_one_folder_share_the_work(tmp_path):
 SCRIPT = """
 import sys
 import featlearn as fl
+from featlearn import sweeps
 from tests.sweeps.functions import slow
 
 def own(a, b, seed, notes, pause):
