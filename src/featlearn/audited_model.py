@@ -19,7 +19,6 @@ from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
 from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
-from featlearn.network.builtin_sequential import is_builtin_sequential
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
 from featlearn.network.copies import StoredResult, cast_inputs, checked_dtype, copied_with_results, needs_copy
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors, tensors_in
@@ -81,19 +80,17 @@ class AuditedModel:
         *,
         reuse: bool = False,
         keep_weights: bool = False,
-        builtin: bool = True,
         by_layer: bool = False,
     ) -> Iterator[Measurement]:
         """Isolate the model; everything measured inside leaves no trace on it.
 
         `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
-        inputs that need gradients; where the model does not bear them it is measured without. `builtin`: sequences of
-        torch's own layers are not isolated, because a forward pass only reads them. `by_layer`: nothing but passes
-        needs the weights, so that those of a sharded model may be gathered layer by layer.
+        inputs that need gradients; where the model does not bear them it is measured without. `by_layer`: nothing but
+        passes needs the weights, so that those of a sharded model may be gathered layer by layer.
         """
         with (
             self._weights(by_layer) as layered,
-            self._entering(inputs, reuse, builtin, layered, keep_weights=keep_weights) as measurement,
+            self._entering(inputs, reuse, layered, keep_weights=keep_weights) as measurement,
         ):
             yield measurement
 
@@ -104,7 +101,6 @@ class AuditedModel:
         *,
         common: Inputs,
         keep_weights: bool = False,
-        builtin: bool = True,
         by_layer: bool = False,
         expected: Sequence[Expectation] = (),
     ) -> Iterator[Measurement]:
@@ -118,7 +114,7 @@ class AuditedModel:
             def same(measurement: Measurement) -> list[Expectation]:
                 return [*expected, *self._same_network(measurement, common, layered)]
 
-            entering = self._entering(inputs, False, builtin, layered, keep_weights=keep_weights)
+            entering = self._entering(inputs, False, layered, keep_weights=keep_weights)
             with self.group.entered(entering, same) as measurement:
                 yield measurement
 
@@ -210,7 +206,6 @@ class AuditedModel:
         self,
         inputs: Sequence[Inputs],
         reuse: bool,
-        builtin: bool,
         layered: "LayeredWeights | None",
         *,
         keep_weights: bool,
@@ -220,27 +215,25 @@ class AuditedModel:
         with ExitStack() as stack:
             try:
                 first_choice = [needing_gradients(x) for x in inputs] if keep_weights else inputs
-                measurement = stack.enter_context(self._measuring(first_choice, reuse, builtin, layered))
+                measurement = stack.enter_context(self._measuring(first_choice, reuse, layered))
             except FeatlearnError:
                 if not keep_weights:
                     raise
-                measurement = stack.enter_context(self._measuring(inputs, reuse, builtin, layered))
+                measurement = stack.enter_context(self._measuring(inputs, reuse, layered))
             yield measurement
 
     @contextmanager
     def _measuring(
-        self, inputs: Sequence[Inputs], reuse: bool, builtin: bool, layered: "LayeredWeights | None"
+        self, inputs: Sequence[Inputs], reuse: bool, layered: "LayeredWeights | None"
     ) -> Iterator[Measurement]:
         model = unwrapped(self.model)
         with ExitStack() as stack:
             inside = Inventory(model)
             originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
             copying = needs_copy(inside, self.dtype)
-            trusted = builtin and len(inputs) == 1 and not copying
             isolation = stack.enter_context(
                 undisturbed(
                     inside,
-                    lambda inside: trusted and is_builtin_sequential(inside, inputs[0], self.readout),
                     only_read=not reuse,  # a quantity of the user's own may write to them
                     guarded=not reuse,
                 )
@@ -259,7 +252,6 @@ class AuditedModel:
                     self.readout,
                     isolation.rewind,
                     name,
-                    copying=not isolation.builtin,
                     held=isolation.state.tensors,
                     guard=isolation.state.guard,
                 )
@@ -279,7 +271,6 @@ class AuditedModel:
                 0,
                 torch.float32,
                 torch.device("cpu"),
-                builtin=isolation.builtin,
                 copied_bytes=copied_bytes,
                 gathered_bytes=gathered_bytes,
                 reuse=reuse,

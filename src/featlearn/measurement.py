@@ -32,7 +32,6 @@ from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
 from featlearn.graph.sample_flow import proved_layouts
 from featlearn.graph.separation import SeparationProof
-from featlearn.graph.uses import first_axis_is_samples
 from featlearn.network.compiler import CompilerNotLoadedError, load_compiler
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
@@ -47,10 +46,10 @@ class KnownReading(NamedTuple):
     """How the graph of a batch was read, for batches of the same kind and number of samples."""
 
     reading: GraphReading
-    proof: ProvedPass | None
-    """The pass that it was run like; None for a sequence of torch's own layers."""
-    audit: Audit | None
-    """The audit that it was read by; none for the same."""
+    proof: ProvedPass
+    """The pass that it was run like."""
+    audit: Audit
+    """The audit that it was read by."""
 
 
 @dataclass
@@ -70,8 +69,6 @@ class Measurement:
     """The precision in which kernels are accumulated."""
     device: torch.device
     """Where the outputs, and so the kernels, live."""
-    builtin: bool = False
-    """Whether the network is a sequence of torch's own layers, which keep samples apart and in the first axis."""
     gathered_bytes: int | None = None
     """Bytes of weights that are gathered at most at a time, where they are spread over ranks; None where all are
     held."""
@@ -127,7 +124,7 @@ class Measurement:
     def _few(self, batch: ModelWithInputs, *, proving: bool) -> Chunk:
         """A few samples; `proving`: other batches will be compared with their pass."""
         indices = torch.arange(batch.samples, device="cpu")[spread(batch.samples)]
-        if not proving or self.builtin:
+        if not proving:
             return Chunk(batch, indices, self.parameters)
         proof = SeparationProof(batch.held, max(len(indices), 2))
         try:
@@ -206,10 +203,9 @@ class Measurement:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""
         kind = self.kind(batch)
         known = self.readings.get((kind, end - begin))
-        structure = None if known is None else known.reading.structure
-        if self.builtin:
-            return Chunk(batch, indices, self.parameters, structure=structure), []
         while (proof := self.like(kind, end - begin)) is not None:
+            # Another proof is of other calls, whose graph may have the same nodes and other shapes.
+            structure = None if known is None or known.proof is not proof else known.reading.structure
             chunk = Chunk(batch, indices, self.parameters, like=proof, structure=structure)
             if chunk.proved is not None:
                 return chunk, []
@@ -228,14 +224,6 @@ class Measurement:
         assert graph is not None
         key = (self.kind(chunk.batch), chunk.count)
         known = self.readings.get(key) if chunk.structured else None
-        if self.builtin:
-            if known is not None and known.audit is None:
-                chunk.read_like(known.reading)
-            else:
-                chunk.read(first_axis_is_samples(graph, len(chunk.outputs)))
-            if chunk.is_fetched(chunk.uses):
-                self._keep_reading(key, chunk, None)
-                return
         audit = self.audits.get(graph.structure.names)
         if known is not None and audit is not None and known.audit is audit and known.proof is chunk.proved:
             chunk.read_like(known.reading)
@@ -248,15 +236,15 @@ class Measurement:
                 return
             _read_by(chunk, audit, *axes)
             if chunk.proved is not None:
-                self._keep_reading(key, chunk, audit)
+                self._keep_reading(key, chunk, chunk.proved, audit)
         chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
 
-    def _keep_reading(self, key: object, chunk: Chunk, audit: Audit | None) -> None:
+    def _keep_reading(self, key: object, chunk: Chunk, proof: ProvedPass, audit: Audit) -> None:
         """Keep how a chunk was read, for graphs of the same structure."""
         if not chunk.structured and not chunk.hooked and (found := chunk.reading()) is not None:
-            self.readings[key] = KnownReading(found, chunk.proved, audit)
+            self.readings[key] = KnownReading(found, proof, audit)
 
     def _check(self, chunk: Chunk, audit: Audit, names: list[str]) -> None:
         """Check the readings of parameters that the audit did not see against autograd, on this chunk."""

@@ -521,7 +521,7 @@ def proved_case(case: Case) -> bool:
     model, x, _, readout = case.build()
     try:
         prepared = fl.Session(model, x, readout=readout)._audited
-        with prepared.measuring([x], builtin=False) as measurement:
+        with prepared.measuring([x]) as measurement:
             return measurement.example().proved is not None
     except fl.FeatlearnError:
         return False

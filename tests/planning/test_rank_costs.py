@@ -147,7 +147,7 @@ def test_the_plan_prints_the_model_and_says_what_it_is():
     }
     small = fl.plan(model, x, ranks=64, device="A100", memory="60kB").rank_costs  # the kernel takes 16 kB of it
     assert {p.exchange for p in small.parameters} == {"ring"}
-    assert found.weight_bytes == 4 * (40 * 90 + 90 + 270 + 3)
+    assert found.weight_bytes == 2 * 4 * (40 * 90 + 90 + 270 + 3)  # the weights, and the copy that is put back
     said = str(plan)
     assert "on 64 A100 (a model that was not run on several GPUs): about" in said
     assert "per rank: 1 samples, 1 sweep over them" in said

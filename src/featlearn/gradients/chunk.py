@@ -50,7 +50,7 @@ class Chunk:
 
     `proof` records the ops of the forward pass, to see whether they keep the samples apart. `like`: a pass of which
     that is proved, with which it is compared. `structure`: that of an earlier graph, which is the same after the same
-    calls; without `like` its shapes are compared, too.
+    calls.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Chunk:
         self.structured = False
         """Whether its graph has the structure that was given."""
         if self.outputs.requires_grad:
-            if structure is not None and (self.proved is not None or like is None) and not self.hooked:
-                self.graph = structure.graph(self.outputs, parameters, shapes=like is None)
+            if structure is not None and self.proved is not None and not self.hooked:
+                self.graph = structure.graph(self.outputs, parameters)
             self.structured = self.graph is not None
             self.graph = self.graph or build_graph(self.outputs, parameters)
             _refuse_hidden(self.graph)

@@ -78,8 +78,8 @@ class GraphStructure:
             for shape, dtype in described
         )
 
-    def graph(self, outputs: Tensor, parameters: Mapping[str, Tensor], *, shapes: bool = False) -> "Graph | None":
-        """The graph of outputs if it has this structure, walked once; `shapes`: those are not known to be the same."""
+    def graph(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> "Graph | None":
+        """Return the graph of outputs if it has this structure. Shapes are not compared."""
         if outputs.output_nr != self.root:
             return None
         nodes: list[Node] = [None] * len(self.names)
@@ -102,8 +102,6 @@ class GraphStructure:
         named = {id(parameter): name for name, parameter in parameters.items()}
         variables = [id(nodes[k].variable) for k in self.leaves]
         if [named.get(variable) for variable in variables] != [*self.leaves.values()]:
-            return None
-        if shapes and tuple([_described(node) for node in nodes]) != self.described:
             return None
         return Graph(self, tuple(nodes), frozenset(variables))
 

@@ -114,17 +114,3 @@ def _is_without_samples(graph: Graph, node: Node, axes: Axes, without: set[Node]
     if graph.names[node] in REARRANGEMENTS and all(child in without for child, _ in children if child is not None):
         return True
     return node in axes and axes[node] is None
-
-
-def first_axis_is_samples(graph: Graph, samples: int) -> Axes:
-    """Sample axes of a network whose every layer is known to keep the samples in its first axis."""
-    leaves = set(graph.leaves.values())
-    axes: dict[Node, Layout | None] = {}
-    for node in graph.order:
-        children = graph.inputs[node]
-        child = children[0][0] if children else None
-        if node in leaves or (graph.names[node] in REARRANGEMENTS and child in axes and axes[child] is None):
-            axes[node] = None
-        elif graph.described[node]:
-            axes[node] = Layout(1, samples, graph.output_shape((node, 0)).numel() // samples)
-    return axes

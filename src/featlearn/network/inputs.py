@@ -164,8 +164,6 @@ class ModelWithInputs:
     """The argument that the inputs were given as."""
     waiting: bool = True
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
-    copying: bool = True
-    """Whether the model gets a copy of its inputs, into which it may write."""
     held: Sequence[Tensor] = ()
     """The tensors that the model held when the measurement began."""
     guard: WriteGuard | None = None
@@ -183,8 +181,7 @@ class ModelWithInputs:
             if not tensor.dim() or tensor.shape[0] != whole:
                 chosen = chosen.clone()
             elif isinstance(indices, slice):
-                chosen = chosen if indices == slice(0, whole) else chosen[indices]
-                chosen = chosen.clone() if self.copying else chosen
+                chosen = (chosen if indices == slice(0, whole) else chosen[indices]).clone()
             else:
                 chosen = chosen.index_select(0, indices.to(tensor.device, non_blocking=True))
             # A model may differentiate by its inputs.

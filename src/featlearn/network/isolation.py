@@ -15,7 +15,7 @@ from torch.nn.modules import module as module_globals
 
 from featlearn.network.compiler import eager_stance
 from featlearn.network.inventory import Inventory
-from featlearn.network.state import NOTHING_KEPT, KeptState, state_kept
+from featlearn.network.state import KeptState, state_kept
 
 
 class RandomState:
@@ -84,8 +84,6 @@ class Isolation:
     """What the model holds."""
     random: RandomState
     """States of the random generators that a forward pass may draw from."""
-    builtin: bool = False
-    """Whether a forward pass is known to treat samples one by one, to write to nothing and to draw no random number."""
 
 
 # Precision, flags and hooks belong to the process: one thread measures at a time.
@@ -95,38 +93,35 @@ _measuring = threading.RLock()
 @contextmanager
 def undisturbed(
     inside: Inventory,
-    is_builtin: Callable[[Inventory], bool] = lambda inside: False,
     *,
     only_read: bool = True,
     guarded: bool = False,
 ) -> Iterator[Isolation]:
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
-    `is_builtin` says whether a forward pass of such a model leaves no trace anyway. `only_read`: weights that were
-    written to are put back, and refused. `guarded`: the model runs under the guard of its state, if it has one.
+    `only_read`: weights that were written to are put back, and refused. `guarded`: the model runs under the guard of
+    its state, if it has one.
     """
-    with _measuring, torch.inference_mode(False), torch.enable_grad():
-        if is_builtin(inside):  # asked here: another thread may have muted hooks before
-            with _settings_for_measuring(inside):
-                yield Isolation(lambda: None, NOTHING_KEPT, RandomState([]), builtin=True)
-            return
-        with (
-            _settings_for_measuring(inside) as compile_nothing,
-            state_kept(inside, only_read=only_read, guarded=guarded) as state,
-            random_state_kept(state.generators) as random_state,
-            _hooks_muted(inside),
-        ):
-            untouched = True
+    with (
+        _measuring,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _settings_for_measuring(inside) as compile_nothing,
+        state_kept(inside, only_read=only_read, guarded=guarded) as state,
+        random_state_kept(state.generators) as random_state,
+        _hooks_muted(inside),
+    ):
+        untouched = True
 
-            def start_over() -> None:
-                nonlocal untouched
-                compile_nothing()
-                if not untouched:
-                    random_state.restore()
-                    state.rewind()
-                untouched = False
+        def start_over() -> None:
+            nonlocal untouched
+            compile_nothing()
+            if not untouched:
+                random_state.restore()
+                state.rewind()
+            untouched = False
 
-            yield Isolation(start_over, state, random_state)
+        yield Isolation(start_over, state, random_state)
 
 
 @contextmanager

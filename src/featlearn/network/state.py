@@ -60,10 +60,6 @@ class KeptState:
     """Random generators that it held."""
 
 
-NOTHING_KEPT = KeptState(lambda: None, set)
-"""Of a model that a pass only reads."""
-
-
 @contextmanager
 def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = False) -> Iterator[KeptState]:
     """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.

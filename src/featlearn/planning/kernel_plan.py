@@ -74,7 +74,6 @@ def plan_kernel(
     )
     available, symmetric = budget - needed - measurement.copied_bytes, len(sizes) == 1
     one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
-    checked = not measurement.builtin
     proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     groups = grouped(
@@ -88,11 +87,11 @@ def plan_kernel(
         directions.classes,
         largest_chunk(measurement, max(samples), count),
         one_by_one,
-        not checked or None not in proofs,
+        None not in proofs,
         proved_by,
     )
     peak = needed + measurement.copied_bytes + held_bytes(measurement, plans, groups, samples, symmetric, count)
-    confirmed = checked and any(example.unproved for example in measurement.examples)
+    confirmed = any(example.unproved for example in measurement.examples)
     return Plan(
         plans,
         groups,
@@ -104,7 +103,6 @@ def plan_kernel(
         budget,
         int(0.2 * available),
         peak,
-        checked=checked,
         launch_bytes=measurement.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
         confirmed=confirmed,

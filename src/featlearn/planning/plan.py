@@ -37,8 +37,6 @@ class Plan:
     """Bytes for temporaries of a contraction."""
     peak: int
     """About how many bytes will be held at most: the kernel, copies of weights, and what it is made from."""
-    checked: bool = True
-    """Whether it is checked that samples do not influence each other: of torch's own layers in sequence it is known."""
     launch_bytes: int = 0
     """Bytes of one sample's activations on a GPU, 0 on a CPU: small batches are run in fewer parts there."""
     proved_by: frozenset[int] = frozenset()
@@ -143,7 +141,7 @@ class Plan:
         return 0 if not self.verified else 1 if len(self.kernel_shape) == 4 else self.directions
 
     def _is_proved(self, samples: int) -> bool:
-        return not self.checked or (bool(self.proved_by) and max(samples, 2) not in self.proved_by)
+        return bool(self.proved_by) and max(samples, 2) not in self.proved_by
 
     def _direction_blocks(self, group: ParameterGroup) -> int:
         return -(-self.directions // group.directions)
@@ -205,8 +203,6 @@ class Plan:
     __repr__ = __str__
 
     def _checks(self) -> str:
-        if not self.checked:
-            return "no passes to check it (torch's own layers in sequence keep samples apart)"
         passes = self.check_passes
         return f"checked by {plural(passes, 'forward pass', 'es')} over parts" if passes else "checked by its ops"
 

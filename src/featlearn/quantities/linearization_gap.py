@@ -140,7 +140,7 @@ class TwoStates:
         f = self._outputs_now(x) if outputs is None else outputs
         if not self._moved:
             return _gap(f, f, torch.zeros_like(f))
-        with self._earlier.measuring([x], builtin=False) as measurement:
+        with self._earlier.measuring([x]) as measurement:
             first, (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
             return _gap(f, first, linear)
 
@@ -148,7 +148,7 @@ class TwoStates:
         """How Jacobian-vector products are made for this model; None where nothing has moved."""
         if not self._moved:
             return None
-        with self._earlier.measuring([x], builtin=False) as measurement:
+        with self._earlier.measuring([x]) as measurement:
             return jvp_method(measurement)
 
     def parts(self, x: Inputs) -> dict[str, float]:
@@ -158,7 +158,7 @@ class TwoStates:
         f = self._outputs_now(x)
         if not changed:
             return dict.fromkeys(layers, math.nan)
-        with self._earlier.measuring([x], builtin=False) as measurement:
+        with self._earlier.measuring([x]) as measurement:
             groups = [{name for name in self._moved if _layer(name) == layer} for layer in changed]
             first, pushed = self._pushed(measurement, jvp_method(measurement), groups)
             linear = dict(zip(changed, pushed, strict=True))
@@ -183,7 +183,7 @@ class TwoStates:
         try:
             for layer in order:
                 self._set({name: self._now[name] for name in self._moved if _layer(name) == layer})
-                with self._earlier.measuring([x], builtin=False) as measurement:
+                with self._earlier.measuring([x]) as measurement:
                     after = last if layer == order[-1] else measurement.outputs(measurement.batches[0])
                 yield layer, before, after
                 before = after
@@ -196,7 +196,7 @@ class TwoStates:
                 self._moved[name].copy_(value)
 
     def _outputs_now(self, x: Inputs) -> Tensor:
-        with self._audited.measuring([x], builtin=False) as measurement:
+        with self._audited.measuring([x]) as measurement:
             return measurement.outputs(measurement.batches[0])
 
     def _pushed(

@@ -256,7 +256,6 @@ class NTKOperator:
             # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
             [first],
             common=first,
-            builtin=False,
             by_layer=True,
             expected=[same],
         ) as measurement:

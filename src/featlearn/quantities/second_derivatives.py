@@ -32,7 +32,7 @@ def refuse_hidden_changes(
     for dtype in (torch.float64, None):  # some models cannot be copied to double precision
         audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype)
         try:
-            with audited.measuring([few], builtin=False) as measurement:
+            with audited.measuring([few]) as measurement:
                 hidden = _hidden_changes(measurement)
             break
         except FeatlearnError:

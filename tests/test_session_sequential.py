@@ -1,4 +1,4 @@
-"""Sequences of torch's own layers, which skip most checks: exact on every call, and never trusted when changed."""
+"""Check sequences of torch's own layers: exact on every call, also after a layer has changed."""
 
 import copy
 import random
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn import audited_model
 from featlearn.errors import CoupledSamplesError, InputValueError
-from featlearn.network import isolation
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning import chunks
 from tests.references.jacobian import dense_ntk
@@ -100,11 +98,11 @@ def test_one_pass_and_the_same_kernel(name: str, outputs: Any, passes: list[int]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_plan_says_that_there_are_no_checks(name: str):
+def test_the_plan_counts_no_check_passes(name: str):
     plan = fl.plan(*made(name))
     assert plan.check_passes == 0
     assert plan.backward_passes == plan.directions
-    assert "no passes to check it" in str(plan)
+    assert "checked by its ops" in str(plan)
 
 
 def test_directions_one_by_one(passes: list[int], monkeypatch: pytest.MonkeyPatch):
@@ -170,22 +168,6 @@ def test_what_is_put_into_the_network_later_is_seen():
         session.ntk()
     model[1] = nn.Softmax(1)
     assert_exact(session)
-
-
-def test_it_is_asked_when_no_other_thread_measures(monkeypatch: pytest.MonkeyPatch):
-    """Another one may have muted the hooks of this network, and will put them back."""
-    session = fl.Session(*made("perceptron"))
-    session.ntk()
-    owned: list[bool] = []
-    real = audited_model.is_builtin_sequential
-
-    def asked(*arguments: Any) -> bool:
-        owned.append(isolation._measuring._is_owned())  # type: ignore[attr-defined]
-        return real(*arguments)
-
-    monkeypatch.setattr(audited_model, "is_builtin_sequential", asked)
-    session.ntk()
-    assert owned == [True]
 
 
 def test_a_backward_hook_that_is_put_on_later_does_not_fire():
@@ -282,16 +264,3 @@ def test_changes_one_after_the_other(seed: int):
         session.x = torch.randn(draws.choice([SAMPLES, 9]), 4, 15, 15, dtype=torch.float64)
         assert_exact(session)
         assert_exact(session)
-
-
-def test_a_graph_of_the_same_structure_and_other_shapes_is_read_anew():
-    """No call is compared where all layers are torch's own: the shapes are."""
-    model, x = image_network()
-    session = fl.Session(model, x)
-    session.ntk()
-    (known,) = session._audited._readings.values()
-    model[0].padding = (0, 2)
-    outputs = model(x)
-    parameters = dict(model.named_parameters())
-    assert known.reading.structure.graph(outputs, parameters) is not None
-    assert known.reading.structure.graph(outputs, parameters, shapes=True) is None
