@@ -16,7 +16,7 @@ FOUNDATION = {"errors", "shapes", "linalg", "signatures"}
 CONTRACTION = {"errors", "shapes", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "measurement"}
-AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "audited_model"}
+AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "request", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
@@ -39,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "planning": MEASUREMENT,
     "distributed": {"errors", "shapes", "contraction", "network"},
     "linear_maps": MEASUREMENT - {"audit"},
-    "audited_model": MEASUREMENT | {"planning", "distributed"},
+    "request": {"network", "distributed"},
+    "audited_model": MEASUREMENT | {"planning", "distributed", "request"},
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},

@@ -1,11 +1,16 @@
-"""A positional argument too many is an error that names the keyword."""
+"""A surplus positional argument and an unknown keyword are errors that name the keyword that was meant."""
 
 import inspect
+from typing import TypedDict, Unpack
 
 import pytest
 
 from featlearn.errors import FeatlearnError
 from featlearn.signatures import keywords_named
+
+
+class Options(TypedDict, total=False):
+    memory: str | None
 
 
 @keywords_named("Targets do not matter here; drop `y`.")
@@ -18,6 +23,12 @@ class Operator:
     @keywords_named()
     def __init__(self, model: str, *, readout: str = "") -> None:
         self.model, self.readout = model, readout
+
+
+@keywords_named()
+def plan(model: str, *, ranks: int = 1, **settings: Unpack[Options]) -> dict[str, object]:
+    """Plan."""
+    return {"ranks": ranks, **settings}
 
 
 def test_calls_go_through_unchanged():
@@ -37,3 +48,20 @@ def test_a_surplus_argument_names_its_keyword():
         FeatlearnError, match=r"`readout` must be passed by keyword: `fl.Operator\(model, readout=...\)`"
     ):
         Operator("m", "r")  # type: ignore[misc]
+
+
+def test_an_unknown_keyword_names_the_closest_one():
+    with pytest.raises(
+        FeatlearnError, match=r"fl.measure has no argument 'ouputs'; did you mean 'outputs'\?"
+    ) as raised:
+        measure("m", 1, ouputs="sum")  # type: ignore[call-arg]
+    assert isinstance(raised.value, TypeError)
+    with pytest.raises(FeatlearnError, match=r"fl.plan has no argument 'memroy'; did you mean 'memory'\?"):
+        plan("m", memroy="1GiB")  # type: ignore[call-arg]
+    with pytest.raises(FeatlearnError, match=r"fl.plan has no argument 'q', expected ranks, memory$"):
+        plan("m", q=1)  # type: ignore[call-arg]
+
+
+def test_settings_are_passed_on_and_shown_one_by_one():
+    assert plan("m", memory="1GiB") == {"ranks": 1, "memory": "1GiB"}
+    assert list(inspect.signature(plan).parameters) == ["model", "ranks", "memory"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,13 @@ from featlearn.graph.graph import build_graph
 from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.measurement import KnownReading, Measurement
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
-from featlearn.network.copies import StoredResult, cast_inputs, checked_dtype, copied_with_results, needs_copy
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, map_tensors, tensors_in
+from featlearn.network.copies import StoredResult, cast_inputs, copied_with_results, needs_copy
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, map_tensors, tensors_in
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.planning.plan import PlannedKernel
+from featlearn.request import Request, Settings
 
 if TYPE_CHECKING:
     from featlearn.distributed.layered_weights import LayeredWeights
@@ -51,20 +52,8 @@ class AuditedModel:
     checked in each measurement.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        readout: Readout | None = None,
-        parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None,
-        memory: str | int | None = None,
-        group: object = None,
-    ) -> None:
-        self.group = RankGroup(group)
-        """The ranks among which samples are divided."""
-        self.model, self.readout, self.globs = model, readout, parameters
-        self.dtype, self.memory = checked_dtype(dtype), memory
+    def __init__(self, model: nn.Module, request: Request | None = None, **settings: Unpack[Settings]) -> None:
+        self.model, self.request = model, request or Request.of(**settings)
         self.audits: dict[tuple[str, ...], Audit] = {}
         self.plans: dict[object, PlannedKernel] = {}
         self._facts: dict[object, OutputFacts] = {}
@@ -115,7 +104,7 @@ class AuditedModel:
                 return [*expected, *self._same_network(measurement, common, layered)]
 
             entering = self._entering(inputs, False, layered, keep_weights=keep_weights)
-            with self.group.entered(entering, same) as measurement:
+            with self.request.group.entered(entering, same) as measurement:
                 yield measurement
 
     def _refuse_dependent(self, inputs: Sequence[Inputs]) -> None:
@@ -125,7 +114,7 @@ class AuditedModel:
             tensors = [tensor for tensor in tensors_in(x) if tensor.requires_grad]
             if not tensors:
                 continue
-            parameters = trainable_parameters(self.model, self.globs)
+            parameters = trainable_parameters(self.model, self.request.parameters)
             sources = [key for key, parameter in parameters.items() if any(t is parameter for t in tensors)]
             for tensor in tensors:
                 sources += [] if tensor.grad_fn is None else build_graph(tensor, parameters).leaves
@@ -145,7 +134,7 @@ class AuditedModel:
         # Ranks that share the shards of a weight gather the same.
         weights = {name: p for name, p in model.named_parameters() if not (layered and layered.gathers(p))}
         few = slice(0, min(2, samples))
-        x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.dtype)
+        x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.request.dtype)
         outputs = replace(batch, x=x, samples=few.stop).outputs(few)
         precision = max((torch.finfo(p.dtype).eps for p in measurement.parameters.values()), default=0.0)
         return [
@@ -166,30 +155,30 @@ class AuditedModel:
             yield None
             return
         shards = sharded_weights(model)
-        if shards is None or self._fits(shards, by_layer=by_layer and self.dtype is None):
+        if shards is None or self._fits(shards, by_layer=by_layer and self.request.dtype is None):
             with whole_weights(model):
                 yield None
             return
         from featlearn.distributed.layered_weights import LayeredWeights
 
         layered = LayeredWeights(model, shards.parts, shards.ranks)
-        if self.group.given and (shards.replicated or not self.group.holds(shards.ranks)):
+        if self.request.group.given and (shards.replicated or not self.request.group.holds(shards.ranks)):
             raise InputValueError(
                 "the weights do not fit into memory at once, and are spread over other ranks than those of group=, "
                 "expected a mesh with one axis, of ranks that are all in the group; leave group= out"
             )
         with layered.in_place():
-            self.group.settle = layered.settle
+            self.request.group.settle = layered.settle
             try:
                 yield layered
             finally:
-                self.group.settle = lambda: None
+                self.request.group.settle = lambda: None
 
     def _fits(self, shards: ShardedWeights, *, by_layer: bool) -> bool:
         """Whether all weights are gathered at once, which all ranks answer alike; refused where nothing is possible."""
-        ranks, device, memory = shards.ranks, shards.device, self.memory
+        ranks, device, memory = shards.ranks, shards.device, self.request.memory
         budget = smallest_budget(ranks, byte_budget(memory, device), device, measured=memory is None)
-        budget = smallest_budget(self.group, budget, device, measured=False)
+        budget = smallest_budget(self.request.group, budget, device, measured=False)
         if 2 * shards.whole_bytes <= budget or by_layer:  # the other half is for what is measured
             return 2 * shards.whole_bytes <= budget
         free = smallest_budget(ranks, free_bytes(device), device, measured=True)
@@ -229,8 +218,8 @@ class AuditedModel:
         model = unwrapped(self.model)
         with ExitStack() as stack:
             inside = Inventory(model)
-            originals, sizes = admitted(self.model, inside, inputs, self.readout, self.globs)
-            copying = needs_copy(inside, self.dtype)
+            originals, sizes = admitted(self.model, inside, inputs, self.request.readout, self.request.parameters)
+            copying = needs_copy(inside, self.request.dtype)
             isolation = stack.enter_context(
                 undisturbed(
                     inside,
@@ -238,7 +227,7 @@ class AuditedModel:
                     guarded=not reuse,
                 )
             )
-            twin, results = copied_with_results(model, self.dtype) if copying else (model, [])
+            twin, results = copied_with_results(model, self.request.dtype) if copying else (model, [])
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 inside = Inventory(twin)
@@ -247,9 +236,9 @@ class AuditedModel:
             batches = tuple(
                 ModelWithInputs(
                     twin,
-                    cast_inputs(x, self.dtype),
+                    cast_inputs(x, self.request.dtype),
                     size,
-                    self.readout,
+                    self.request.readout,
                     isolation.rewind,
                     name,
                     held=isolation.state.tensors,
@@ -321,7 +310,7 @@ class AuditedModel:
 
     def of_copy(self, model: nn.Module) -> "AuditedModel":
         """The same for a copy of the model with other weights: what was found out holds for it, too."""
-        twin = AuditedModel(model, readout=self.readout, dtype=self.dtype, memory=self.memory)
+        twin = AuditedModel(model, replace(self.request, parameters=None, group=RankGroup()))
         twin.audits, twin._facts, twin._passes = self.audits, self._facts, self._passes
         twin._readings, twin._kinds = self._readings, self._kinds
         return twin

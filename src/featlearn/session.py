@@ -1,21 +1,17 @@
 """What users hold for many calls: one model and batch, audited once and checked on every call; all quantities."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Literal, Unpack, overload
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
-from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.linalg.estimate import Estimate
-from featlearn.network.copies import needs_copy
-from featlearn.network.inputs import Inputs, Readout, batch_size
-from featlearn.network.inventory import Inventory
+from featlearn.network.inputs import Inputs, batch_size
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan
@@ -28,7 +24,9 @@ from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_plan import kernel_plan
 from featlearn.quantities.representation import representation_kernels
-from featlearn.quantities.velocity import Loss, feature_speed, ntk_velocity
+from featlearn.quantities.velocity import Loss, feature_speed_of, ntk_velocity_of
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 
 class Session:
@@ -43,10 +41,9 @@ class Session:
     Args:
         model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
         x: the inputs of measurements that name none.
-        readout, parameters, dtype, memory: as for `fl.ntk`, for all measurements. `ntk_velocity` and `feature_speed`
-            are in the network's own precision, and refuse another `dtype`.
-        group: ranks that divide the samples of `ntk` and `neural_features`, as there; other quantities are measured by
-            every rank for itself.
+        **settings: as for `fl.ntk`, for all measurements. `ntk_velocity` and `feature_speed` are in the network's own
+            precision, and refuse another `dtype`. The ranks of a `group` divide the samples of `ntk` and
+            `neural_features`; other quantities are measured by every rank for itself.
 
     >>> session = fl.Session(model, x)
     >>> for batch in loader:
@@ -54,22 +51,11 @@ class Session:
     ...     kernels.append(session.ntk())
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Inputs,
-        *,
-        readout: Readout | None = None,
-        parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None,
-        memory: str | int | None = None,
-        group: object = None,
-    ) -> None:
+    @keywords_named()
+    def __init__(self, model: nn.Module, x: Inputs, **settings: Unpack[Settings]) -> None:
         batch_size(x)
         self.x = x
-        self._audited = AuditedModel(
-            model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
-        )
+        self._audited = AuditedModel(model, **settings)
 
     @property
     def model(self) -> nn.Module:
@@ -229,11 +215,11 @@ class Session:
         self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
     ) -> Tensor:
         """dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
-        return ntk_velocity(self.model, self._given(x), y, loss=loss, outputs=outputs, **self._arguments)
+        return ntk_velocity_of(self._audited, self._given(x), y, loss=loss, outputs=outputs)
 
     def feature_speed(self, y: Tensor, *, x: Inputs | None = None) -> float:
         """How much faster features move than the error: see `fl.quantities.feature_speed`."""
-        return feature_speed(self.model, self._given(x), y, **self._arguments)
+        return feature_speed_of(self._audited, self._given(x), y)
 
     def representation_kernels(
         self,
@@ -244,21 +230,10 @@ class Session:
         layers: str | Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
         """Gram matrices of what each layer takes in or gives out: see `fl.quantities.representation_kernels`."""
-        audited = self._audited
+        request = self._audited.request
         return representation_kernels(
-            self.model, self._given(x), x2, of=of, layers=layers, dtype=audited.dtype, memory=audited.memory
+            self.model, self._given(x), x2, of=of, layers=layers, dtype=request.dtype, memory=request.memory
         )
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        """Of quantities that are measured in the network's own precision."""
-        audited = self._audited
-        if audited.dtype is not None and needs_copy(Inventory(self.model), audited.dtype):
-            raise InputValueError(
-                f"the Session has dtype={audited.dtype}, expected the network's own precision for ntk_velocity and "
-                "feature_speed; convert the model itself, model.double(), and make a Session of that"
-            )
-        return {"readout": audited.readout, "parameters": audited.globs, "memory": audited.memory}
 
     def _given(self, x: Inputs | None) -> Inputs:
         return self.x if x is None else x

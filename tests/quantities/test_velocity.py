@@ -387,7 +387,7 @@ def test_a_session_of_another_precision_is_refused():
     model, x = nn.Linear(4, 3), torch.randn(5, 4)
     session = fl.Session(model, x, dtype=torch.float64)
     for measure in (session.ntk_velocity, session.feature_speed):
-        with pytest.raises(fl.FeatlearnError, match=r"dtype=torch.float64, expected the network's own precision"):
+        with pytest.raises(fl.FeatlearnError, match=r"dtype=torch.float64, expected the model's own precision"):
             measure(torch.ones(5, 3))
     assert fl.Session(model, x, dtype=torch.float32).ntk_velocity(torch.ones(5, 3)).dtype == torch.float32
 

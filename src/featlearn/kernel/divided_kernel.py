@@ -40,7 +40,7 @@ def divided_kernels(
 
     `rates_of` complains about arguments, and reads the optimizer's rates.
     """
-    ranks, given = audited.group, [x] if x2 is None else [x, x2]
+    ranks, given = audited.request.group, [x] if x2 is None else [x, x2]
     with ranks.together():
         unwrapped(audited.model)
         rates = rates_of()
@@ -52,8 +52,8 @@ def divided_kernels(
         "outputs": outputs,
         "by": by,
         "verify": verify,
-        "parameters": audited.globs,
-        "dtype": audited.dtype,
+        "parameters": audited.request.parameters,
+        "dtype": audited.request.dtype,
         "the number of rates": len(rates),
     }
     with ranks.together() as block:
@@ -95,8 +95,8 @@ def _measured(
     pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement
     with ranks.together():
         directions = output_directions(outputs, pair.classes)
-        budget = byte_budget(audited.memory, pair.device)
-    budget = smallest_budget(ranks, budget, pair.device, measured=audited.memory is None)
+        budget = byte_budget(audited.request.memory, pair.device)
+    budget = smallest_budget(ranks, budget, pair.device, measured=audited.request.memory is None)
     shared = shared_kernel(ranks.size, division.samples, division.symmetric, directions, pair, by, budget)
     with ranks.together():
         left = budget - shared.reserved

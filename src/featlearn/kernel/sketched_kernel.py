@@ -49,7 +49,7 @@ def sketched_kernels(
 ) -> dict[str, Estimate]:
     """The kernels of a measurement that is under way: key -> estimate whose value and stderr are (P, P2)."""
     directions = output_directions(outputs, measurement.classes)
-    plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
+    plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.request.memory)
     features = SketchedFeatures(measurement, plan, directions, rates, by, sketch)
     progress = ProgressLine("sketched kernel", plan.passes)
     try:

@@ -29,7 +29,7 @@ class Sweeps:
     @property
     def ranks(self) -> RankGroup:
         """Who has a share of every chunk of samples."""
-        return self.audited.group
+        return self.audited.request.group
 
     def batches(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[ModelWithInputs, Tensor]]:
         """The network on this rank's share of chunk after chunk, up to `size` samples, and the places of these."""
@@ -42,11 +42,11 @@ class Sweeps:
 
     def chunk(self, graphs: float, held: int = 0) -> int:
         """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
-        return samples_at_once(self.measurement, self.audited.memory, graphs, held)
+        return samples_at_once(self.measurement, self.audited.request.memory, graphs, held)
 
     def block(self, count: int) -> int:
         """How many of `count` vectors of parameters are held at a time."""
-        return vectors_at_once(self.measurement, self.audited.memory, count)
+        return vectors_at_once(self.measurement, self.audited.request.memory, count)
 
     def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""

@@ -128,7 +128,7 @@ class SharedMeasurement:
 
     @property
     def _group(self) -> RankGroup:
-        return self._audited.group
+        return self._audited.request.group
 
     @property
     def _audited(self) -> AuditedModel:

@@ -1,8 +1,7 @@
 """Kernel-task alignment of more samples than a kernel could be formed for, with its standard error."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +15,29 @@ from featlearn.kernel.jacobian_products import inner_products
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.nystrom import norm, normalized_overlap, surveyed
-from featlearn.network.inputs import Readout
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
 from featlearn.quantities.sketched_alignment import sketched_alignment
+from featlearn.request import Settings
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
+from featlearn.signatures import keywords_named
 
 # Targets with at most this many distinct rows are those of classes.
 CLASSES = 64
 
 
+@keywords_named()
 def estimate_alignment(
     model: nn.Module,
     data: Any,
     y: Tensor | None = None,
     *,
     centered: bool = False,
-    readout: Readout | None = None,
     vectors: int | None = None,
     generator: torch.Generator | None = None,
-    parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     sketch: Sketch | None = None,
-    group: object = None,
+    **settings: Unpack[Settings],
 ) -> Estimate:
     """Kernel-task alignment A = y^T K y / (|K|_F |y|^2) without the kernel, in time linear in P.
 
@@ -60,7 +57,7 @@ def estimate_alignment(
     too few draws carry the error for it to be trusted; take more vectors.
 
     Args:
-        model, readout, parameters, dtype, memory: as for `fl.ntk`.
+        model: as for `fl.ntk`.
         data: a batch as for `fl.ntk`, or a `DataLoader` that does not shuffle, which is never held in memory.
         y: targets (P,) or (P, d). None takes those of a loader of (inputs, targets); its integer labels, for a network
             with several outputs, are read as classes and made one-hot.
@@ -71,21 +68,21 @@ def estimate_alignment(
         generator: draws them; without one they are the same at every call.
         sketch: `fl.Sketch(k=4096, repeats=4)` takes numerator and norm from sketched gradients instead, in one pass
             over the samples, for networks whose columns take too long; three repeats at least.
-        group: ranks that divide the samples, as for `fl.NTKOperator`; all have the same estimate.
+        **settings: As for `fl.NTKOperator`; all ranks of a `group` get the same estimate.
 
     Returns:
         An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
     """
-    with RankGroup(group).together() as block:
+    with RankGroup(settings.get("group")).together() as block:
         if y is None and not isinstance(data, torch.utils.data.DataLoader):
             raise InputTypeError(
                 "y is None and data is a batch, expected targets; pass y, or a loader that gives them too"
             )
-        if sketch is not None and group is not None:
+        if sketch is not None and settings.get("group") is not None:
             raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
         drawing = source(generator)
         block.expect(same_arguments({"centered": centered, "vectors": vectors}), same_draws(drawing))
-    operator = NTKOperator(model, data, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
+    operator = NTKOperator(model, data, **settings)
     with operator.ranks.together() as block:
         targets = _targets(y, operator)
         block.expect(same_tensors("the targets", {"y": targets}, "give all ranks what one of them has"))

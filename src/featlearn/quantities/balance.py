@@ -3,7 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.graph.uses import REARRANGEMENTS
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.ops import Direct, Use
 from featlearn.quantities.layer_alignment import LayerPairs
 from featlearn.quantities.neural_features import refuse_no_layers
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,12 @@ _HOMOGENEOUS = _LINEAR | {
 }
 
 
+@keywords_named()
 def layer_balance(
     model: nn.Module,
     x: Inputs,
     rates: Mapping[str, float] | Optimizer | None = None,
-    *,
-    readout: Readout | None = None,
-    dtype: torch.dtype | None = None,
+    **settings: Unpack[Settings],
 ) -> LayerPairs[LayerBalance]:
     """What gradient flow conserves between consecutive layers: W W^T / eta - U^T U / eta'.
 
@@ -82,11 +83,12 @@ def layer_balance(
     rescaled or otherwise computed, biases that do not train, and training by anything but plain SGD.
 
     Args:
-        model, x, readout, dtype: as for `fl.ntk`; a few samples of x are run, to see what follows what.
+        model, x: As for `fl.ntk`. A few samples of x are run, to see which layers follow each other.
         rates: learning rates by layer (globs, the first that matches counts), or an optimizer whose groups have them;
             by default 1 for all.
+        **settings: As for `fl.ntk`.
     """
-    return layer_balance_of(AuditedModel(model, readout=readout, dtype=dtype), x, rates)
+    return layer_balance_of(AuditedModel(model, **settings), x, rates)
 
 
 def layer_balance_of(

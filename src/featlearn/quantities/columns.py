@@ -71,7 +71,7 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
     found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
     size = sweeps.chunk(3.0 + 2.0 * len(directions))
-    scratch = byte_budget(sweeps.audited.memory, sweeps.measurement.device) // 8
+    scratch = byte_budget(sweeps.audited.request.memory, sweeps.measurement.device) // 8
     progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
         with sweeps.ranks.together():
@@ -99,7 +99,9 @@ def row_blocks(
     """
     left = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
-    step = columns_at_once(sweeps.measurement, sweeps.audited.memory, len(drawn), classes, sweeps.stream.sample_bytes)
+    step = columns_at_once(
+        sweeps.measurement, sweeps.audited.request.memory, len(drawn), classes, sweeps.stream.sample_bytes
+    )
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:

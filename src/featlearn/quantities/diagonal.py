@@ -1,7 +1,6 @@
 """The diagonal of the tangent kernel: squared norms of per-sample gradients, in time linear in the samples."""
 
-from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,12 @@ from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.squared_norms import squared_norms
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs, output_directions
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 
 @overload
@@ -23,11 +24,8 @@ def ntk_diagonal(
     x: Inputs,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["network"] = "network",
-    parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
+    **settings: Unpack[Settings],
 ) -> Tensor: ...
 @overload
 def ntk_diagonal(
@@ -35,34 +33,29 @@ def ntk_diagonal(
     x: Inputs,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["layer", "parameter"],
-    parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
+    **settings: Unpack[Settings],
 ) -> dict[str, Tensor]: ...
+@keywords_named()
 def ntk_diagonal(
     model: nn.Module,
     x: Inputs,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: str = "network",
-    parameters: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
+    **settings: Unpack[Settings],
 ) -> Tensor | dict[str, Tensor]:
     """K(x_i, x_i) for every sample: the diagonal of `fl.ntk` without the rest, in time and memory linear in P.
 
     Args:
-        model, x, readout, parameters, dtype, memory, by: as for `fl.ntk`.
+        model, x, by: As for `fl.ntk`.
         outputs: `"mean"`, `"sum"`, an int, `fl.Directions(k)`: (P,); `"each"`: (C, P).
+        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
 
     Returns:
         (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
     """
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
-    return ntk_diagonal_of(audited, x, outputs=outputs, by=by)
+    return ntk_diagonal_of(AuditedModel(model, **settings), x, outputs=outputs, by=by)
 
 
 def ntk_diagonal_of(
@@ -83,7 +76,7 @@ def ntk_diagonal_of(
             key: torch.zeros(shape, dtype=measurement.dtype, device=measurement.device)
             for key in dict.fromkeys(keys.values())
         }
-        budget = byte_budget(audited.memory, measurement.device)
+        budget = byte_budget(audited.request.memory, measurement.device)
         size = samples_within(measurement, 0.5 * budget, directions.count)
         progress = ProgressLine("kernel diagonal", -(-batch.samples // size))
         try:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -12,8 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.linear_maps.consecutive import Pair, consecutive
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.quantities.neural_features import refuse_no_layers
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 Norm = Literal["fro", "spectral"]
 
@@ -54,13 +56,9 @@ class LayerPairs(dict[tuple[str, str], T]):
         return "\n".join([*lines, *(f"left out: {name}: {reason}" for name, reason in self.left_out.items())])
 
 
+@keywords_named()
 def layer_alignment(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    norm: Norm = "fro",
-    readout: Readout | None = None,
-    dtype: torch.dtype | None = None,
+    model: nn.Module, x: Inputs, *, norm: Norm = "fro", **settings: Unpack[Settings]
 ) -> LayerPairs[LayerPair]:
     """zeta = |U W| / (|U| |W|) of weights that follow each other in the executed forward pass.
 
@@ -71,14 +69,15 @@ def layer_alignment(
     its input is the sum of.
 
     Args:
-        model, x, readout, dtype: as for `fl.ntk`; a few samples of x are run, to see what follows what.
+        model, x: As for `fl.ntk`. A few samples of x are run, to see which layers follow each other.
         norm: `"fro"`, which for random weights vanishes with the width and for vectors is |cos|; or `"spectral"`.
+        **settings: As for `fl.ntk`.
 
     Returns:
         (layer, next layer) -> `LayerPair`, with `.left_out`. For convolutions W is (channels, inputs * kernel area)
         and U (outputs * kernel area, channels), the channels being those between the two.
     """
-    return layer_alignment_of(AuditedModel(model, readout=readout, dtype=dtype), x, norm=norm)
+    return layer_alignment_of(AuditedModel(model, **settings), x, norm=norm)
 
 
 def layer_alignment_of(audited: AuditedModel, x: Inputs, *, norm: Norm = "fro") -> LayerPairs[LayerPair]:

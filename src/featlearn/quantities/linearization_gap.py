@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from featlearn.kernel.jacobian_products import JvpMethod, Tangents, jvp_method, 
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
@@ -33,15 +35,16 @@ def linearization_gap(
     x: Inputs,
     initial: Mapping[str, Tensor],
     *,
-    readout: Readout | None = None,
     by: Literal["network"] = "network",
+    **settings: Unpack[Settings],
 ) -> float: ...
 @overload
 def linearization_gap(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, readout: Readout | None = None, by: Literal["layer"]
+    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: Literal["layer"], **settings: Unpack[Settings]
 ) -> dict[str, float]: ...
+@keywords_named()
 def linearization_gap(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, readout: Readout | None = None, by: str = "network"
+    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", **settings: Unpack[Settings]
 ) -> float | dict[str, float]:
     """|f - f0 - J0 (theta - theta0)| / |f - f0|: 0 for lazy training, near 1 where features were learned.
 
@@ -54,16 +57,16 @@ def linearization_gap(
         model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
         x: probe inputs as for `fl.ntk`, P >= 2 samples.
         initial: the `state_dict()` of an earlier state, **cloned** when it was taken.
-        readout: as for `fl.ntk`.
         by: `"network"` gives one number, `"layer"` a dict of parts that add up to it. Layers are moved from `initial`
             to now one after the other; the part of a layer is what its linearization misses of the change that it
             makes, along all that is missed, as a mean over the orders first to last and last to first. This takes
             three more passes for every layer.
+        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
 
     Returns:
         The gap; nan where the outputs have not changed by more than rounding.
     """
-    return linearization_gap_of(AuditedModel(model, readout=readout), x, initial, by=by)
+    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by)
 
 
 def linearization_gap_of(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,13 @@ from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, 
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 # Independent parts of sums over random directions, which show their error.
 PARTS = 8
@@ -29,17 +32,15 @@ PARTS = 8
 UNEVEN = 1e-3
 
 
+@keywords_named()
 def neural_features(
     model: nn.Module,
     x: Inputs,
     *,
     initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None,
-    readout: Readout | None = None,
     outputs: int | Directions | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
-    group: object = None,
+    **settings: Unpack[Settings],
 ) -> NeuralFeatures:
     """NFM, AGOP and PTK covariance of every linear map in a network, and how far they agree (Beaglehole et al. 2024).
 
@@ -54,21 +55,16 @@ def neural_features(
         initial: the `state_dict()` at initialization, cloned then, for everything that compares with it. Both networks
             see the same samples and the same random directions.
         layers: globs of layer names; by default all.
-        readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
         outputs: by default all C outputs, summed, one backward pass each; an int for one of them; `fl.Directions(k)`
             for an unbiased estimate of the sum from k random directions, drawn anew for every sample. Every number
             then has a standard error, `.errors` of its layer, for k >= 2; the matrices take up to eight times
             the memory.
-        dtype: `torch.float64` measures a copy of the network in double.
-        memory: a byte budget such as `"2GiB"`; by default half of what is free.
-        group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples; every rank passes
-            all of them and has all features.
+        **settings: As for `fl.ntk`. With a `group` every rank passes all samples and gets all features.
 
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory, group=group)
-    return neural_features_of(audited, x, initial=initial, layers=layers, outputs=outputs)
+    return neural_features_of(AuditedModel(model, **settings), x, initial=initial, layers=layers, outputs=outputs)
 
 
 def neural_features_of(
@@ -80,14 +76,14 @@ def neural_features_of(
     outputs: int | Directions | None = None,
 ) -> NeuralFeatures:
     """The neural features of an audited model: see `fl.neural_features`."""
-    ranks = audited.group
+    ranks, request = audited.request.group, audited.request
     with ranks.together() as block:
         if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Directions)):
             raise InputTypeError(
                 f"outputs={outputs!r}, expected None for all, the number of an output, or fl.Directions(k)"
             )
         unwrapped(audited.model)
-        arguments = {"layers": layers, "outputs": outputs, "dtype": audited.dtype, "initial": initial is not None}
+        arguments = {"layers": layers, "outputs": outputs, "dtype": request.dtype, "initial": initial is not None}
         block.expect(*same_call(arguments, {"x": x, "initial": initial, "outputs": outputs}))
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring_together([x], common=x, keep_weights=True))
@@ -101,8 +97,8 @@ def neural_features_of(
             with ranks.together():
                 refuse_shared(start, audited.model)
         with ranks.together():
-            budget = byte_budget(audited.memory, now.device)
-        budget = smallest_budget(ranks, budget, now.device, measured=audited.memory is None)
+            budget = byte_budget(request.memory, now.device)
+        budget = smallest_budget(ranks, budget, now.device, measured=request.memory is None)
         return measured_features(now, start, layers, outputs, budget, ranks)
 
 

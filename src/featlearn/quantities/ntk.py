@@ -1,8 +1,8 @@
 """The empirical tangent kernel of any network, exactly."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,13 @@ from featlearn.kernel.verification import KernelVerification
 from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import PlannedKernel
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 Found = TypeVar("Found")
 
@@ -38,15 +40,11 @@ def ntk(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["network"] = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: None = None,
-    group: object = None,
+    **settings: Unpack[Settings],
 ) -> Tensor: ...
 @overload
 def ntk(
@@ -55,15 +53,11 @@ def ntk(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["layer", "parameter"],
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: None = None,
-    group: object = None,
+    **settings: Unpack[Settings],
 ) -> Kernels: ...
 @overload
 def ntk(
@@ -72,14 +66,11 @@ def ntk(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["network"] = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: Sketch,
+    **settings: Unpack[Settings],
 ) -> Estimate: ...
 @overload
 def ntk(
@@ -88,30 +79,24 @@ def ntk(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: Literal["layer", "parameter"],
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: Sketch,
+    **settings: Unpack[Settings],
 ) -> dict[str, Estimate]: ...
+@keywords_named()
 def ntk(
     model: nn.Module,
     x: Inputs,
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: str = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: Sketch | None = None,
-    group: object = None,
+    **settings: Unpack[Settings],
 ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
@@ -151,7 +136,7 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group)
+    audited = AuditedModel(model, **settings)
     if sketch is not None:
         return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
     return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
@@ -168,7 +153,7 @@ def tangent_kernel(
     verify: bool = False,
 ) -> Tensor | Kernels:
     """The tangent kernel of an audited model: see `fl.ntk`."""
-    if audited.group.given:
+    if audited.request.group.given:
         from featlearn.kernel.divided_kernel import divided_kernels
 
         divided = divided_kernels(
@@ -198,9 +183,9 @@ def sketched_kernel(
     """The sketched kernel of an audited model: see `fl.ntk`."""
     from featlearn.kernel.sketched_kernel import checked_sketch, sketched_kernels
 
-    with audited.group.together():  # one rank alone may ask for it
+    with audited.request.group.together():  # one rank alone may ask for it
         checked_sketch(sketch, outputs, verify)
-        if audited.group.given:
+        if audited.request.group.given:
             raise InputValueError(
                 "sketch= with group=, expected one of them: sketched kernels are not divided among ranks"
             )
@@ -242,7 +227,7 @@ def checked_rates(
     if optimizer is None:
         return {}
     unwrapped(audited.model)
-    return step_rates(optimizer, trainable_parameters(audited.model, audited.globs))
+    return step_rates(optimizer, trainable_parameters(audited.model, audited.request.parameters))
 
 
 def checked_by(by: str) -> None:
@@ -261,7 +246,7 @@ def measured_kernels(
     verify: bool = False,
 ) -> Kernels:
     """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
-    rates, memory = {} if rates is None else rates, audited.memory
+    rates, memory = {} if rates is None else rates, audited.request.memory
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)

@@ -1,8 +1,8 @@
 """`fl.plan`: what a kernel will do and cost, before anything is paid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import overload
+from typing import Unpack, overload
 
 import torch
 from torch import nn
@@ -17,13 +17,15 @@ from featlearn.gradients.directions import Directions, Outputs, OutputSelection,
 from featlearn.kernel.sketched_kernel import checked_sketch
 from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.kernel.stream import taken
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Inputs
 from featlearn.planning.exchange import shared_kernel, shared_parameters
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import checked_by, checked_rates
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 
 @overload
@@ -33,16 +35,13 @@ def plan(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: str = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: None = None,
     ranks: int | None = None,
     device: str | Device = "H100",
+    **settings: Unpack[Settings],
 ) -> Plan: ...
 @overload
 def plan(
@@ -51,33 +50,28 @@ def plan(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: str = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: Sketch,
     ranks: None = None,
     device: str | Device = "H100",
+    **settings: Unpack[Settings],
 ) -> SketchPlan: ...
+@keywords_named()
 def plan(
     model: nn.Module,
     x: Inputs,
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "mean",
-    readout: Readout | None = None,
     by: str = "network",
-    parameters: str | Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
     verify: bool = False,
     sketch: Sketch | None = None,
     ranks: int | None = None,
     device: str | Device = "H100",
+    **settings: Unpack[Settings],
 ) -> Plan | SketchPlan:
     """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
 
@@ -87,9 +81,10 @@ def plan(
     several GPUs. Devices are V100, A100, H100, H200, B200, or a `featlearn.planning.rank_costs.Device`.
     """
     checked_by(by)
-    audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype, memory=memory)
+    if settings.get("group") is not None:
+        raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
     return kernel_plan(
-        audited,
+        AuditedModel(model, **settings),
         x,
         x2,
         outputs=outputs,
@@ -129,8 +124,8 @@ def kernel_plan(
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
         if sketch is not None:
-            return plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.memory)
-        found = plan_kernel(measurement, directions, elementwise(rates), by, audited.memory, verify)
+            return plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.request.memory)
+        found = plan_kernel(measurement, directions, elementwise(rates), by, audited.request.memory, verify)
     if ranks is None:
         return found
     return replace(found, rank_costs=_rank_costs(audited, x, found, directions, rates, by, ranks, device))
@@ -153,7 +148,7 @@ def _rank_costs(
         (batch,) = measurement.batches
         with FlopCounterMode(display=False) as counted:
             outputs = batch.outputs(torch.arange(min(2, own), device="cpu"))
-        memory = int(device.memory / 2) if audited.memory is None else found.memory
+        memory = int(device.memory / 2) if audited.request.memory is None else found.memory
         pair = measurement.of_pair(batch, batch)
         kernel = shared_kernel(ranks, (samples, samples), True, directions, measurement, by, memory)
         plan = plan_kernel(pair, directions, elementwise(rates), by, memory - kernel.reserved, found.verified, samples)

@@ -1,8 +1,9 @@
 """The tangent kernel as an operator: products, traces, norms and eigenvalues of a matrix that is never formed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,12 @@ from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, surveyed
 from featlearn.linalg.sampling import averaged
 from featlearn.network.checks import trainable_parameters, unwrapped
-from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
+from featlearn.request import Request, Settings
 from featlearn.shapes import checked_finite
+from featlearn.signatures import keywords_named
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -51,51 +53,49 @@ class NTKOperator:
     of a flat vector are ordered as those of (P, C) are.
 
     Args:
-        model, readout, parameters, optimizer, dtype, memory: as for `fl.ntk`.
+        model, optimizer: As for `fl.ntk`.
         data: a batch as for `fl.ntk`, or a `DataLoader`, which is read anew for every product and never held. Of
             (inputs, targets) the inputs are taken. A loader that shuffles, or gives other samples at every sweep, is
             refused.
-        group: `"world"` or a process group of `torch.distributed`: every rank makes the same calls with the same data,
-            runs its share of every chunk of samples, and has all of every result. None divides nothing.
+        **settings: As for `fl.ntk`. With a `group` every rank makes the same calls with the same data, runs its share
+            of every chunk of samples, and gets the whole result.
     """
 
+    @keywords_named()
     def __init__(
         self,
         model: nn.Module,
         data: Any,
         *,
-        readout: Readout | None = None,
         optimizer: Optimizer | None = None,
-        parameters: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None,
-        memory: str | int | None = None,
-        group: object = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        self._audited = AuditedModel(
-            model, readout=readout, parameters=parameters, dtype=dtype, memory=memory, group=group
-        )
-        self._optimizer, self.ranks = optimizer, self._audited.group
-        """Who divide the samples."""
+        request = Request.of(**settings)
+        self._optimizer = optimizer
+        self.ranks = request.group
+        """Ranks that divide the samples."""
         with self.ranks.together() as block:
             devices = {p.device for p in unwrapped(model).parameters()}
             device = next(iter(devices)) if len(devices) == 1 else None
             with random_state_kept():  # a loader draws random numbers
-                self._stream = SampleStream(data, device, dtype)
+                self._stream = SampleStream(data, device, request.dtype)
             block.expect(
                 same_arguments(
                     {
                         "the number of samples": self._stream.samples,
-                        "parameters": parameters,
-                        "dtype": dtype,
+                        "parameters": request.parameters,
+                        "dtype": request.dtype,
                         "the optimizer": type(optimizer).__name__,
                     }
                 ),
                 same_tensors("data:", self._stream.fingerprints, SAME_DATA),
             )
             home = device or torch.device("cpu")
-            budget = byte_budget(memory, home)
+            budget = byte_budget(request.memory, home)
         if self.ranks.size > 1:
-            self._audited.memory = smallest_budget(self.ranks, budget, home, measured=memory is None)
+            budget = smallest_budget(self.ranks, budget, home, measured=request.memory is None)
+            request = replace(request, memory=budget)
+        self._audited = AuditedModel(model, request)
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""
@@ -248,7 +248,8 @@ class NTKOperator:
         rates: dict[str, Rate] = {}
         if self._optimizer is not None:
             with self.ranks.together():
-                rates = step_rates(self._optimizer, trainable_parameters(self._audited.model, self._audited.globs))
+                model, request = self._audited.model, self._audited.request
+                rates = step_rates(self._optimizer, trainable_parameters(model, request.parameters))
             rates = whole_tensors(rates)
         same = same_tensors("the optimizer's rate of", rates, "load one state into all optimizers")
         first = self._stream.first

@@ -1,7 +1,7 @@
 """The pre-activation tangent kernel of one layer: inner products of df/dh, the rows' part of the tangent kernel."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,15 @@ from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
 from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
 from featlearn.measurement import Measurement
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout
+from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.quantities.neural_features import refuse_no_layers
+from featlearn.request import Settings
+from featlearn.signatures import keywords_named
 
 
+@keywords_named()
 def ptk(
     model: nn.Module,
     x: Inputs,
@@ -25,9 +28,7 @@ def ptk(
     layer: str,
     outputs: int | Literal["sum", "full"] = "sum",
     positions: bool = False,
-    readout: Readout | None = None,
-    dtype: torch.dtype | None = None,
-    memory: str | int | None = None,
+    **settings: Unpack[Settings],
 ) -> Tensor:
     """The pre-activation tangent kernel J_h J_h^T of one layer, J_h the rows df/dh of h = W x.
 
@@ -37,16 +38,17 @@ def ptk(
     position the product of the PTK and the layer's input kernel, with several the double sum, which does not factorize.
 
     Args:
-        model, x, x2, readout, dtype, memory: as for `fl.ntk`.
+        model, x, x2: As for `fl.ntk`.
         layer: the name of a layer as `fl.neural_features` gives it; a part of a fused one is `"attn.q"`.
         outputs: `"sum"` adds up the outputs' own kernels; `"full"` keeps every pair, (..., C, C); an int for one.
         positions: keep the positions (tokens, places) apart; by default a sample's gradient is that of all of them, and
             equal positions are summed.
+        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
 
     Returns:
         (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
     """
-    audited = AuditedModel(model, readout=readout, dtype=dtype, memory=memory)
+    audited = AuditedModel(model, **settings)
     if not isinstance(layer, str):
         raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
@@ -60,7 +62,7 @@ def ptk(
         classes = range(measurement.classes) if isinstance(outputs, str) else [outputs]
         if isinstance(outputs, int) and not 0 <= outputs < measurement.classes:
             raise InputValueError(f"outputs={outputs}, expected an output between 0 and {measurement.classes - 1}")
-        budget = byte_budget(memory, measurement.device)
+        budget = byte_budget(audited.request.memory, measurement.device)
         rows = [_rows(measurement, batch, names[0], classes, budget, found) for batch in measurement.batches]
         first, second = rows[0], rows[-1]
         _refuse_shapes(first, second, outputs, positions, budget)

@@ -5,24 +5,23 @@ Gradients of such a model are what training uses; second derivatives by autograd
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import FeatlearnError, UnsupportedModelError
 from featlearn.kernel.stream import taken
 from featlearn.measurement import Measurement, spread
 from featlearn.network.elementary_ops import ElementaryOps
-from featlearn.network.inputs import Inputs, Readout, batch_size
+from featlearn.network.inputs import Inputs, batch_size
 
 Vectors = dict[str, Tensor]
 """Parameter name -> a tensor of its shape."""
 
 
-def refuse_hidden_changes(
-    model: nn.Module, x: Inputs, readout: Readout | None, parameters: str | Sequence[str] | None
-) -> None:
+def refuse_hidden_changes(audited: AuditedModel, x: Inputs) -> None:
     """Raise if differences of gradients are not what a second backward pass gives, on a few samples.
 
     Compared in double precision, at randomly moved weights: zero biases on black pixels stand exactly at a kink.
@@ -30,9 +29,9 @@ def refuse_hidden_changes(
     samples = batch_size(x)
     few = taken(x, samples, torch.arange(samples, device="cpu")[spread(samples)])
     for dtype in (torch.float64, None):  # some models cannot be copied to double precision
-        audited = AuditedModel(model, readout=readout, parameters=parameters, dtype=dtype)
+        anew = AuditedModel(audited.model, replace(audited.request, dtype=dtype))
         try:
-            with audited.measuring([few]) as measurement:
+            with anew.measuring([few]) as measurement:
                 hidden = _hidden_changes(measurement)
             break
         except FeatlearnError:

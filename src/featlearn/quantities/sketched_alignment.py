@@ -71,7 +71,7 @@ def _features(sweeps: Sweeps, sketch: Sketch) -> Tensor:
         sketch,
         elementwise(sweeps.rates),
         "network",
-        sweeps.audited.memory,
+        sweeps.audited.request.memory,
         samples=(samples, samples),
         forming=False,
     )

@@ -5,8 +5,8 @@ the one whose outputs are J v, the outputs' velocity under a fixed velocity v of
 networks side by side holds everything, and is measured like any other.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.dynamics.rate import NEEDS, rate
 from featlearn.errors import InputValueError
+from featlearn.network.copies import needs_copy
 from featlearn.network.elementary_ops import ElementaryOps
 from featlearn.network.inputs import Inputs, Readout, read_output
+from featlearn.network.inventory import Inventory
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
+from featlearn.request import Settings
 from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
+from featlearn.signatures import keywords_named
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
 
 
+@keywords_named()
 def ntk_velocity(
     model: nn.Module,
     x: Inputs,
@@ -30,9 +35,7 @@ def ntk_velocity(
     *,
     loss: Loss = "sum-half",
     outputs: str = "mean",
-    readout: Readout | None = None,
-    parameters: str | Sequence[str] | None = None,
-    memory: str | int | None = None,
+    **settings: Unpack[Settings],
 ) -> Tensor:
     """Compute dK/dt of the tangent kernel under gradient flow on (x, y) with learning rate 1.
 
@@ -42,23 +45,31 @@ def ntk_velocity(
     jumps. Over one large step of a ReLU network the measured change can differ from this by more than its size.
 
     Args:
-        model, x, readout, parameters, memory: As for `fl.ntk`.
+        model, x: As for `fl.ntk`.
         y: Targets of shape (P,) or (P, C), as the outputs; one-hot rows or probabilities for cross-entropy.
         loss: Loss whose gradient the weights follow: a convention of `fl.dynamics.rate`, or `"cross-entropy"`, the
             mean over samples as in `nn.CrossEntropyLoss()`.
         outputs: `"mean"` or `"sum"` for (P, P), `"each"` for (C, P, P), `"full"` for (P, P, C, C).
+        **settings: As for `fl.ntk`, in the model's own precision and without a `group`.
 
     Raises:
         UnsupportedModelError: If gradients change with the weights in a way that autograd does not see: behind
             `detach`, a straight-through estimator, or a surrogate backward pass.
     """
+    return ntk_velocity_of(AuditedModel(model, **settings), x, y, loss=loss, outputs=outputs)
+
+
+def ntk_velocity_of(
+    audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", outputs: str = "mean"
+) -> Tensor:
+    """Compute dK/dt for an audited model: see `fl.quantities.ntk_velocity`."""
     if outputs not in ("mean", "sum", "each", "full"):
         raise InputValueError(f"outputs={outputs!r}, expected 'mean', 'sum', 'each' or 'full'")
-    velocity, _ = _weight_velocity(model, x, y, loss, readout, parameters)
-    moving = _Moving(model, readout, velocity)
+    velocity, _ = _weight_velocity(audited, x, y, loss)
+    moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
-    both = ntk(moving, x, outputs="full", parameters=names, memory=memory)
-    refuse_hidden_changes(model, x, readout, parameters)
+    both = ntk(moving, x, outputs="full", parameters=names, memory=audited.request.memory)
+    refuse_hidden_changes(audited, x)
     classes = both.shape[-1] // 2
     half = both[:, :, classes:, :classes]  # J' J^T, outputs (c, c')
     full = half + half.permute(1, 0, 3, 2)
@@ -68,15 +79,8 @@ def ntk_velocity(
     return each.contiguous() if outputs == "each" else each.sum(0) / (classes if outputs == "mean" else 1)
 
 
-def feature_speed(
-    model: nn.Module,
-    x: Inputs,
-    y: Tensor,
-    *,
-    readout: Readout | None = None,
-    parameters: str | Sequence[str] | None = None,
-    memory: str | int | None = None,
-) -> float:
+@keywords_named()
+def feature_speed(model: nn.Module, x: Inputs, y: Tensor, **settings: Unpack[Settings]) -> float:
     """Compute how much faster the features grad f change than the error |f - y|, each relative to its size.
 
     See Atanasov et al. 2022, Eq. 88.
@@ -92,11 +96,17 @@ def feature_speed(
     Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
     not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.
     """
-    velocity, residual = _weight_velocity(model, x, y, "sum-half", readout, parameters)
-    moving = _Moving(model, readout, velocity)
+    return feature_speed_of(AuditedModel(model, **settings), x, y)
+
+
+def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor) -> float:
+    """Compute the speed of features for an audited model: see `fl.quantities.feature_speed`."""
+    velocity, residual = _weight_velocity(audited, x, y, "sum-half")
+    moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
-    sizes = ntk(moving, x, outputs="each", parameters=names, memory=memory).diagonal(dim1=1, dim2=2).sum(1).double()
-    refuse_hidden_changes(model, x, readout, parameters)
+    kernels = ntk(moving, x, outputs="each", parameters=names, memory=audited.request.memory)
+    sizes = kernels.diagonal(dim1=1, dim2=2).sum(1).double()
+    refuse_hidden_changes(audited, x)
     classes = len(sizes) // 2
     slope = sum(float(inner_product(v, v)) for v in velocity.values())
     if slope == 0.0 or float(sizes[:classes].sum()) == 0.0:
@@ -105,15 +115,19 @@ def feature_speed(
     return float(growth) * float(residual.double().square().sum()) / slope
 
 
-def _weight_velocity(
-    model: nn.Module, x: Inputs, y: Any, loss: str, readout: Readout | None, parameters: str | Sequence[str] | None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """dtheta/dt = -grad loss for every parameter, and the residual f - y (softmax(f) - y for cross-entropy)."""
+def _weight_velocity(audited: AuditedModel, x: Inputs, y: Any, loss: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Return dtheta/dt = -grad loss by parameter, and the residual f - y (softmax(f) - y for cross-entropy)."""
+    dtype = audited.request.dtype
+    if dtype is not None and needs_copy(Inventory(audited.model), dtype):
+        raise InputValueError(
+            f"dtype={dtype}, expected the model's own precision for ntk_velocity and feature_speed; convert the model "
+            "itself, model.double(), and measure that"
+        )
     losses = (*NEEDS, "cross-entropy")
     if loss not in losses:
         raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))}")
     targets, crossed = checked_finite(y, "y"), loss == "cross-entropy"
-    with AuditedModel(model, readout=readout, parameters=parameters).measuring([x]) as measurement:
+    with audited.measuring([x]) as measurement:
         (batch,) = measurement.batches
         outputs = measurement.outputs(batch)
         wanted = targets[:, None] if targets.dim() == 1 else targets
