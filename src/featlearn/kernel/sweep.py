@@ -13,8 +13,8 @@ from featlearn.kernel.step_rates import Rate
 from featlearn.kernel.stream import SampleStream
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
+from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.planning.sweep_sizes import samples_at_once, vectors_at_once
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,13 @@ class Sweeps:
 
     @property
     def ranks(self) -> RankGroup:
-        """Who has a share of every chunk of samples."""
+        """Ranks that have a share of every chunk of samples."""
         return self.audited.request.group
+
+    @property
+    def budget(self) -> int:
+        """Byte budget of the measurement."""
+        return byte_budget(self.audited.request.memory, self.measurement.device)
 
     def batches(self, size: int, wanted: Tensor | None = None) -> Iterator[tuple[ModelWithInputs, Tensor]]:
         """The network on this rank's share of chunk after chunk, up to `size` samples, and the places of these."""
@@ -41,12 +46,19 @@ class Sweeps:
         return replace(self.measurement.batches[0], x=x, samples=samples, name="data")
 
     def chunk(self, graphs: float, held: int = 0) -> int:
-        """How many samples fit, each taking this many graphs of a forward pass, beside vectors of parameters."""
-        return samples_at_once(self.measurement, self.audited.request.memory, graphs, held)
+        """Return how many samples fit, each with this many graphs of a forward pass, beside vectors of parameters."""
+        example = self.measurement.example()
+        graph = example.graph.structure.output_bytes / len(example.indices) if example.graph else 1.0
+        weights = sum(p.numel() * p.element_size() for p in self.measurement.parameters.values())
+        fitting = (self.budget - (held + 3) * weights) / (graphs * graph + 1)
+        # On a CPU larger chunks are no faster, on a GPU small ones leave it idle.
+        most = 1024 if self.measurement.device.type == "cuda" else 128
+        return int(max(1, min(most, fitting)))
 
     def block(self, count: int) -> int:
-        """How many of `count` vectors of parameters are held at a time."""
-        return vectors_at_once(self.measurement, self.audited.request.memory, count)
+        """Return how many of `count` vectors of parameters are held at a time, in a quarter of the memory."""
+        size = sum(p.numel() * max(p.element_size(), 4) for p in self.measurement.parameters.values())
+        return int(max(1, min(count, self.budget // (4 * size))))
 
     def pulled_back(self, v: Tensor, progress: ProgressLine | None = None) -> dict[str, Tensor]:
         """J^T v for v of shape (m, P, C); samples whose rows are zero are passed over."""

@@ -15,10 +15,11 @@ from featlearn.kernel.stream import taken
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
-from featlearn.planning.sweep_sizes import columns_at_once
 from featlearn.quantities.ntk import measured_kernels
+
+BLOCK = 2**24
+"""Numbers in a block of columns that are held at a time."""
 
 
 class KernelColumns:
@@ -71,7 +72,7 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     """(P, k): v^T K_ii v for every sample and every direction (k, C) among the outputs; float64 on the CPU."""
     found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
     size = sweeps.chunk(3.0 + 2.0 * len(directions))
-    scratch = byte_budget(sweeps.audited.request.memory, sweeps.measurement.device) // 8
+    scratch = sweeps.budget // 8
     progress = ProgressLine(title, -(-sweeps.stream.samples // size))
     try:
         with sweeps.ranks.together():
@@ -99,9 +100,9 @@ def row_blocks(
     """
     left = gathered(sweeps, drawn)
     classes = sweeps.measurement.classes if outputs == "full" else 1
-    step = columns_at_once(
-        sweeps.measurement, sweeps.audited.request.memory, len(drawn), classes, sweeps.stream.sample_bytes
-    )
+    step = max(64, min(4096, BLOCK // (len(drawn) * classes**2)))
+    # The inputs of a block take up to an eighth of the memory.
+    step = max(1, min(step, int(sweeps.budget // 8 / sweeps.stream.sample_bytes)))
     others = sweeps.stream.samples if wanted is None else len(wanted)
     progress = ProgressLine("kernel columns", -(-others // step))
     try:

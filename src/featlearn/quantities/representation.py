@@ -25,7 +25,6 @@ from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.planning.sweep_sizes import feature_groups
 
 Layouts = dict[str, list[Layout]]
 """Layer -> the sample axis of what it saw in each of its calls."""
@@ -158,7 +157,7 @@ def _kernels(
     keys, symmetric = {name: name for name in seen}, len(batches) == 1
     total = KernelSum(keys, samples, "sum", dtype, example.device, symmetric=symmetric, scratch=int(0.2 * available))
     every = slice(0, 1)
-    for names, size, chunk in feature_groups(widths, available, dtype.itemsize, held, max(samples)):
+    for names, size, chunk in _layer_groups(widths, available, dtype.itemsize, held, max(samples)):
         part = {name: layers[name] for name in names}
         for i in _blocks(samples[0], size):
             left = dict(_features(batches[0], i, part, of, layouts, chunk, dtype))
@@ -171,6 +170,35 @@ def _kernels(
                     total.add(name, features, right[name], i, j, every)
     total.mirror(every)
     return total.kernels
+
+
+def _layer_groups(
+    widths: Mapping[str, int], available: int, itemsize: int, held: int, largest: int
+) -> Iterator[tuple[list[str], int, int]]:
+    """Yield groups of layers whose features fit together: names, samples in a block, samples in a forward pass.
+
+    A layer too wide for all samples is alone in its group, in blocks of samples. `widths` are numbers per sample,
+    `held` is the number of samples held together.
+    """
+    room = int(0.5 * available) // itemsize
+
+    def group(names: list[str], block: int) -> tuple[list[str], int, int]:
+        width = sum(widths[name] for name in names)
+        return names, block, max(1, min(block, int(0.15 * available) // (width * itemsize)))
+
+    names: list[str] = []
+    total = 0
+    for name, width in widths.items():
+        if width * held > room:
+            yield group([name], max(1, room // (2 * width)))
+            continue
+        if names and (total + width) * held > room:
+            yield group(names, largest)
+            names, total = [], 0
+        names.append(name)
+        total += width
+    if names:
+        yield group(names, largest)
 
 
 def _blocks(samples: int, size: int) -> list[slice]:
