@@ -175,6 +175,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "layer_alignment": {"norm": "fro"},
     "layer_balance": {},
     "linearization_gap": {"by": "layer"},
+    "features_moved": {"by": "layer"},
     "ntk_velocity": {"outputs": "mean"},
     "feature_speed": {},
     "representation_kernels": {"of": "output"},
@@ -210,7 +211,7 @@ def test_results_are_those_of_the_function_of_the_same_name(name: str, x: Tensor
     model.double()
     session, y = fl.Session(model, x), torch.randn(SAMPLES, 3, dtype=torch.float64)
     earlier = {key: value + 0.1 for key, value in model.state_dict().items()}
-    needs = {"ntk_velocity": y, "feature_speed": y, "linearization_gap": earlier}
+    needs = {"ntk_velocity": y, "feature_speed": y, "linearization_gap": earlier, "features_moved": earlier}
     needed = (needs[name],) if name in needs else ()
     home = fl if name in dir(fl) else fl.quantities
     for _ in range(2):

@@ -17,6 +17,7 @@ from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan
 from featlearn.quantities.balance import LayerBalance, layer_balance_of
 from featlearn.quantities.diagonal import ntk_diagonal_of
+from featlearn.quantities.feature_change import FeatureChange, features_moved_of
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import linearization_gap_of
@@ -200,6 +201,20 @@ class Session:
     ) -> float | dict[str, float]:
         """What the linearization at an earlier state misses: see `fl.linearization_gap`."""
         return linearization_gap_of(self._audited, self._given(x), initial, by=by)
+
+    @overload
+    def features_moved(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["network"] = "network"
+    ) -> FeatureChange: ...
+    @overload
+    def features_moved(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
+    ) -> dict[str, FeatureChange]: ...
+    def features_moved(
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
+    ) -> FeatureChange | dict[str, FeatureChange]:
+        """How much the features changed since an earlier state: see `fl.quantities.features_moved`."""
+        return features_moved_of(self._audited, self._given(x), initial, by=by)
 
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
         """Alignment of weights that follow each other: see `fl.layer_alignment`."""

@@ -75,6 +75,20 @@ def gaps(model: nn.Module, start: nn.Module, x: Tensor, test: Tensor) -> dict[st
     return found
 
 
+def changes(model: nn.Module, start: nn.Module, x: Tensor) -> dict[str, float]:
+    """The numbers of the quantity "moved"."""
+    initial = start.state_dict()
+    last = fl.quantities.features_moved(model, x, initial)
+    found = {
+        "features/moved": float(last),
+        "features/moved_error": last.relative.stderr,
+        "features/cka": last.cka,
+    }
+    for name, change in fl.quantities.features_moved(model, x, initial, by="layer").items():
+        found |= {f"features/{name}/moved": float(change), f"features/{name}/cka": change.cka}
+    return found
+
+
 def test_numbers_are_those_of_the_functions(tmp_path: Path):
     """Every scalar against the public function that defines it, at a step in the middle."""
     test = data(7, seed=5)
@@ -109,7 +123,7 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
         "ntk/optimizer/alignment": float(fl.metrics.alignment(kernel, y)),
         "weights/norm": math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters())),
     }
-    expected |= gaps(model, start, x, test[0])
+    expected |= gaps(model, start, x, test[0]) | changes(model, start, x)
     last_features = model[:4](x).detach()
     expected["richness/low_rank"] = float(fl.metrics.low_rank_richness(last_features, f))
     own = torch.nn.functional.one_hot(test[1], 3).double() - 1 / 3
@@ -956,3 +970,25 @@ def test_too_few_samples_for_an_error_give_no_gap(samples: int, tmp_path: Path, 
         train(model, seen, optimizer, 4)
     assert {"gap/probe", "gap/probe_error"} <= {*seen.run.names}
     assert "gap/test" not in seen.run.names
+
+
+def test_averages_that_settle_are_told_apart_from_learning(tmp_path: Path):
+    """A head is trained behind batch normalization: the features move by its averages alone."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh()).double()
+    model = nn.Sequential(body, nn.Linear(7, 3).double())
+    body.requires_grad_(False)
+    x = 3 * torch.randn(11, 6, dtype=torch.float64) + 1
+    first = body.eval()(x)
+    with watch(model, (x, None), tmp_path / "run", every=1, budget=None, quantities=["gap"]) as seen:
+        body.train()(x)
+        with torch.no_grad():
+            model[1].weight += 0.1
+        seen.step()
+    last = body.eval()(x)
+    values = {name: float(seen.run.scalar(name)[1][-1]) for name in seen.run.names}
+    relative = float((last - last.mean(0) - (first - first.mean(0))).norm() / (first - first.mean(0)).norm())
+    assert values["statistics/moved"] == pytest.approx(relative, rel=1e-10)
+    assert values["features/moved"] == pytest.approx(relative, rel=1e-10)
+    assert values["features/moved_by_weights"] == 0.0
+    assert values["gap/probe"] < 1e-10

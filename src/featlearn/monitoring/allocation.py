@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 
-CHEAP = ("gap", "richness", "weights")
+CHEAP = ("gap", "moved", "richness", "weights")
 """Quantities of a few forward passes; they have a part of the budget of their own."""
 CHEAP_PART = 0.2
 CREDIT, CHEAP_CREDIT = 150.0, 20.0

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, FeatlearnError
-from featlearn.kernel.jacobian_products import JvpMethod
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
-from featlearn.monitoring.step_view import Baseline, StepView, step_view
+from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, step_view
 from featlearn.network.copies import network_at
 from featlearn.record import Run
 
@@ -62,7 +61,7 @@ class Observer:
         self.watched, self.names = watched, names
         self.baseline: Baseline | None = None
         self._audited = AuditedModel(watched.model, readout=watched.readout)
-        self._jvp: dict[str, JvpMethod] = {}
+        self._memory = GapMemory()
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
         self._past: Run | None = None
@@ -164,7 +163,7 @@ class Observer:
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         costs: dict[str, float] = {}
         shared = self.shared if audited is self._audited else None
-        with step_view(watched, step, self.baseline, audited, self._jvp, end=end, shared=shared) as now:
+        with step_view(watched, step, self.baseline, audited, self._memory, end=end, shared=shared) as now:
             begun = self.clock() if first else begun
             record = probe(now, context)
             for one in chosen:

@@ -16,6 +16,7 @@ from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
 from featlearn.network.checks import trainable_parameters
+from featlearn.quantities.feature_change import LAST
 from featlearn.quantities.layer_alignment import pair_alignment
 from featlearn.quantities.linearization_gap import LEAST
 
@@ -148,6 +149,31 @@ def gap(view: StepView, context: RecordContext) -> Record:
     return Record(found)
 
 
+def moved(view: StepView, context: RecordContext) -> Record:
+    """How much what enters each layer changed since the start, and how much buffers alone changed it."""
+    if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
+        return Record()
+    changes = dict(view.feature_changes)
+    last = changes.pop(LAST)
+    scalars = {
+        "features/moved": float(last),
+        "features/moved_error": float(last.relative.stderr),
+        "features/cka": last.cka,
+    }
+    for layer, change in changes.items():
+        scalars[f"features/{context.names[layer]}/moved"] = float(change)
+        scalars[f"features/{context.names[layer]}/cka"] = change.cka
+    if view.statistics_change is not None:
+        by_statistics, by_weights = view.statistics_change
+        scalars |= {
+            "statistics/moved": float(by_statistics),
+            "statistics/moved_error": float(by_statistics.relative.stderr),
+            "features/moved_by_weights": float(by_weights),
+            "features/moved_by_weights_error": float(by_weights.relative.stderr),
+        }
+    return Record(scalars)
+
+
 def richness(view: StepView, context: RecordContext) -> Record:
     """Low-rank richness of what enters the last layer (Nam et al. 2024)."""
     if view.last_features is None or view.watched.probe.samples < 2:
@@ -274,6 +300,7 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
 
 BUILT_IN: Mapping[str, Read] = {
     "gap": gap,
+    "moved": moved,
     "richness": richness,
     "weights": weights,
     "kernel": kernel,

@@ -52,6 +52,8 @@ def scheduled_quantities(quantities: Quantities, *, test: bool, optimizer: bool)
     for name, given in (("test", test), ("optimizer", optimizer)):
         if chosen.get(name) and not given:
             raise InputValueError(f"quantities has {name!r}, but no {name}= was given; pass it, or leave {name!r} out")
+    if "gap" in chosen and not callable(chosen["gap"]):  # a gap is judged beside the change of the features
+        chosen.setdefault("moved", chosen["gap"])
     chosen = {name: value for name, value in chosen.items() if value is not False}
     found = [_scheduled_quantity(name, value, name in asked) for name, value in chosen.items()]
     order = list(BUILT_IN)

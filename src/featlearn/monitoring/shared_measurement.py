@@ -29,7 +29,7 @@ LEAST_SHARE = 32
 """Samples of the probe that every rank has, at least, where a measurement is divided."""
 WORTHWHILE = 0.25
 """Seconds that rank 0 took alone, at least, for what is divided: ranks lose some hundredths by talking."""
-UNDIVIDED = {"gap", "richness", "weights", "layers", "convergence", "optimizer"}
+UNDIVIDED = {"gap", "moved", "richness", "weights", "layers", "convergence", "optimizer"}
 """Quantities that rank 0 measures alone: a few passes, or rates of an optimizer that it alone has set gradients aside
 for."""
 

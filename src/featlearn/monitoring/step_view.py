@@ -19,10 +19,18 @@ from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
-from featlearn.network.checks import trainable_parameters
+from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
 from featlearn.quantities.balance import Rates, pair_balance
+from featlearn.quantities.feature_change import (
+    LAST,
+    FeatureChange,
+    RepresentationReader,
+    Representations,
+    current_state,
+    feature_changes,
+)
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
@@ -58,6 +66,15 @@ class Baseline:
     """Learning rates when training began."""
 
 
+@dataclass
+class GapMemory:
+    """How the network is compared with its start. It holds no weights."""
+
+    method: JvpMethod | None = None
+    """How Jacobian-vector products are made."""
+    reader: RepresentationReader | None = None
+
+
 class StepView:
     """The network at one step of a run. Each attribute is measured on first access. Tensors are on the CPU.
 
@@ -72,12 +89,12 @@ class StepView:
         audited: AuditedModel,
         now: Measurement,
         stack: ExitStack,
-        jvp: dict[str, JvpMethod],
+        memory: GapMemory,
         *,
         end: bool = False,
         shared: "SharedMeasurement | None" = None,
     ) -> None:
-        self.watched, self.step, self._audited, self._end, self._jvp = watched, step, audited, end, jvp
+        self.watched, self.step, self._audited, self._end, self._memory = watched, step, audited, end, memory
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
         self._now, self._stack, self._shared = now, stack, shared
@@ -134,12 +151,42 @@ class StepView:
 
     @cached_property
     def _method(self) -> JvpMethod | None:
-        if "method" not in self._jvp:
-            found = self._states.method(self.x)
-            if found is None:
-                return None
-            self._jvp["method"] = found
-        return self._jvp["method"]
+        if self._memory.method is None:
+            self._memory.method = self._states.method(self.x)
+        return self._memory.method
+
+    @cached_property
+    def feature_changes(self) -> dict[str, FeatureChange]:
+        """Layer -> change of what enters it since the start of the run; `LAST` -> of what enters the last layer."""
+        return feature_changes(self._representations, self._first_representations)
+
+    @cached_property
+    def statistics_change(self) -> tuple[FeatureChange, FeatureChange] | None:
+        """Changes of what enters the last layer, by buffers alone and by weights alone; None if no buffer changed.
+
+        Buffers change first, at the first weights, and weights then.
+        """
+        model, initial = self.watched.model, self.watched.initial
+        now = dict(unwrapped(model).named_buffers())
+        if all(torch.equal(buffer, initial[name].to(buffer)) for name, buffer in now.items() if name in initial):
+            return None
+        between = self._reader.at(initial, self.x, buffers=now)
+        first, last = self._first_representations, self._representations
+        return feature_changes(between, first)[LAST], feature_changes(last, between)[LAST]
+
+    @cached_property
+    def _representations(self) -> Representations:
+        return self._reader.at(current_state(self.watched.model), self.x)
+
+    @cached_property
+    def _first_representations(self) -> Representations:
+        return self._reader.at(self.watched.initial, self.x)
+
+    @property
+    def _reader(self) -> RepresentationReader:
+        if self._memory.reader is None:
+            self._memory.reader = RepresentationReader(self._audited)
+        return self._memory.reader
 
     @cached_property
     def last_features(self) -> Tensor | None:
@@ -366,18 +413,17 @@ def step_view(
     step: int,
     baseline: Baseline | None,
     audited: AuditedModel,
-    jvp: dict[str, JvpMethod],
+    memory: GapMemory,
     *,
     end: bool = False,
     shared: "SharedMeasurement | None" = None,
 ) -> Iterator[StepView]:
     """The network at this step, while it can be measured; `end`: the first or the last step, with all arrays.
 
-    `jvp` keeps how the Jacobian-vector products of this network are made, between steps. `shared`: the ranks that
-    measure it together.
+    `memory` keeps how states of this network are compared, between steps. `shared`: the ranks that measure it together.
     """
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring([watched.probe.x], reuse=True, keep_weights=True))
         if baseline is None:
             refuse_no_layers(now)
-        yield StepView(watched, step, baseline, audited, now, stack, jvp, end=end, shared=shared)
+        yield StepView(watched, step, baseline, audited, now, stack, memory, end=end, shared=shared)

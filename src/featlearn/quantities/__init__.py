@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from featlearn.quantities.balance import layer_balance as layer_balance
     from featlearn.quantities.diagonal import ntk_diagonal as ntk_diagonal
+    from featlearn.quantities.feature_change import features_moved as features_moved
     from featlearn.quantities.gradient_products import corrupted_agop as corrupted_agop
     from featlearn.quantities.gradient_products import egop as egop
     from featlearn.quantities.preactivation_kernel import ptk as ptk
@@ -17,6 +18,7 @@ _MODULES = {
     "corrupted_agop": "gradient_products",
     "egop": "gradient_products",
     "feature_speed": "velocity",
+    "features_moved": "feature_change",
     "layer_balance": "balance",
     "ntk_diagonal": "diagonal",
     "ntk_velocity": "velocity",
@@ -28,6 +30,7 @@ __all__ = [
     "corrupted_agop",
     "egop",
     "feature_speed",
+    "features_moved",
     "layer_balance",
     "ntk_diagonal",
     "ntk_velocity",

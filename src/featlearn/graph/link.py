@@ -1,0 +1,98 @@
+"""What follows the last op with a parameter: an output function such as softmax, or a layer without weights."""
+
+from collections.abc import Collection, Iterator
+
+from featlearn.graph.graph import Graph, Node
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+LINEAR = _names(
+    "Add Alias AsStrided Cat Clone ConstantPadNd Copy Diagonal Expand Flip Gather Index IndexSelect MaskedFill "
+    "MaskedSelect Mul Div Narrow NativeBatchNorm CudnnBatchNorm Neg Permute Repeat ReshapeAlias Roll Rsub Select Slice "
+    "Split SplitWithSizes Squeeze Stack Sub Swapaxes T ToCopy Transpose Unbind UnsafeSplit UnsafeView Unsqueeze View "
+    "Where"
+)
+"""Linear in their input, entry by entry; products and quotients of two inputs that depend on parameters are not."""
+MIXING = _names(
+    "Addmm Addmv AdaptiveAvgPool2D AvgPool2D AvgPool3D Baddbmm Bmm Convolution Cumsum Dot Linear Mean Mm MkldnnAvgPool "
+    "Mv Sum Trace UpsampleBilinear2D"
+)
+"""Linear ops that add up entries."""
+LIKELIHOODS = _names(
+    "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss KlDiv LogSigmoid LogSoftmax Logsumexp MseLoss NllLoss "
+    "NllLoss2D SmoothL1Loss SoftMarginLoss"
+)
+"""Log-probabilities and losses. Their sums over outputs or positions belong to the output function."""
+CURVED = _names(
+    "Abs Acos Asin Atan Clamp ClampMax ClampMin Cos Cosh Elu Erf Exp Expm1 Gelu Hardsigmoid Hardswish Hardtanh "
+    "LeakyRelu LinalgVectorNorm Log Log10 Log1P Log2 Mish NativeLayerNorm Norm Pow Prelu Reciprocal Relu Rsqrt Sigmoid "
+    "Silu Sin Sinh Softmax Softplus Softshrink Sqrt Tan Tanh Threshold"
+)
+"""Nonlinear, entry by entry or within a sample. Units that are curved and then added up are hidden units."""
+
+
+def common_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes that lie on every path from a parameter to the outputs, those next to the parameters first.
+
+    An edge that passes over a node is part of a path around it: nodes are ordered with their inputs first.
+    """
+    number = graph.number
+    farthest = max((number[leaf] for leaf in graph.leaves.values()), default=0)
+    for place, node in enumerate(graph.order):
+        if node not in graph.names_below:
+            continue
+        if place >= farthest:
+            yield node
+        for edge in graph.consumers.get(node, ()):
+            farthest = max(farthest, number[edge.consumer])
+
+
+def nodes_after(graph: Graph, node: Node) -> set[Node]:
+    """Return the nodes between a common node and the outputs."""
+    return set(graph.order[graph.number[node] + 1 :]) & graph.names_below.keys()
+
+
+def nonlinear_ops(graph: Graph, nodes: Collection[Node]) -> list[str]:
+    """Return the names of the nonlinear ops among `nodes`, in the order of the forward pass."""
+    ordered = [node for node in graph.order if node in nodes]
+    return [op_name(graph.names[node]) for node in ordered if _is_curved(graph, node, likelihoods=True)]
+
+
+def hidden_units(graph: Graph, nodes: Collection[Node]) -> str:
+    """Return why these ops are no output function, but a layer without weights; empty if they are one."""
+    curved: set[Node] = set()
+    for node in graph.order:
+        if node not in nodes:
+            continue
+        name = op_name(graph.names[node])
+        below = any(child in curved for child, _ in graph.inputs[node])
+        if name not in LINEAR | MIXING | LIKELIHOODS | CURVED:
+            return f"{name} is not known as part of an output function"
+        if below and name in MIXING and _adds_up(graph, node):
+            return f"{name} adds up units behind a nonlinear op: they are hidden units"
+        if below or _is_curved(graph, node):
+            curved.add(node)
+    return ""
+
+
+def _is_curved(graph: Graph, node: Node, *, likelihoods: bool = False) -> bool:
+    name = op_name(graph.names[node])
+    if name in ("Mul", "Div"):
+        return sum(child in graph.names_below for child, _ in graph.inputs[node]) > 1
+    return name in CURVED or (likelihoods and name in LIKELIHOODS)
+
+
+def _adds_up(graph: Graph, node: Node) -> bool:
+    """Whether an op has fewer entries than what it takes; products with matrices always mix."""
+    if op_name(graph.names[node]) not in ("Sum", "Mean"):
+        return True
+    (child, output), *_ = graph.inputs[node]
+    return graph.output_shape((child, output)).numel() > graph.output_shape((node, 0)).numel()
+
+
+def op_name(node_name: str) -> str:
+    """Return the name of an op without what autograd adds to it."""
+    return node_name.partition("Backward")[0]
