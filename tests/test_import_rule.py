@@ -11,9 +11,9 @@ import featlearn
 
 ROOT = Path(featlearn.__file__).parent
 
-FOUNDATION = {"errors", "shapes", "linalg", "signatures"}
+FOUNDATION = {"errors", "shapes", "linalg", "signatures", "torch_internals"}
 # from per-sample gradients to kernels, in the order in which data flows
-CONTRACTION = {"errors", "shapes", "contraction"}
+CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "request", "audited_model"}
@@ -26,18 +26,19 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "citations": {"errors"},
     "shapes": {"errors"},
+    "torch_internals": {"errors"},
     "signatures": {"errors"},
     "linalg": {"errors", "shapes"},
     "readouts": {"errors", "shapes"},
-    "contraction": {"errors", "shapes"},
-    "graph": {"errors"},
-    "ops": {"errors", "contraction", "graph"},
-    "network": {"errors", "shapes", "readouts"},
+    "contraction": {"errors", "shapes", "torch_internals"},
+    "graph": {"errors", "torch_internals"},
+    "ops": {"errors", "torch_internals", "contraction", "graph"},
+    "network": {"errors", "shapes", "readouts", "torch_internals"},
     "gradients": GRADIENTS - {"gradients"},
     "audit": GRADIENTS,
     "measurement": GRADIENTS | {"audit"},
     "planning": MEASUREMENT,
-    "distributed": {"errors", "shapes", "contraction", "network"},
+    "distributed": {"errors", "shapes", "torch_internals", "contraction", "network"},
     "linear_maps": MEASUREMENT - {"audit"},
     "request": {"network", "distributed"},
     "audited_model": MEASUREMENT | {"planning", "distributed", "request"},

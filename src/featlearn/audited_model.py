@@ -41,8 +41,6 @@ class OutputFacts(NamedTuple):
     device: torch.device
     launch_bytes: int
     """Bytes of one sample's activations on a GPU, 0 on a CPU."""
-    runs_own_backward: bool
-    """Whether a backward pass runs code that is not torch's."""
 
 
 class AuditedModel:
@@ -224,14 +222,13 @@ class AuditedModel:
                 undisturbed(
                     inside,
                     only_read=not reuse,  # a quantity of the user's own may write to them
-                    guarded=not reuse,
                 )
             )
             twin, results = copied_with_results(model, self.request.dtype) if copying else (model, [])
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 inside = Inventory(twin)
-                isolation = stack.enter_context(undisturbed(inside, guarded=not reuse))
+                isolation = stack.enter_context(undisturbed(inside, only_read=not reuse))
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             batches = tuple(
                 ModelWithInputs(
@@ -293,8 +290,6 @@ class AuditedModel:
             )
         measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
         measurement.launch_bytes = max(one.launch_bytes for one in facts)
-        if isolation.state.guard is not None and any(one.runs_own_backward for one in facts):
-            isolation.state.guard.copy_all()
         return len(self._facts) > known_kinds
 
     def forget_outputs(self) -> None:
@@ -341,7 +336,7 @@ def _first_look(
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
         activations = max(1, example.graph.structure.output_bytes // len(example.indices))
-    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations, example.runs_own_backward)
+    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

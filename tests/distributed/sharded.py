@@ -13,7 +13,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from featlearn.distributed import fsdp_internals
 from featlearn.errors import UnsupportedModelError
 from featlearn.quantities.alignment_estimate import estimate_alignment
 from featlearn.quantities.diagonal import ntk_diagonal
@@ -24,6 +23,7 @@ from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
 from featlearn.quantities.representation import representation_kernels
 from featlearn.session import Session
+from featlearn.torch_internals import sharding
 
 from .comparison import assert_close
 from .networks import inputs
@@ -195,14 +195,14 @@ def what_cannot_be_measured_whole_is_refused(rank: int, size: int) -> None:
     assert "in the middle of a forward or backward pass" in said[0]
     mesh = init_device_mesh("cpu", (size,))
     parallel = parallelize_module(plain(), mesh, {"0": ColwiseParallel()})
-    name, fsdp_internals.ShardedModule = fsdp_internals.ShardedModule, None
+    name, sharding.ShardedModule = sharding.ShardedModule, None
     try:
         for wrong, word in ((parallel, "tensor parallel"), (model, "expected a version from 2.11")):
-            fsdp_internals.ShardedModule = name if wrong is parallel else _no_such_name
+            sharding.ShardedModule = name if wrong is parallel else _no_such_name
             with pytest.raises(UnsupportedModelError, match=word):
                 ntk(wrong, x)
     finally:
-        fsdp_internals.ShardedModule = name
+        sharding.ShardedModule = name
 
 
 def _no_such_name(*_: Any) -> None:

@@ -538,7 +538,7 @@ class Counted(OrderedDict[str, int]):
 
 
 class Stubborn(dict[str, int]):
-    """Cannot be emptied."""
+    """Cannot be emptied by its own method."""
 
     def clear(self) -> None:
         raise TypeError("never emptied")
@@ -569,15 +569,20 @@ def test_containers_of_a_class_of_ones_own_are_as_before() -> None:
     assert model.held.size == 3
 
 
-@pytest.mark.parametrize("held", [Stubborn(calls=1), numpy.zeros(3)], ids=["dictionary", "array"])
-def test_gradients_are_as_before_where_something_cannot_be_put_back(held: Any) -> None:
+def test_containers_that_cannot_be_emptied_are_as_before() -> None:
+    model = Recording(Stubborn(calls=1))
+    fl.ntk(model, torch.randn(4, 3))
+    assert dict(model.held) == {"calls": 1}
+
+
+def test_gradients_are_as_before_where_something_cannot_be_put_back() -> None:
+    held = numpy.zeros(3)
     model = Recording(held)
     model(torch.randn(4, 3)).sum().backward()
-    if isinstance(held, numpy.ndarray):
-        held.flags.writeable = True
+    held.flags.writeable = True
     model.later = [1]
     grads = [p.grad for p in model.parameters()]
-    with pytest.raises(Exception, match=r"cannot be put back: TypeError: never emptied|read-only"):
+    with pytest.raises(Exception, match="read-only"):
         fl.ntk(model, torch.randn(4, 3))
     assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
     assert model.later == [1]

@@ -7,6 +7,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from featlearn.torch_internals import norms
+
 
 class DeferredChecks:
     """Numbers that a device has not computed yet, with the tests they must pass."""
@@ -39,7 +41,7 @@ class DeferredChecks:
         if self._failed:
             return False
         if self._sizes:
-            sizes = torch._foreach_norm([tensor for _, tensor in self._sizes], math.inf)
+            sizes = norms([tensor for _, tensor in self._sizes], math.inf)
             self._expected += [(test, (size,)) for (test, _), size in zip(self._sizes, sizes, strict=True)]
             self._sizes.clear()
         found = iter(_fetched([tensor for _, several in self._expected for tensor in several]))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputValueError
+from featlearn.torch_internals import buffer_table
 
 
 def tensors_of_first(group: RankGroup, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,9 +46,9 @@ def buffers_of_first(group: RankGroup, model: nn.Module) -> Iterator[None]:
             raise InputValueError("the buffers have other names, shapes or types than those of rank 0")
         instead = {id(one): found[name].to(one.device) for name, one in own.items()}
     places = [
-        (part._buffers, name, buffer)
+        (buffer_table(part), name, buffer)
         for part in (model.modules() if group.rank else ())
-        for name, buffer in part._buffers.items()
+        for name, buffer in buffer_table(part).items()
         if buffer is not None
     ]
     try:

@@ -20,18 +20,24 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from featlearn.distributed.fsdp_internals import (
-    ShardedModule,
-    after_backward,
-    before_gradient,
-    in_backward,
-    is_noted,
-    unnoted,
-)
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import cast, own_modules, replace_hook
 from featlearn.errors import UnsupportedModelError
 from featlearn.network.inputs import tensors_in
+from featlearn.torch_internals import (
+    NO_FUNCTION_OVERRIDES,
+    after_backward,
+    before_gradient,
+    forward_hooks,
+    hooks_always_called,
+    in_backward,
+    is_observed,
+    parameter_table,
+    unobserved,
+    version,
+    wrapper_of,
+)
+from featlearn.torch_internals.sharding import ShardedModule
 
 _NONE = -1
 
@@ -75,7 +81,7 @@ class _Layer:
 
     def find_parameters(self) -> None:
         """Gather it once, and leave its parameters, without memory, in the places of its shards."""
-        tables = [inner._parameters for inner in self.modules]
+        tables = [parameter_table(inner) for inner in self.modules]
         before = [dict(table) for table in tables]
         if not any(hasattr(shard, "placements") for known in before for shard in known.values()):
             return  # it is whole already, after a forward pass say, and stays so
@@ -87,7 +93,7 @@ class _Layer:
             if table[name] is not known[name]
         ]
         self.parameters = self._there()
-        self.versions = [parameter._version for parameter in self.parameters]
+        self.versions = [version(parameter) for parameter in self.parameters]
         self.part.module.reshard()
         self.shards = self._there()
         self._put(self.parameters)
@@ -99,7 +105,7 @@ class _Layer:
 
     def is_rewritten(self) -> bool:
         """Whether the model has written to its parameters; what was written is gone."""
-        return [parameter._version for parameter in self.parameters] != self.versions
+        return [version(parameter) for parameter in self.parameters] != self.versions
 
     def _there(self) -> list[Any]:
         return [table[name] for table, name in self.places]
@@ -131,7 +137,7 @@ class LayeredWeights:
             table
             for layer in self._layers
             for module in [layer.part.module]
-            for table in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
+            for table in (*forward_hooks(module), hooks_always_called(module))
         ]
         kept = [dict(table) for table in tables]
         handles: list[Any] = []
@@ -162,7 +168,7 @@ class LayeredWeights:
 
     def settle(self) -> None:
         """Serve the other ranks until none of them needs a layer: nothing else can be sent before."""
-        with unnoted():
+        with unobserved():
             while self._served(_NONE):
                 pass
 
@@ -190,7 +196,7 @@ class LayeredWeights:
         module = layer.part.module
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            with unnoted():
+            with unobserved():
                 self._entered.append((layer, layer.is_whole))
                 self._gather(layer)
             return cast((args, kwargs), layer.part.input_dtype)
@@ -201,7 +207,7 @@ class LayeredWeights:
             outputs = cast(outputs, layer.part.output_dtype)
             needed = tuple(each for each, _was_whole in self._entered)
             was_whole = self._entered.pop()[1]
-            with unnoted():
+            with unobserved():
                 for tensor in _tensors(outputs):
                     if tensor.grad_fn is not None:
                         before_gradient(tensor, lambda: self._arrived(needed))
@@ -209,12 +215,13 @@ class LayeredWeights:
                     self._drop(layer)
             return outputs
 
-        replace_hook(module._forward_pre_hooks, layer.part.pre_forward, enter)
-        module._forward_hooks_always_called[replace_hook(module._forward_hooks, layer.part.post_forward, leave)] = True
+        before, after = forward_hooks(module)
+        replace_hook(before, layer.part.pre_forward, enter)
+        hooks_always_called(module)[replace_hook(after, layer.part.post_forward, leave)] = True
 
     def _arrived(self, needed: tuple[_Layer, ...]) -> None:
         """A gradient is at what a layer has given: nodes of that layer come next, and none of layers after it."""
-        with unnoted():
+        with unobserved():
             self._needed = needed
             self._hold(())
             for layer in needed:
@@ -224,7 +231,7 @@ class LayeredWeights:
     def _ended(self) -> None:
         """A backward pass has ended."""
         self._needed = ()
-        with unnoted():
+        with unobserved():
             self._hold(())
 
     def _hold(self, more: Sequence[_Layer]) -> None:
@@ -257,17 +264,17 @@ class LayeredWeights:
         return bool(asked)
 
     def _packed(self, tensor: Tensor) -> "_Saved":
-        with unnoted() if is_noted() else nullcontext():
+        with unobserved() if is_observed() else nullcontext():
             # Detached: the output of an op that is saved by it would hold itself.
-            return _Saved(tensor.detach(), tensor._version, self._at.get(_address(tensor)))
+            return _Saved(tensor.detach(), version(tensor), self._at.get(_address(tensor)))
 
     def _unpacked(self, saved: "_Saved") -> Tensor:
-        with unnoted() if is_noted() else nullcontext():
+        with unobserved() if is_observed() else nullcontext():
             if saved.layer is None:
-                if saved.tensor._version != saved.version:
+                if version(saved.tensor) != saved.version:
                     raise RuntimeError(
                         "a tensor needed for a backward pass was modified by an inplace operation: "
-                        f"{tuple(saved.tensor.shape)}, version {saved.tensor._version} instead of {saved.version}"
+                        f"{tuple(saved.tensor.shape)}, version {version(saved.tensor)} instead of {saved.version}"
                     )
                 return saved.tensor
             if not in_backward():
@@ -279,13 +286,13 @@ class LayeredWeights:
         """What a weight holds."""
         assert saved.layer is not None
         self._at_hand(saved.layer)
-        with unnoted():
+        with unobserved():
             return saved.tensor.clone()
 
     def _at_hand(self, layer: _Layer) -> None:
         """Gather a layer that no pass has entered."""
         if not layer.is_whole and layer.places:
-            with unnoted():
+            with unobserved():
                 self._hold([layer])
                 self._gather(layer)
 
@@ -309,29 +316,29 @@ class _Saved:
 class WeightWhenRead(Tensor):
     """A saved weight outside of passes: it is gathered and copied when its numbers are asked for, which is seldom."""
 
-    _values: Callable[[], Tensor]
+    values_now: Callable[[], Tensor]
 
     @staticmethod
     def of(weight: Tensor, values: Callable[[], Tensor]) -> "WeightWhenRead":
         """With the shape and type of a weight."""
-        found = Tensor._make_wrapper_subclass(
+        found: WeightWhenRead = wrapper_of(
             WeightWhenRead, weight.shape, strides=weight.stride(), dtype=weight.dtype, device=weight.device
         )
-        found._values = values
+        found.values_now = values
         return found
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = NO_FUNCTION_OVERRIDES
 
 
 def _read_weights(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     del cls, types
     if func is torch.ops.aten.detach.default:
-        return WeightWhenRead.of(args[0], args[0]._values)
+        return WeightWhenRead.of(args[0], args[0].values_now)
 
     def values(thing: Any) -> Any:
         if isinstance(thing, tuple | list):
             return type(thing)(map(values, thing))
-        return thing._values() if isinstance(thing, WeightWhenRead) else thing
+        return thing.values_now() if isinstance(thing, WeightWhenRead) else thing
 
     return func(*values(args), **{name: values(value) for name, value in (kwargs or {}).items()})
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from featlearn.distributed.fsdp_internals import STATE_HOOKS, STATE_KEY, ShardedModule, is_own_hook, sharded_modules
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import UnsupportedModelError
+from featlearn.torch_internals import forward_hooks, map_nested, parameter_table
+from featlearn.torch_internals.sharding import STATE_HOOKS, STATE_KEY, ShardedModule, is_own_hook, sharded_modules
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
     """
     parts = idle_parts(model)
     before = [part for part in parts if _shards(part, parts)]
-    tables = [table for part in parts for table in (part.module._forward_pre_hooks, part.module._forward_hooks)]
+    tables = [table for part in parts for table in forward_hooks(part.module)]
     saving = [getattr(inner, name) for inner in model.modules() for name in STATE_HOOKS] if parts else []
     tables += saving
     kept = [dict(table) for table in tables]
@@ -118,7 +118,7 @@ def own_modules(module: nn.Module, parts: Sequence[ShardedModule]) -> list[nn.Mo
 
 def _shards(part: ShardedModule, parts: Sequence[ShardedModule]) -> list[Any]:
     """The weights of a module itself that are spread over ranks now."""
-    held = (parameter for inner in own_modules(part.module, parts) for parameter in inner._parameters.values())
+    held = (parameter for inner in own_modules(part.module, parts) for parameter in parameter_table(inner).values())
     return list({id(parameter): parameter for parameter in held if hasattr(parameter, "placements")}.values())
 
 
@@ -132,8 +132,9 @@ def _replace_hooks(part: ShardedModule) -> None:
         return cast(outputs, part.output_dtype)
 
     module = part.module
-    replace_hook(module._forward_pre_hooks, part.pre_forward, cast_inputs if part.input_dtype else None)
-    replace_hook(module._forward_hooks, part.post_forward, cast_outputs if part.output_dtype else None)
+    before, after = forward_hooks(module)
+    replace_hook(before, part.pre_forward, cast_inputs if part.input_dtype else None)
+    replace_hook(after, part.post_forward, cast_outputs if part.output_dtype else None)
 
 
 def replace_hook(table: dict[int, Any], hook: Callable[..., Any], new: Callable[..., Any] | None) -> int:
@@ -155,4 +156,4 @@ def cast(thing: Any, to: torch.dtype | None) -> Any:
     """Floating point tensors in another type, as FSDP casts them; None leaves all as it is."""
     if to is None:
         return thing
-    return tree_map_only(Tensor, lambda t: t.to(to) if t.is_floating_point() else t, thing)
+    return map_nested(Tensor, lambda t: t.to(to) if t.is_floating_point() else t, thing)

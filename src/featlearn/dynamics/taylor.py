@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.network.elementary_ops import ElementaryOps
+from featlearn.torch_internals import NormWithStatistics, child_table
 
 
 def linearize(model: nn.Module, order: int = 1) -> nn.Module:
@@ -52,7 +52,7 @@ class TaylorModel(nn.Module):
             *path, last = name.split(".")
             place = self.start
             for part in path:
-                if part not in place._modules:
+                if part not in child_table(place):
                     place.add_module(part, nn.Module())
                 place = place.get_submodule(part)
             place.register_buffer(last, parameter.detach().clone())
@@ -81,7 +81,7 @@ class TaylorModel(nn.Module):
 
     def _refuse_running_statistics(self) -> None:
         for name, module in self.network.named_modules():
-            if isinstance(module, _NormBase) and module.training and module.running_mean is not None:
+            if isinstance(module, NormWithStatistics) and module.training and module.running_mean is not None:
                 raise InputValueError(
                     f"{type(module).__name__} {name!r} is in training mode and would update its running statistics, "
                     "expected fixed ones; call .eval() on the Taylor model, also for training it"

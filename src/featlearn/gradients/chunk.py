@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils.hooks import RemovableHandle
 
 from featlearn.contraction.factors import Dense, Factor, Factors, Gradients, as_dense, merged
 from featlearn.contraction.hardware import LITTLE
@@ -30,6 +29,7 @@ from featlearn.graph.uses import FoundUses, find_uses
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import Direct, Outer, is_built_in
 from featlearn.ops.reading import Reading, read_use
+from featlearn.torch_internals import hooks_made
 
 UseGradients = Mapping[Value, Sequence[Tensor | None]]
 """Op that uses a parameter -> gradients at its output, one for each direction; None where it has none."""
@@ -68,7 +68,7 @@ class Chunk:
         self._asked_for = indices
         if self.count == 1:  # shows no sample axis; a copy beside it does, and is dropped from every result
             self._asked_for = torch.arange(batch.samples, device="cpu")[indices].repeat(2)
-        before = RemovableHandle.next_id  # of every hook that is put on a tensor, a node or a module
+        before = hooks_made()  # of every hook that is put on a tensor, a node or a module
         self.proved: ProvedPass | None = None
         """Set where it is proved that no sample has had an influence on another."""
         if proof is not None:
@@ -80,7 +80,7 @@ class Chunk:
             self.proved = like if repeated.holds(outputs) else None
         else:
             outputs = batch.outputs(self._asked_for)
-        self.hooked = RemovableHandle.next_id != before
+        self.hooked = hooks_made() != before
         """Whether the forward pass has put hooks on anything. They may change gradients, and no graph shows them."""
         # A parameter returned as it is has no node of its own.
         self.outputs = outputs.view_as(outputs) if outputs.is_leaf else outputs
@@ -95,8 +95,6 @@ class Chunk:
             _refuse_hidden(self.graph)
         self.runs_own_backward = self.hooked or (self.graph is not None and not self.graph.structure.of_torch)
         """Whether a backward pass runs code that is not torch's."""
-        if self.runs_own_backward and batch.guard is not None:
-            batch.guard.copy_all()  # it sees forward passes alone
         self.accumulate = torch.promote_types(self.outputs.dtype, torch.float32)
         self.precision = (
             self.graph.structure.precision if self.graph is not None else torch.finfo(self.outputs.dtype).eps

@@ -14,6 +14,7 @@ from featlearn.graph.graph import Graph, Node, Value, backward
 from featlearn.graph.uses import REARRANGEMENTS
 from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
+from featlearn.torch_internals import saved
 
 
 class MatrixView(NamedTuple):
@@ -120,7 +121,7 @@ def _factor_of(node: Node) -> tuple[float, int] | None:
     if sum(child is not None for child in inputs) != 1:
         return None
     place = 0 if inputs[0] is not None else 1
-    other = node._saved_other if place == 0 else getattr(node, "_saved_self", None)
+    other = saved(node, "other" if place == 0 else "self")
     # A number of Python is a tensor without axes on the CPU; one on a device would have to be waited for.
     if not isinstance(other, Tensor) or other.dim() or other.device.type != "cpu" or other.is_complex():
         return None
@@ -152,15 +153,15 @@ def _transposed(graph: Graph, chain: list[Node], leaf: Node) -> bool | None:
 def _swaps(node: Node) -> int:
     name = node.name()
     if name.startswith("Permute"):
-        return int([d % 2 for d in node._saved_dims] == [1, 0])
+        return int([d % 2 for d in saved(node, "dims")] == [1, 0])
     if name.startswith(("Transpose", "Swapaxes")):
-        return int(node._saved_dim0 % 2 != node._saved_dim1 % 2)
+        return int(saved(node, "dim0") % 2 != saved(node, "dim1") % 2)
     return 1
 
 
 def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
     """Equal for nodes that rearrange in the same way. Views and squeezes keep the order: their shape says it all."""
-    arguments = [getattr(node, f"_saved_{key}", None) for key in ("dims", "dim0", "dim1")]
+    arguments = [saved(node, key) for key in ("dims", "dim0", "dim1")]
     return (
         node.name(),
         *(tuple(a) if isinstance(a, list | tuple) else a for a in arguments),

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.errors import UnsupportedModelError
+from featlearn.torch_internals import batched_gradients, output_forms
 
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
@@ -181,7 +182,7 @@ class Graph:
 
 def _described(node: Node) -> tuple[Description, ...]:
     # Ragged ones (nested tensors) count as empty, so that no axis of them is ever read.
-    return tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in node._input_metadata or ()])
+    return tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in output_forms(node)])
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
@@ -273,7 +274,7 @@ def backward(
     The `last` one lets go of what the forward pass has kept for it on the way.
     """
     try:
-        found = (_batched_gradients if batched else torch.autograd.grad)(
+        found = (batched_gradients if batched else torch.autograd.grad)(
             outputs, inputs, cotangents, retain_graph=not last, allow_unused=True
         )
         return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in found])
@@ -283,19 +284,6 @@ def backward(
         raise UnsupportedModelError(
             f"a backward pass through the model failed: {type(error).__name__}: {error}"
         ) from error
-
-
-def _batched_gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], **settings: bool
-) -> list[Tensor | None]:
-    """What `torch.autograd.grad` gives with `is_grads_batched`, without a hundred calls to look at arguments."""
-    level, size = torch._C._vmapmode_increment_nesting(), cotangents[0].shape[0]
-    try:
-        rows = [torch._add_batch_dim(cotangent, 0, level) for cotangent in cotangents]
-        found = torch.autograd.grad(outputs, inputs, rows, **settings)
-        return [None if one is None else torch._remove_batch_dim(one, level, size, 0) for one in found]
-    finally:
-        torch._C._vmapmode_decrement_nesting()
 
 
 def _strided(gradient: Tensor) -> Tensor:

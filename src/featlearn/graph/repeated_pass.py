@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.torch_internals import SCRIPTED_CALLS
 
 UNTOUCHED = 0
 """The number of all values that no sample has touched."""
@@ -420,8 +421,7 @@ class _Calls(TorchFunctionMode):
 @contextmanager
 def scripted_code_noted(note: Callable[[], None]) -> Iterator[None]:
     """Call `note` where scripted code runs: it may read numbers in a way that no op shows."""
-    kinds: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
-    before = [kind.__call__ for kind in kinds]
+    before = [kind.__call__ for kind in SCRIPTED_CALLS]
 
     def noted(call: Any) -> Any:
         def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -431,9 +431,9 @@ def scripted_code_noted(note: Callable[[], None]) -> Iterator[None]:
         return calling
 
     try:
-        for kind, call in zip(kinds, before, strict=True):
+        for kind, call in zip(SCRIPTED_CALLS, before, strict=True):
             kind.__call__ = noted(call)
         yield
     finally:
-        for kind, call in zip(kinds, before, strict=True):
+        for kind, call in zip(SCRIPTED_CALLS, before, strict=True):
             kind.__call__ = call

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.layout import Layout, sample_dimension
+from featlearn.torch_internals import saved
 
 
 class SampleAxis(NamedTuple):
@@ -35,7 +36,7 @@ class Step(NamedTuple):
 
     def saved(self, name: str) -> Any:
         """What the node kept of its arguments, None if nothing."""
-        return getattr(self.node, f"_saved_{name}", None)
+        return saved(self.node, name)
 
     def dims(self, name: str = "dim") -> list[int]:
         """Axes of the input that the op was called with; negative ones are kept as unsigned numbers."""

@@ -14,16 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from featlearn.graph import sample_flow
 from featlearn.graph.layout import Layout, sample_dimension
@@ -39,6 +37,7 @@ from featlearn.graph.repeated_pass import (
     value_of,
 )
 from featlearn.graph.sample_flow import PIECES, RULES, Rule, SampleAxis, Step, broadcast, images, same_elements
+from featlearn.torch_internals import DispatchMode, FunctionOfFunctions, dispatching, node_with
 
 _SEVERAL = (tuple, list)
 _SIMPLE = (
@@ -199,7 +198,7 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
     if not used:
         return not op.facts.may_fail
     named = {**op.facts.defaults, **dict(zip(op.facts.names, op.arguments, strict=False)), **op.keywords}
-    node = SimpleNamespace(**{f"_saved_{name}": argument for name, argument in named.items()})
+    node = node_with(named)
     for number, shape in (op.outputs[k] for k in used):
         found = sample_dimension(shape, layouts[number])
         if found is None:
@@ -359,7 +358,7 @@ def _facts(function: Any) -> _Facts:
     )
 
 
-class _OpNotes(TorchDispatchMode):
+class _OpNotes(DispatchMode):
     """Notes every op below autograd."""
 
     def __init__(self, proof: SeparationProof) -> None:
@@ -377,8 +376,7 @@ def _noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
     return result
 
 
-# Not in the body of the class, where torch would look for it and wrap it by its compiler: seconds to import.
-_OpNotes.__torch_dispatch__ = _noted  # type: ignore[method-assign]
+dispatching(_OpNotes, _noted)
 
 
 _UNSEEN = frozenset(
@@ -407,7 +405,7 @@ class _ReadingNotes(TorchFunctionMode):
         proof, named = self._proof, kwargs or {}
         if func in DESCRIPTIONS:
             return func(*args, **named)
-        proof.calls_higher_order |= isinstance(func, HigherOrderOperator)
+        proof.calls_higher_order |= isinstance(func, FunctionOfFunctions)
         call, reads = proof.calls.given(func, args, named), proof.reads
         try:
             result = func(*args, **named)

@@ -16,6 +16,7 @@ import torch
 from featlearn.graph.graph import Edge, Graph, Node
 from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes
+from featlearn.torch_internals import saved
 
 # They only rearrange their one input, so no sample can have touched their output if none touched their input,
 # and sums of products over their output are those over their input.
@@ -60,7 +61,7 @@ class Use:
         Call it while the rule runs, not inside the functions that the rule returns: a backward pass may have freed it
         by then.
         """
-        return getattr(self.node, f"_saved_{name}", None)
+        return saved(self.node, name)
 
 
 class FoundUses(NamedTuple):

@@ -7,11 +7,10 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, as_targets, has_labels, is_classification
+from featlearn.torch_internals import AnyBatchNorm, AnyDropout
 
 
 def description(watched: WatchedNetwork, outputs: Tensor, **settings: Any) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def model_entry(model: nn.Module) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "layers": [name for name, part in model.named_modules() if any(True for _ in part.parameters(recurse=False))],
-        "batch_norm": any(isinstance(part, _BatchNorm) for part in parts),
-        "dropout": any(isinstance(part, _DropoutNd) and part.p > 0 for part in parts),
+        "batch_norm": any(isinstance(part, AnyBatchNorm) for part in parts),
+        "dropout": any(isinstance(part, AnyDropout) and part.p > 0 for part in parts),
     }
 
 

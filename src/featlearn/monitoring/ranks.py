@@ -16,10 +16,9 @@ from typing import Any
 
 import torch.distributed
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from featlearn.distributed.fsdp_internals import sharded_modules
 from featlearn.distributed.sharded_model import whole_weights
+from featlearn.torch_internals.sharding import collective_timeout, default_store, sharded_modules
 
 KEPT = 100
 """Number of decisions kept in the store; no rank lags further behind."""
@@ -49,8 +48,7 @@ class Ranks:
         if self.size > 1:
             name = os.fspath(path)
             _opened[name] += 1  # a process may watch several runs, one after the other
-            store = _get_default_store()
-            self._store = PrefixStore(f"featlearn/{name}/{_opened[name]}", store)
+            self._store = default_store(f"featlearn/{name}/{_opened[name]}")
             if self.number:
                 self._store.add("watches", 1)
 
@@ -107,9 +105,7 @@ class Ranks:
         """How long collectives of the default group wait; None where it does not say."""
         for device in ("cuda", "cpu"):
             with suppress(RuntimeError, AttributeError):
-                backend: Any = torch.distributed.group.WORLD._get_backend(torch.device(device))  # type: ignore[union-attr]
-                found: timedelta = backend.options._timeout
-                return found
+                return collective_timeout(device)
         return None
 
     def _counted(self, key: str) -> bool:

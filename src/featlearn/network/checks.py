@@ -1,16 +1,22 @@
 """What can be measured at all, said before anything runs."""
 
 import fnmatch
-import sys
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
 from featlearn.network.inventory import Inventory
+from featlearn.torch_internals import (
+    buffer_table,
+    compiled_from,
+    forward_hooks,
+    in_transform,
+    is_fake,
+    makes_fake_tensors,
+    parameter_table,
+)
 
 
 def admitted(
@@ -24,10 +30,10 @@ def admitted(
 
     `inside`: what the model holds inside its wrappers.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if in_transform():
         raise UnsupportedModelError("a measurement inside a torch.func transform is not possible; call it outside")
     types = {type(tensor) for tensor in (*inside.tensors, *tensors_in(list(inputs)))}
-    if any(issubclass(kind, FakeTensor) for kind in types) or _makes_fake_tensors():
+    if any(map(is_fake, types)) or makes_fake_tensors():
         raise UnsupportedModelError(
             "the model or its inputs are fake tensors, expected tensors with values; build and measure the model "
             "outside of FakeTensorMode"
@@ -42,10 +48,6 @@ def admitted(
     return chosen, sizes
 
 
-def _makes_fake_tensors() -> bool:
-    return torch._C._len_torch_dispatch_stack() > 0 and isinstance(torch.empty(0, device="cpu"), FakeTensor)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel and DistributedDataParallel."""
     if not isinstance(model, nn.Module):
@@ -58,22 +60,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
                     "own), expected a plain one; measure model.module"
                 )
             inner = model.module
-        elif _compiled(model) and not _hooked(model):
-            inner = model._orig_mod
         else:
-            return model
-        assert isinstance(inner, nn.Module)
+            compiled = compiled_from(model)
+            if compiled is None or _hooked(model):
+                return model
+            inner = compiled
         model = inner
 
 
 def _hooked(model: nn.Module) -> bool:
-    return bool(model._forward_hooks or model._forward_pre_hooks)
-
-
-def _compiled(model: nn.Module) -> bool:
-    """Whether this is what torch.compile returns; asked without importing the compiler, which takes seconds."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    return eval_frame is not None and isinstance(model, eval_frame.OptimizedModule)
+    return any(forward_hooks(model))
 
 
 def refuse_unmeasurable(inside: Inventory) -> None:
@@ -83,7 +79,7 @@ def refuse_unmeasurable(inside: Inventory) -> None:
     if not odd and not lookups and all(kind.__name__ != "FullyShardedDataParallel" for kind in inside.types):
         return
     for part in inside.modules:
-        tensors = (*part._parameters.values(), *part._buffers.values()) if odd else ()
+        tensors = (*parameter_table(part).values(), *buffer_table(part).values()) if odd else ()
         if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):
             raise UnsupportedModelError(
                 f"{_place(inside, part)} is not initialized yet; run the model once on a batch first"

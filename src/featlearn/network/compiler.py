@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from featlearn.errors import FeatlearnError
+from featlearn.torch_internals import COMPILER, compiler_loaded
 
-_COMPILER = "torch._dynamo"
 OPERANDS = (
     "functions for torch.cond, scan and while_loop must take the weights that they use as operands and return tuples: "
     "torch.cond(condition, f, g, (x, self.weight))"
@@ -25,7 +25,7 @@ class CompilerNotLoadedError(FeatlearnError):
 
 def load_compiler() -> None:
     """Import torch's compiler."""
-    __import__(_COMPILER)
+    __import__(COMPILER)
 
 
 def eager_stance(stack: ExitStack) -> Callable[[], None]:
@@ -34,7 +34,7 @@ def eager_stance(stack: ExitStack) -> Callable[[], None]:
 
     def enter() -> None:
         nonlocal entered
-        if not entered and _COMPILER in sys.modules:  # importing it takes seconds
+        if not entered and compiler_loaded():  # importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             entered = True
 
@@ -50,10 +50,10 @@ class _Refusal(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         del path, target
-        if fullname == _COMPILER and threading.get_ident() == self._thread:
+        if fullname == COMPILER and threading.get_ident() == self._thread:
             raise CompilerNotLoadedError(
                 "a forward pass imports torch's compiler (torch.cond does) after others that did not; "
-                "import torch._dynamo first, and measure again"
+                f"import {COMPILER} first, and measure again"
             )
 
 
@@ -63,7 +63,7 @@ def compiler_not_imported() -> Iterator[None]:
 
     Imported while ops are recorded, it fails on every later call of `torch.cond` in the process (torch 2.13).
     """
-    if _COMPILER in sys.modules:
+    if compiler_loaded():
         yield
         return
     refusal = _Refusal()

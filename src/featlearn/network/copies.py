@@ -12,6 +12,7 @@ from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelEr
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, map_tensors
 from featlearn.network.inventory import Inventory
+from featlearn.torch_internals import COMPILED_PREFIX
 
 
 def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
@@ -126,7 +127,7 @@ def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     state = {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in initial.items()}
     while state and set(state) != expected:  # names from inside a wrapper: module., _orig_mod.
         (prefix, *more) = {name.partition(".")[0] for name in state}
-        if more or prefix not in ("module", "_orig_mod"):
+        if more or prefix not in ("module", COMPILED_PREFIX):
             break
         state = {name.partition(".")[2]: value for name, value in state.items()}
     try:

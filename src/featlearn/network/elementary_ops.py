@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from featlearn.torch_internals import weight_norm
+
 
 def _layer_norm(
     input: Tensor,
@@ -111,7 +113,7 @@ ELEMENTARY: dict[Any, Callable[..., Any]] = {
         input, shape, weight, bias, eps
     ),
     torch.rms_norm: _rms_norm,
-    torch._weight_norm: _weight_norm,
+    weight_norm: _weight_norm,
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head_attention,
 }

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, NotFiniteError, UnsupportedModelError
 from featlearn.network.compiler import OPERANDS, compiler_not_imported
-from featlearn.network.write_guard import WriteGuard
+
+if TYPE_CHECKING:
+    from featlearn.network.write_guard import WriteGuard
 
 Inputs = Any
 """A tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`), batch first."""
@@ -166,8 +168,8 @@ class ModelWithInputs:
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
     held: Sequence[Tensor] = ()
     """The tensors that the model held when the measurement began."""
-    guard: WriteGuard | None = None
-    """Has weights copied before the model writes to them."""
+    guard: "WriteGuard | None" = None
+    """Refuses writes to weights that are too large to copy."""
 
     def __post_init__(self) -> None:
         self.kind = input_kind(self.x)
@@ -218,9 +220,10 @@ class ModelWithInputs:
         self.rewind()
         try:
             return self._explained(x, noting, code)
-        except UnsupportedModelError:  # some code fails where its ops are seen: run it without, with weights copied
-            if self.guard is None or noting is not _unnoted or not _all_copied(self.guard):
+        except UnsupportedModelError:  # some code fails where its ops are watched
+            if self.guard is None or self.guard.has_refused or not self.guard.on or noting is not _unnoted:
                 raise
+            self.guard.on = False
         return self._run(indices, noting, code)
 
     def _explained(self, x: Inputs, noting: PassContext, code: Callable[[Inputs], Any]) -> Any:
@@ -243,14 +246,6 @@ class ModelWithInputs:
         if isinstance(x, Tensor):
             return self.model(x)
         return self.model(*x) if isinstance(x, tuple) else self.model(**x)
-
-
-def _all_copied(guard: WriteGuard) -> bool:
-    """Whether all weights have been copied now: not if they were before, and not where there is no memory for it."""
-    try:
-        return guard.copy_all()
-    except RuntimeError:
-        return False
 
 
 def _argument_advice(error: Exception) -> str:

@@ -6,6 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from featlearn.torch_internals import buffer_table, child_table, parameter_table
+
 
 class Inventory:
     """All modules of a model, its parameters and buffers, each once; a walk takes as long as many small ops."""
@@ -21,11 +23,11 @@ class Inventory:
             if key in found:
                 continue
             found[key] = part
-            if own := part._parameters:
+            if own := parameter_table(part):
                 for name, parameter in own.items():
                     if parameter is not None:
                         named.setdefault(id(parameter), (prefix + name, parameter))
-            if inner := part._modules:
+            if inner := child_table(part):
                 children = reversed(inner.items())
                 stack += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
         self.modules = list(found.values())
@@ -33,7 +35,7 @@ class Inventory:
         """The classes of all modules."""
         self._named = list(named.values())
         self.parameters = [parameter for _, parameter in self._named]
-        tables = [table for part in self.modules if (table := part._buffers)]
+        tables = [table for part in self.modules if (table := buffer_table(part))]
         buffers = [buffer for table in tables for buffer in table.values() if buffer is not None]
         self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
 

@@ -11,11 +11,22 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_globals
 
 from featlearn.network.compiler import eager_stance
 from featlearn.network.inventory import Inventory
 from featlearn.network.state import KeptState, state_kept
+from featlearn.torch_internals import (
+    BACKWARD_HOOKS,
+    ask_for_full_precision,
+    drop_hook_table,
+    global_backward_hooks,
+    has_hook_table,
+    hook_tables,
+    is_autocasting,
+    product_precisions,
+    restore_precisions,
+    without_fused_recurrent_layers,
+)
 
 
 class RandomState:
@@ -74,6 +85,17 @@ def _is_same_state(a: Any, b: Any) -> bool:
     return a.tobytes() == b.tobytes() if isinstance(a, numpy.ndarray) else bool(a == b)
 
 
+@contextmanager
+def random_state_kept(generators: Iterable[Any] = ()) -> Iterator[RandomState]:
+    """Restore the global random generators, and these, on exit."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    state = RandomState([torch.default_generator, *cuda, random, numpy.random, *generators])
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
 @dataclass(frozen=True)
 class Isolation:
     """What a measurement may ask of its surroundings."""
@@ -91,23 +113,17 @@ _measuring = threading.RLock()
 
 
 @contextmanager
-def undisturbed(
-    inside: Inventory,
-    *,
-    only_read: bool = True,
-    guarded: bool = False,
-) -> Iterator[Isolation]:
+def undisturbed(inside: Inventory, *, only_read: bool = True) -> Iterator[Isolation]:
     """Measure inside: eval mode, autocast off, full precision, gradients on, compiled code run eagerly, hooks muted.
 
-    `only_read`: weights that were written to are put back, and refused. `guarded`: the model runs under the guard of
-    its state, if it has one.
+    `only_read`: weights that were written to are put back, and refused.
     """
     with (
         _measuring,
         torch.inference_mode(False),
         torch.enable_grad(),
         _settings_for_measuring(inside) as compile_nothing,
-        state_kept(inside, only_read=only_read, guarded=guarded) as state,
+        state_kept(inside, only_read=only_read) as state,
         random_state_kept(state.generators) as random_state,
         _hooks_muted(inside),
     ):
@@ -126,9 +142,9 @@ def undisturbed(
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage is collected meanwhile: to look through all that a process has loaded takes longer than most kernels.
+    """Collect no garbage inside: to look through all that a process has loaded takes longer than most kernels.
 
-    Who repeats forward passes inside collects what is young between them.
+    Code that repeats forward passes inside collects young objects between them.
     """
     before = gc.isenabled()
     gc.disable()
@@ -140,112 +156,52 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextmanager
-def random_state_kept(generators: Iterable[Any] = ()) -> Iterator[RandomState]:
-    """Restore the global random generators, and these, on exit."""
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    state = RandomState([torch.default_generator, *cuda, random, numpy.random, *generators])
-    try:
-        yield state
-    finally:
-        state.restore()
-
-
-@contextmanager
 def _settings_for_measuring(inside: Inventory) -> Iterator[Callable[[], None]]:
-    """Settings of the process and flags of the model: autocast, precision, compiled code, eval mode.
+    """Set what belongs to the process, and flags of the model: autocast, precision, compiled code, eval mode.
 
-    Gives a function to call before every pass, in case the compiler has been loaded meanwhile.
+    Yields a function to call before every pass, in case the compiler has been loaded meanwhile.
     """
     training = [(part, part.training) for part in inside.modules if part.training]
-    before = _precisions()
+    before = product_precisions()
     with ExitStack() as stack:
-        if torch._C._is_any_autocast_enabled():
+        if is_autocasting():
             kinds = {device.type for _, _, device in inside.kind} | {"cpu", "cuda"}
             for kind in sorted(kinds - {"meta"}):
                 if torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
         compile_nothing = eager_stance(stack)
-        if [kind for kind in inside.types if issubclass(kind, nn.RNNBase)]:
-            # Fused recurrent layers run as their parts, so that the graph shows every op; cuDNN has no backward pass
-            # for them in eval mode. Not by flags(), which sets precision too.
-            stack.enter_context(_switched_off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled))
-            stack.enter_context(_switched_off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled))
+        if any(issubclass(kind, nn.RNNBase) for kind in inside.types):
+            # The graph shows every op then; cuDNN has no backward pass for recurrent layers in eval mode.
+            stack.enter_context(without_fused_recurrent_layers())
         try:
-            _ask_for_full_precision(before)
+            ask_for_full_precision(before)
             for part, _ in training:  # directly: some modules act on train() or on assignments, and change weights
                 part.__dict__["training"] = False
             yield compile_nothing
         finally:
             for part, flag in training:
                 part.__dict__["training"] = flag
-            _put_back(before)
-
-
-_PRODUCTS = (
-    ("cuda", "matmul"),
-    ("cuda", "conv"),
-    ("cuda", "rnn"),
-    ("mkldnn", "conv"),
-    ("mkldnn", "rnn"),
-    ("mkldnn", "matmul"),
-)
-
-
-def _precisions() -> list[str]:
-    """By the functions behind `torch.backends`, whose attributes take as long as ops."""
-    read = torch._C._get_fp32_precision_getter
-    return [read(*product) for product in _PRODUCTS]
-
-
-def _ask_for_full_precision(before: list[str]) -> None:
-    """No TF32 or bfloat16 in float32 products; set as `fp32_precision` alone, the two interfaces do not mix."""
-    for product, precision in zip(_PRODUCTS, before, strict=True):
-        if precision != "ieee":
-            torch._C._set_fp32_precision_setter(*product, "ieee")
-
-
-def _put_back(before: list[str]) -> None:
-    if _precisions() == before:
-        return
-    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    for product, precision in zip(_PRODUCTS, before, strict=True):
-        if read(*product) != precision:
-            # "none" inherits from the general setting, and reads as what it inherits.
-            write(*product, "none")
-            if read(*product) != precision:
-                write(*product, precision)
-
-
-@contextmanager
-def _switched_off(read: Callable[[], bool], write: Callable[[bool], None]) -> Iterator[None]:
-    before = read()
-    try:
-        write(False)
-        yield
-    finally:
-        write(before)
+            restore_precisions(before)
 
 
 @contextmanager
 def _hooks_muted(inside: Inventory) -> Iterator[None]:
-    """Backward hooks of the user neither fire nor change gradients. Forward hooks are part of the function."""
-    tables: list[dict[int, Any]] = [module_globals._global_backward_hooks, module_globals._global_backward_pre_hooks]
-    for part in inside.modules:
-        tables += (part._backward_hooks, part._backward_pre_hooks)
-    for p in inside.parameters:
-        tables += [table for table in (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) if table]
-    muted = [(table, dict(table)) for table in tables if table]
-    bare = [p for p in inside.parameters if p._backward_hooks is None]
+    """Mute the user's backward hooks: they neither fire nor change gradients. Forward hooks are part of the function.
+
+    Those of modules come back with the state of the model.
+    """
+    tables = [table for part in inside.modules for key in BACKWARD_HOOKS if (table := getattr(part, key))]
+    muted = [*global_backward_hooks(), *(table for p in inside.parameters for table in hook_tables(p))]
+    hooks = [(table, dict(table)) for table in muted]
+    bare = [p for p in inside.parameters if not has_hook_table(p)]
     try:
-        for table, _ in muted:
+        for table in (*tables, *muted):
             table.clear()
         yield
     finally:
-        for table in tables:  # a forward pass may have put hooks on modules or weights
-            if table:
-                table.clear()
-        for table, hooks in muted:
-            table.update(hooks)
+        for table, entries in hooks:
+            table.clear()
+            table.update(entries)
         for p in bare:
-            if p._backward_hooks is not None:
-                p._backward_hooks = None
+            if has_hook_table(p):
+                drop_hook_table(p)

@@ -1,13 +1,13 @@
 """Everything a model holds, put back bit for bit: weights, buffers, gradients, flags, plain attributes."""
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import is_
-from typing import Any
+from operator import eq, is_
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -15,30 +15,19 @@ from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
 from featlearn.network.inventory import Inventory
-from featlearn.network.kept_tensors import (
-    GUARDED,
-    kept,
-    kept_weights,
-    moved_back,
-    restore,
-    rewind_tensors,
-    version_of,
-)
-from featlearn.network.write_guard import WriteGuard
+from featlearn.network.tensor_copies import LARGE_TOGETHER, LargeWeights, copies_of, large_weights
+from featlearn.torch_internals import HOOKS, PARAMETERS, RESERVED, buffer_table, child_table, parameter_table, version
 
+if TYPE_CHECKING:
+    from featlearn.network.write_guard import WriteGuard
+
+_CONTAINERS: tuple[type, ...] = (OrderedDict, dict, list, deque, set, tuple)
 _KINDS: dict[str, tuple[type, ...]] = {
-    "container": (list, dict, set, deque),
     "tensor": (Tensor,),
     "array": (numpy.ndarray,),
     "generator": (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random),
-    "tuple": (tuple,),
 }
-
-
 _INERT = frozenset((bool, int, float, str, type(None)))
-# The flag and the hook tables of a module, which belong to the measurement while it runs.
-_MODULE_KEYS = frozenset(nn.Module().__dict__) - {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-_HOOK_KEYS = tuple(key for key in _MODULE_KEYS if isinstance(nn.Module().__dict__[key], dict))
 
 
 @dataclass(frozen=True)
@@ -46,85 +35,79 @@ class KeptState:
     """What a model held when a measurement began."""
 
     rewind: Callable[[], None]
-    """Put back everything but parameters: each forward pass then starts from the same state."""
+    """Put back everything but parameters, so that each forward pass starts from the same state."""
     rewritten: Callable[[], set[int]]
-    """Identities of the tensors that have been written to."""
+    """Return the identities of the weights that have been written to."""
     tensors: Sequence[Tensor] = ()
     """All tensors that it held."""
     copied_bytes: int = 0
-    """Bytes of all copies that were made of them at once."""
-    guard: WriteGuard | None = None
-    """Where weights are not copied at once: the model runs under it, and `copy_all` is called before user code runs
-    otherwise, in a backward pass."""
+    """Bytes of all copies that were made of them."""
+    guard: "WriteGuard | None" = None
+    """Set where weights are too large to copy: the model runs under it."""
     generators: Sequence[Any] = ()
     """Random generators that it held."""
 
 
 @contextmanager
-def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = False) -> Iterator[KeptState]:
+def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptState]:
     """Restore what a forward or backward pass may have changed; `.grad` is put aside meanwhile.
 
-    `only_read`: weights that were written to are put back and then refused. `guarded`: models run under the guard
-    that is given, so that weights of large ones need not be copied before something writes to them.
+    `only_read`: weights that were written to are put back and then refused. Large ones are not copied: an op that
+    would write to them is refused before it runs.
     """
-    held = _held(inside.modules)
-    weights = set(map(id, inside.parameters))
-    hooks = [table for part in inside.modules for key in _HOOK_KEYS if (table := part.__dict__.get(key)) is not None]
-    containers: list[tuple[Any, Any]] = [(thing, _entries(thing) if thing else ()) for thing in held["container"]]
-    empty_hooks: list[dict[Any, Any]] = [table for table in hooks if not table]
-    arrays = [(thing, thing.copy()) for thing in held["array"]]
-    tensors = [tensor for tensor in held["tensor"] if has_memory(tensor)]
-    own = [tensor for tensor in tensors if id(tensor) in weights]
-    guard, kept_own = kept_weights(own, guarded=guarded)
-    kept_others = kept([tensor for tensor in tensors if id(tensor) not in weights])
-    copied = sum(one.copied_bytes for one in (*kept_own, *kept_others))
-    grads = [(parameter, parameter.grad) for parameter in inside.parameters]
-
-    def rewind() -> None:
-        tables, own_hooks = {id(part.__dict__) for part in inside.modules}, set(map(id, hooks))
-        for container, entries in containers:
-            if id(container) in tables:
-                _refill_attributes(container, entries)
-            elif id(container) not in own_hooks and (container or entries):
-                _refill(container, entries)
-        put_back_arrays()
-        moved_back(kept_others)
-        rewind_tensors(kept_others)
+    held = _Held(inside.modules)
+    weights = [p for p in inside.parameters if has_memory(p)]
+    own = set(map(id, weights))
+    large = LargeWeights(large_weights(weights) if only_read else [])
+    uncopied = set(map(id, large.tensors))
+    kept_weights = copies_of(weight for weight in weights if id(weight) not in uncopied)
+    kept_others = copies_of(tensor for tensor in held.tensors if id(tensor) not in own and has_memory(tensor))
+    arrays = [(array, array.copy()) for array in held.arrays]
+    versions = [(weight, version(weight)) for weight in weights]
+    trainable = [(tensor, tensor.requires_grad) for tensor in held.tensors]
+    gradients = [(parameter, parameter.grad) for parameter in inside.parameters]
+    changed: list[Tensor] = []
 
     def put_back_arrays() -> None:
-        """Put back numpy arrays."""
         for array, copy in arrays:
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
 
     def put_back_tensors() -> None:
-        for table in empty_hooks:
-            if table:
-                table.clear()
-        changed.extend(moved_back(kept_own))  # all, before any is written to: one may lie in the memory of another
-        moved_back(kept_others)
-        changed.extend(restore(kept_own))
-        restore(kept_others)
+        # All are in place before any is written to: one may lie in the memory of another.
+        for copies in (large, *kept_weights):
+            changed.extend(copies.put_in_place())
+        for copies in kept_others:
+            copies.put_in_place()
+        for copies in kept_weights:
+            changed.extend(copies.restore())
+        for copies in kept_others:
+            copies.restore()
+        for tensor, flag in trainable:
+            if tensor.requires_grad != flag and tensor.is_leaf:
+                tensor.requires_grad_(flag)
 
     def put_back_gradients() -> None:
-        for parameter, grad in grads:
-            parameter.grad = grad
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+    def rewind() -> None:
+        held.refill_containers()
+        put_back_arrays()
+        for copies in kept_others:
+            copies.rewind()
 
     def rewritten() -> set[int]:
-        return {
-            id(tensor)
-            for one in (*kept_own, *kept_others)
-            for tensor, version, changed in zip(one.tensors, one.versions, one.changed(), strict=True)
-            if changed or version_of(tensor) != version
-        }
+        written = {id(tensor) for copies in (large, *kept_weights) for tensor in copies.changed()}
+        return written | {id(weight) for weight, number in versions if version(weight) != number}
 
-    changed: list[Tensor] = []
+    copied_bytes = sum(copies.copied_bytes for copies in (*kept_weights, *kept_others))
+    guard = _guard_of(large.tensors) if large.tensors else None
     try:
-        for parameter, _ in grads:
+        for parameter, _ in gradients:
             parameter.grad = None
-        yield KeptState(rewind, rewritten, held["tensor"], copied, guard, held["generator"])
-        written = [parameter for parameter, _ in grads if isinstance(parameter.grad, Tensor)]
-        if written:
+        yield KeptState(rewind, rewritten, held.tensors, copied_bytes, guard, held.generators)
+        if any(isinstance(parameter.grad, Tensor) for parameter, _ in gradients):
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
                 "for one by one; reentrant checkpointing does this: pass use_reentrant=False to torch.utils.checkpoint"
@@ -134,13 +117,13 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
         with ExitStack() as steps:  # from the last to the first
             steps.callback(put_back_gradients)  # a gradient must fit its weight
             steps.callback(put_back_tensors)
-            steps.callback(_refill_all, containers)
+            steps.callback(held.refill_containers_and_hooks)
             steps.callback(put_back_arrays)
-        if any(one.lost for one in kept_own):
+        if large.changed():
             raise UnsupportedModelError(
-                "weights have been rewritten otherwise than by an op of torch in a forward pass (through a pointer or "
-                f"a numpy array, say); where large weights take more than {GUARDED >> 20} MiB they cannot be put back "
-                "then; load them again, and measure a model that only reads its weights"
+                "weights have been rewritten, and not by an op of torch in a forward pass (in a backward pass, or "
+                f"through a pointer or a numpy array). Large weights of more than {LARGE_TOGETHER >> 20} MiB together "
+                "are not copied, so they cannot be put back: load them again, and measure a model that only reads them"
             )
     if only_read and changed:
         raise UnsupportedModelError(
@@ -148,54 +131,86 @@ def state_kept(inside: Inventory, *, only_read: bool = True, guarded: bool = Fal
         )
 
 
+def _guard_of(weights: Sequence[Tensor]) -> "WriteGuard":
+    """Load the guard where it is needed."""
+    from featlearn.network.write_guard import WriteGuard
+
+    return WriteGuard(weights)
+
+
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers here: not on the meta device, nor where a weight is spread over ranks."""
+    """Return whether a tensor has numbers here: not on the meta device, nor where a weight is spread over ranks."""
     if tensor.device.type == "meta":
         return False
     plain = type(tensor) is nn.Parameter and tensor.layout == torch.strided
     return not plain or not tensor.numel() or tensor.untyped_storage().nbytes() > 0
 
 
-def _held(modules: Sequence[nn.Module]) -> dict[str, list[Any]]:
+class _Held:
     """Containers, tensors, arrays and random generators in the attributes of modules, also inside one another."""
-    found: dict[str, list[Any]] = {kind: [] for kind in _KINDS if kind != "tuple"}
-    found["container"] = [part.__dict__ for part in modules]
-    stack: list[Any] = []
-    for part in modules:
-        # Most of its own tables are those of hooks, and empty: they are kept apart.
-        own = part.__dict__
-        stack += [
-            value for key, value in own.items() if type(value) not in _INERT and (key not in _MODULE_KEYS or value)
-        ]
-        if "_parameters" not in own:  # scripted modules keep their tables out of reach; what can be listed is
-            stack += (part._parameters, part._buffers, part._modules)
-    seen = set(map(id, found["container"]))
-    while stack:
-        thing = stack.pop()
-        kind = _kind_of(type(thing))  # type: ignore[arg-type]
-        if kind is None or id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if kind in found:
-            found[kind].append(thing)
-        if kind == "container" or kind == "tuple":
-            stack.extend(_members(thing))
-        elif kind == "table":
-            stack += [value for value in thing.values() if isinstance(value, Tensor)]
-    return found
 
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.tensors: list[Tensor] = []
+        self.arrays: list[Any] = []
+        self.generators: list[Any] = []
+        self._attributes = [(part.__dict__, dict(part.__dict__)) for part in modules]
+        tables = [table for part in modules for key in HOOKS if (table := part.__dict__.get(key)) is not None]
+        self._hooks = [(table, _entries(table) if table else {}) for table in tables]
+        self._containers: list[tuple[Any, Any]] = []
+        stack: list[Any] = []
+        for part in modules:
+            own = part.__dict__
+            stack += [value for key, value in own.items() if key not in RESERVED and type(value) not in _INERT]
+            if PARAMETERS not in own:  # scripted modules keep their tables out of reach; what can be listed is
+                stack += (parameter_table(part), buffer_table(part), child_table(part))
+        lists = {"tensor": self.tensors, "array": self.arrays, "generator": self.generators}
+        seen = {id(part.__dict__) for part in modules}
+        while stack:
+            thing = stack.pop()
+            kind = _kind_of(type(thing))  # type: ignore[arg-type]
+            if kind is None or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if kind == "table":
+                stack += [value for value in thing.values() if isinstance(value, Tensor)]
+            elif isinstance(kind, str):
+                lists[kind].append(thing)
+            else:
+                entries = _entries(thing)
+                stack += entries.values() if isinstance(entries, dict) else entries
+                if kind is not tuple:
+                    self._containers.append((thing, entries))
 
-def _members(container: Any) -> Iterable[Any]:
-    """Return what a container holds, by the method of its built-in type: a subclass may raise or answer otherwise."""
-    if isinstance(container, dict):
-        return dict.values(container)
-    kind = next(kind for kind in (list, tuple, set, deque) if isinstance(container, kind))
-    return kind.__iter__(container)
+    def refill_containers(self) -> None:
+        """Put back all attributes but flags and hooks, and what containers held."""
+        for attributes, entries in self._attributes:
+            if len(attributes) == len(entries) and all(map(is_, attributes.values(), entries.values())):
+                continue
+            for key in attributes.keys() - entries.keys() - RESERVED:
+                del attributes[key]
+            for key, value in entries.items():
+                if key not in RESERVED and attributes.get(key) is not value:
+                    attributes[key] = value
+        for container, held in self._containers:
+            _refill(container, held)
+
+    def refill_containers_and_hooks(self) -> None:
+        """Put back flags and hooks as well."""
+        for attributes, entries in self._attributes:
+            _refill(attributes, entries)
+        for container, held in self._containers:
+            _refill(container, held)
+        for table, hooks in self._hooks:
+            if table or hooks:
+                _refill(table, hooks)
 
 
 @lru_cache(maxsize=1024)
-def _kind_of(kind: type) -> str | None:
-    """What objects of this type are to a measurement; asked once for each, since some answer slowly."""
+def _kind_of(kind: type) -> Any:
+    """Return what objects of a type are to a measurement; asked once for each, since some types answer slowly."""
+    for base in _CONTAINERS:
+        if issubclass(kind, base):
+            return base
     for name, kinds in _KINDS.items():
         if issubclass(kind, kinds):
             return name
@@ -203,49 +218,30 @@ def _kind_of(kind: type) -> str | None:
     return "table" if kind.__name__.startswith("Ordered") and hasattr(kind, "values") else None
 
 
-def _refill_attributes(attributes: dict[str, Any], entries: dict[str, Any]) -> None:
-    """All attributes but flags and hooks, which stay as the measurement has set them."""
-    for key in attributes.keys() - entries.keys() - _MODULE_KEYS:
-        del attributes[key]
-    for key, value in entries.items():
-        if key not in _MODULE_KEYS and attributes.get(key) is not value:
-            attributes[key] = value
-
-
-def _refill_all(containers: Sequence[tuple[Any, Any]]) -> None:
-    """Every one of them, also where another raises."""
-    failed: list[tuple[Any, Exception]] = []
-    for container, entries in containers:
-        try:
-            if container or entries:
-                _refill(container, entries)
-        except Exception as error:  # from a class of the user
-            failed.append((container, error))
-    if failed:
-        container, first = failed[0]
-        raise UnsupportedModelError(
-            f"a {type(container).__name__} that the model holds was changed by a forward pass and cannot be put back: "
-            f"{type(first).__name__}: {first}; measure a model that only reads it"
-        ) from first
+# By the methods of the built-in types: those of a subclass may raise or answer otherwise.
 
 
 def _entries(container: Any) -> Any:
-    """What a container holds, in a plain one: a class of the user may not be copied in the usual way."""
-    return next(kind(container) for kind in (dict, set, list) if kind is list or isinstance(container, kind))
+    """Return what a container holds, in a dictionary or a list."""
+    kind = _kind_of(type(container))  # type: ignore[arg-type]
+    if kind in (dict, OrderedDict):
+        return dict(kind.items(container))
+    return list(kind.__iter__(container))
 
 
 def _refill(container: Any, entries: Any) -> None:
-    """Only where something changed: an untouched container is not touched."""
-    if not entries:
-        if container:
-            container.clear()
-        return
-    if isinstance(container, dict):
-        changed = list(container) != list(entries) or not all(map(is_, _members(container), entries.values()))
-    elif isinstance(container, set):
-        changed = container != entries
-    else:
-        changed = len(container) != len(entries) or not all(map(is_, container, entries))
-    if changed:
-        container.clear()
-        container.update(entries) if isinstance(container, dict | set) else container.extend(entries)
+    """Give a container its entries back, in their order; an untouched one is not touched."""
+    kind = _kind_of(type(container))  # type: ignore[arg-type]
+    same_size = kind.__len__(container) == len(entries)
+    if isinstance(entries, dict):
+        if (
+            not same_size
+            or not all(map(is_, kind.values(container), entries.values()))
+            or (not all(map(eq, kind.__iter__(container), entries)))
+        ):
+            kind.clear(container)
+            for key, value in entries.items():
+                kind.__setitem__(container, key, value)
+    elif not same_size or not all(map(is_, kind.__iter__(container), entries)):
+        kind.clear(container)
+        kind.update(container, entries) if kind is set else kind.extend(container, entries)

@@ -1,52 +1,52 @@
-"""Weights of large models are copied when something is about to write to them, and not before."""
+"""Refuse ops that write to weights which are too large to copy, before they run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from featlearn.errors import UnsupportedModelError
+from featlearn.torch_internals import DispatchMode, dispatching
 
 
 class WriteGuard:
-    """Sees every op of torch that a model runs, and has the weights copied that it is about to write to.
+    """Raise where a model that runs under `watching` is about to write to any of the weights."""
 
-    `weights`: memory of the weights (the address of their storage) -> what copies them.
-    """
-
-    def __init__(self, weights: Mapping[int, list[Callable[[], None]]]) -> None:
-        self._weights = weights
-        self._all_copied = False
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._addresses = {weight.untyped_storage().data_ptr() for weight in weights}
+        self.has_refused = False
+        """Whether an op was about to write to a weight."""
+        self.on = True
+        """Whether ops are watched. Some code fails where they are; fingerprints tell then what was written to."""
 
     def watching(self) -> AbstractContextManager[object]:
-        """While a model runs."""
-        return nullcontext() if self._all_copied else _WriteGuardMode(self)
+        """Return a context in which a model runs."""
+        return _WriteGuardMode(self) if self.on else nullcontext()
 
-    def copy_all(self) -> bool:
-        """Copy all weights, so that nothing needs to be seen; whether that is new."""
-        if self._all_copied:
-            return False
-        for copies in self._weights.values():
-            for copy in copies:
-                copy()
-        self._all_copied = True
-        return True
-
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Copy the weights that an op with these arguments writes to."""
+    def check(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise if an op with these arguments writes to a weight."""
         for place, name in _written(function):
-            given = args[place] if place < len(args) else kwargs.get(name)
-            for tensor in given if isinstance(given, list | tuple) else [given]:
-                if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
-                    for copy in self._weights.get(tensor.untyped_storage().data_ptr(), ()):
-                        copy()
+            argument = args[place] if place < len(args) else kwargs.get(name)
+            for tensor in argument if isinstance(argument, list | tuple) else [argument]:
+                if isinstance(tensor, Tensor) and self._holds(tensor):
+                    self.has_refused = True
+                    raise UnsupportedModelError(
+                        f"a forward pass in eval mode rewrites weights (by {function}), expected a model that only "
+                        "reads them; nothing was written"
+                    )
+
+    def _holds(self, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided or tensor.is_meta:
+            return False
+        return tensor.untyped_storage().data_ptr() in self._addresses
 
 
 @lru_cache(maxsize=4096)
 def _written(function: Any) -> tuple[tuple[int, str], ...]:
-    """Place and name of the arguments that an op writes to."""
+    """Return place and name of the arguments that an op writes to."""
     schema = getattr(function, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ()
@@ -54,7 +54,7 @@ def _written(function: Any) -> tuple[tuple[int, str], ...]:
     return tuple((place, each.name) for place, each in arguments if each.alias_info and each.alias_info.is_write)
 
 
-class _WriteGuardMode(TorchDispatchMode):
+class _WriteGuardMode(DispatchMode):
     """Asks the guard before every op."""
 
     supports_higher_order_operators = True
@@ -65,9 +65,8 @@ class _WriteGuardMode(TorchDispatchMode):
 
 
 def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    self._guard.before(func, args, kwargs or {})
+    self._guard.check(func, args, kwargs or {})
     return func(*args, **(kwargs or {}))
 
 
-# Not in the body of the class, where torch would look for it and wrap it by its compiler: seconds to import.
-_WriteGuardMode.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]
+dispatching(_WriteGuardMode, _dispatch)

@@ -1,11 +1,11 @@
 """Distances between samples and learned centers."""
 
-import torch
 from torch import Tensor
 
 from featlearn.graph.uses import Use
 from featlearn.ops.form import Direct, Form
 from featlearn.ops.registry import register_rule
+from featlearn.torch_internals import distance_gradient
 
 
 @register_rule("CdistBackward0", "EuclideanDistBackward0")
@@ -25,7 +25,6 @@ def distance(use: Use) -> Form | None:
         rows = use.layout.samples_first(points, width)
         own = centers.expand(samples, count, width)
         # What autograd calls once for the batch, with a copy of the centers for every sample.
-        found: Tensor = torch.ops.aten._cdist_backward(by_sample(grad), own, rows, order, by_sample(result))
-        return found
+        return distance_gradient(by_sample(grad), own, rows, order, by_sample(result))
 
     return Direct(gradient)

@@ -21,6 +21,7 @@ from featlearn.quantities.layer_alignment import LayerPairs
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
 from featlearn.signatures import keywords_named
+from featlearn.torch_internals import saved
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _constant_scale(node: Any) -> bool:
     """Whether a node multiplies or divides by a number."""
     if node.name() not in ("MulBackward0", "DivBackward0"):
         return False
-    factors = [getattr(node, f"_saved_{side}", None) for side in ("self", "other")]
+    factors = [saved(node, side) for side in ("self", "other")]
     sizes = [factor.numel() if isinstance(factor, Tensor) else 1 for factor in factors if factor is not None]
     constant = sum(child is not None for child, _ in node.next_functions) == 1
     return constant and sizes == [1]

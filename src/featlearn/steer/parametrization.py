@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 from featlearn.shapes import checked_number
 from featlearn.steer.initialization import fan_in
 from featlearn.steer.output_scale import ScaledOutput
 from featlearn.theory.phases import TABLE_1, Exponents
+from featlearn.torch_internals import AnyConvolution
 
 __all__ = ["SCHEMES", "parametrize"]
 
@@ -65,7 +65,7 @@ class Layer(NamedTuple):
     """A weight layer."""
 
     name: str
-    module: nn.Linear | _ConvNd
+    module: nn.Linear | AnyConvolution
 
     @property
     def inputs(self) -> int:
@@ -231,7 +231,7 @@ def _layers(model: Any) -> list[Layer]:
         raise InputTypeError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     layers, others = [], []
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | _ConvNd) and not getattr(module, "transposed", False):
+        if isinstance(module, nn.Linear | AnyConvolution) and not getattr(module, "transposed", False):
             layers.append(Layer(name, module))
         elif any(p.requires_grad for p in module.parameters(recurse=False)):
             others.append(f"{name or 'root'} ({type(module).__name__})")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.torch_internals import add_quotients, norms
 
 __all__ = ["SLO"]
 
@@ -129,7 +130,7 @@ def _walk(parameters: list[Tensor], distance: float, eps: float) -> None:
     total = _norms(gradients) + eps
     # Where both are zero nothing is to be divided: a gradient of zero moves nothing.
     divisors = torch.where(total < torch.finfo(gradients[0].dtype).tiny, 1.0, total).unbind()
-    torch._foreach_addcdiv_(parameters, gradients, divisors, value=-distance)
+    add_quotients(parameters, gradients, divisors, -distance)
 
 
 def _turn(weights: list[Tensor], radii: list[float], distance: float, eps: float) -> None:
@@ -173,7 +174,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     if len(tensors) == 1:
         single: Tensor = torch.linalg.vector_norm(tensors[0], dtype=dtype)
         return single[None]
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+    return torch.stack(norms(tensors, 2, dtype))
 
 
 def checked_parameters(params: Any) -> list[Any]:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from featlearn.torch_internals import DispatchMode
 
 MASKED = -1e4
 """Logits below are those of masked positions."""
@@ -55,7 +56,7 @@ def _leave(running: list[str], *_: Any) -> None:
     running.pop()
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(DispatchMode):
     """Sees every operation that is computed."""
 
     def __init__(self, found: dict[str, Logits], running: list[str]) -> None:
@@ -75,7 +76,7 @@ class _Mode(TorchDispatchMode):
             self._note(query @ key.transpose(-1, -2) * scale, query, key, scale)
         elif name == "bmm":
             self._product = (args[0].detach(), args[1].detach().transpose(-1, -2))
-        elif name in ("_softmax", "_safe_softmax") and args[0].dim() >= 3 and self._product is not None:
+        elif name.removeprefix("_") in ("softmax", "safe_softmax") and args[0].dim() >= 3 and self._product is not None:
             self._note(args[0].detach(), *self._product)
             self._product = None
         return func(*args, **kwargs)

@@ -1,17 +1,12 @@
-"""The only place that reads private names of `torch.distributed.fsdp.fully_shard` and of autograd's engine.
-
-Those of `fully_shard` differ between versions.
-"""
+"""Private names of `torch.distributed`: what `fully_shard` keeps in a module, which no public function lists."""
 
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import nn
 
 from featlearn.errors import UnsupportedModelError
 
@@ -73,37 +68,15 @@ def _read(part: Any, kind: type) -> ShardedModule:
         ) from error
 
 
-@contextmanager
-def unnoted() -> Iterator[None]:
-    """Ops inside are no part of the model: nobody notes or transforms them, and none has a graph."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.no_grad():
-        yield
+def collective_timeout(device: str) -> timedelta:
+    """Return how long collectives of the default group wait on a device. The timeout can be set in public, not read."""
+    backend: Any = torch.distributed.group.WORLD._get_backend(torch.device(device))  # type: ignore[union-attr]
+    timeout: timedelta = backend.options._timeout
+    return timeout
 
 
-def is_noted() -> bool:
-    """Whether ops or calls of this thread are noted by anybody."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+def default_store(prefix: str) -> Any:
+    """Return a part of the default group's key-value store, which `init_process_group` takes and nothing gives back."""
+    from torch.distributed import distributed_c10d
 
-
-def in_backward() -> bool:
-    """Whether a backward pass is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def after_backward(act: Callable[[], None]) -> None:
-    """Call a function at the end of the backward pass that is running."""
-    torch.autograd.Variable._execution_engine.queue_callback(act)
-
-
-_OWN_HOOK: Any = "featlearn"
-
-
-def before_gradient(tensor: Tensor, act: Callable[[], None]) -> None:
-    """Call a function when the gradient of a tensor is complete, before it goes on; only the first one counts.
-
-    Without a handle: their number tells whether the model has put hooks on tensors, which may change gradients.
-    """
-    if tensor._backward_hooks is None:
-        tensor._backward_hooks = OrderedDict()
-        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
-    tensor._backward_hooks.setdefault(_OWN_HOOK, lambda _: act())
+    return distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
