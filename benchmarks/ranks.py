@@ -85,7 +85,7 @@ def watched_step(small: bool, folder: Path) -> Callable[[], object]:
     )
     samples = 64 if small else 256
     probe = (torch.randn(samples, 3, 16, 16), torch.arange(samples) % 10)
-    seen = fl.watch(model, probe, folder / "run", every=1, budget=None).__enter__()
+    seen = fl.watch(model, probe, out=folder / "run", every=1, budget=None).__enter__()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 1.01

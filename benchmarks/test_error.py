@@ -63,7 +63,7 @@ def kernels(name: str, data: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Te
             model = trained(model, x[rows], y[rows].float())
         K, cross = (
             fl.ntk(model, x[:SAMPLES], dtype=torch.float64),
-            fl.ntk(model, x[new], x[:SAMPLES], dtype=torch.float64),
+            fl.ntk(model, x[new], x2=x[:SAMPLES], dtype=torch.float64),
         )
     return K, cross, y[:SAMPLES], y[new]
 

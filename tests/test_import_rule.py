@@ -11,7 +11,7 @@ import featlearn
 
 ROOT = Path(featlearn.__file__).parent
 
-FOUNDATION = {"errors", "shapes", "linalg", "signatures", "torch_internals"}
+FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_internals"}
 # from per-sample gradients to kernels, in the order in which data flows
 CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
@@ -24,12 +24,13 @@ LIBRARY |= {"explorer", "live", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "citations": {"errors"},
+    "citations": {"errors", "signatures"},
     "shapes": {"errors"},
     "torch_internals": {"errors"},
     "signatures": {"errors"},
     "linalg": {"errors", "shapes"},
-    "readouts": {"errors", "shapes"},
+    "losses": {"errors", "shapes"},
+    "readouts": {"errors", "shapes", "losses"},
     "contraction": {"errors", "shapes", "torch_internals"},
     "graph": {"errors", "torch_internals"},
     "ops": {"errors", "torch_internals", "contraction", "graph"},
@@ -51,13 +52,13 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
-    "reporting": {"errors", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
+    "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
     "explorer": {"reporting"},
     "live": {"errors", "record", "diagnosis", "reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record", "live"},
     "integrations": {"errors", "record", "monitoring"},
-    "sweeps": {"errors", "record", "diagnosis", "reporting"},
+    "sweeps": {"errors", "signatures", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},
     "models": FOUNDATION | {"theory"},
     "cli": LIBRARY | {"featlearn"},

@@ -43,7 +43,7 @@ def ids(samples: int = 5) -> Tensor:
 
 def assert_kernel(model: nn.Module, x: Any, x2: Any, readout: Any) -> None:
     """All pairs of outputs, parameter by parameter."""
-    kernels = fl.ntk(model, x, x2, outputs="full", by="parameter", readout=readout)
+    kernels = fl.ntk(model, x, x2=x2, outputs="full", by="parameter", readout=readout)
     expected = dense_ntk(model, x, x2, "full", readout, "parameter")
     assert max(kernel.abs().max() for kernel in expected.values()) > 1e-3
     torch.testing.assert_close(kernels, expected, rtol=1e-11, atol=1e-11)
@@ -164,15 +164,15 @@ def test_kernels_of_the_correct_logit_are_exact_and_chosen_from_all_pairs() -> N
 
     model = tagger()
     assert_kernel(model, x, x2, readout)
-    every = fl.ntk(model, x, x2, outputs="full", readout=fl.readouts.last_token)
+    every = fl.ntk(model, x, x2=x2, outputs="full", readout=fl.readouts.last_token)
     chosen = torch.stack([torch.stack([every[i, j, labels[i], labels[j]] for j in range(3)]) for i in range(5)])
-    torch.testing.assert_close(fl.ntk(model, x, x2, readout=readout), chosen, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fl.ntk(model, x, x2=x2, readout=readout), chosen, rtol=1e-12, atol=1e-12)
 
 
 def test_kernels_of_the_correct_logit_at_each_position_are_exact() -> None:
     labels = torch.randint(3, (5, 4), generator=torch.Generator().manual_seed(3))
     x, x2 = {"ids": ids(5), "labels": labels}, {"ids": ids(3), "labels": labels[2:]}
-    assert fl.ntk(tagger(), x, x2, outputs="each", readout=fl.readouts.correct_logit("labels")).shape == (4, 5, 3)
+    assert fl.ntk(tagger(), x, x2=x2, outputs="each", readout=fl.readouts.correct_logit("labels")).shape == (4, 5, 3)
     assert_kernel(tagger(), x, x2, fl.readouts.correct_logit("labels"))
 
 
@@ -185,7 +185,7 @@ def test_kernels_of_the_loss_are_the_kernel_between_residuals() -> None:
     full = dense_ntk(model, (x, y), (x2, y2), "full")
     residual, residual2 = 2 * (model(x, y) - y), 2 * (model(x2, y2) - y2)
     expected = torch.einsum("pc,pqcd,qd->pq", residual, full, residual2).detach()
-    torch.testing.assert_close(fl.ntk(model, (x, y), (x2, y2), readout=readout), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(fl.ntk(model, (x, y), x2=(x2, y2), readout=readout), expected, rtol=1e-11, atol=1e-11)
 
 
 def test_kernels_of_the_loss_of_whole_sequences_are_exact() -> None:

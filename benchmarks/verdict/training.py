@@ -53,7 +53,7 @@ def trained(trial: Trial, path: Path, seed: int) -> Trained:
         fl.watch(
             trial.model,
             trial.probed,
-            path,
+            out=path,
             test=trial.test,
             optimizer=optimizer,
             loss=trial.loss.name,

@@ -112,7 +112,7 @@ def train(
     watched = fl.watch(
         model,
         (data.x[:samples], data.labels[:samples]),
-        out,
+        out=out,
         test=(data.x_test[:samples], data.labels_test[:samples]),
         optimizer=optimizer,
         loss="cross-entropy",

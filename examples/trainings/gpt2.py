@@ -47,7 +47,7 @@ def main() -> None:
     watched = fl.watch(
         model,
         (x, None),
-        given.out,
+        out=given.out,
         every=lambda step: step in CHECKPOINTS,
         readout=log_probability,
         budget=None,

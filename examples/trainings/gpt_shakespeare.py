@@ -50,7 +50,7 @@ def main() -> None:
     watched = fl.watch(
         model,
         (x[:64], y[:64, -1]),
-        given.out,
+        out=given.out,
         test=(x_test[:64], y_test[:64, -1]),
         optimizer=optimizer,
         readout=fl.readouts.last_token,

@@ -62,7 +62,7 @@ def main() -> None:
     watched = fl.watch(
         model,
         (x[:probe], labels[:probe]),
-        given.out,
+        out=given.out,
         test=(x[known:][:128], labels[known:][:128]),
         optimizer=optimizer,
         loss="cross-entropy",

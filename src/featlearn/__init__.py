@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from featlearn import dynamics as dynamics
     from featlearn import errors as errors
     from featlearn import integrations as integrations
+    from featlearn import losses as losses
     from featlearn import metrics as metrics
     from featlearn import models as models
     from featlearn import ops as ops
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from featlearn.linalg.estimate import Estimate as Estimate
     from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
-    from featlearn.planning.plan import Plan as Plan
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
     from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
     from featlearn.quantities.linearization_gap import linearization_gap as linearization_gap
@@ -48,7 +48,6 @@ _HOME = {
     "Estimate": "featlearn.linalg.estimate",
     "FeatlearnError": "featlearn.errors",
     "NTKOperator": "featlearn.quantities.operator",
-    "Plan": "featlearn.planning.plan",
     "Directions": "featlearn.gradients.directions",
     "Session": "featlearn.session",
     "Sketch": "featlearn.contraction.tensor_sketch",
@@ -74,6 +73,7 @@ _SUBMODULES = (
     "dynamics",
     "errors",
     "integrations",
+    "losses",
     "metrics",
     "models",
     "ops",

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.signatures import name_keywords
 
 Style = Literal["bibtex", "text"]
 
@@ -23,6 +24,7 @@ FIVE = ("000", "001", "002", "003", "004")
 """
 
 
+@name_keywords()
 def citation(name: Any = None, *, style: Style = "bibtex") -> str:
     """Return what to cite for a result, as BibTeX entries or as lines of text.
 

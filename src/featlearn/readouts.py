@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.losses import Loss, function
 
 __all__ = ["correct_logit", "last_token", "loss", "token"]
 
@@ -106,10 +107,14 @@ def correct_logit(key: Hashable) -> Callable[[Any, Any], Tensor]:
     return read
 
 
-def loss(criterion: Callable[[Tensor, Tensor], Tensor], key: Hashable) -> Callable[[Any, Any], Tensor]:
-    """The loss of each sample: `criterion(output, target)` on one sample at a time, targets in `x[key]`."""
-    if not callable(criterion):
-        raise InputTypeError(f"loss got {criterion!r}, expected a function of (output, target) such as nn.MSELoss()")
+def loss(loss: Loss, key: Hashable) -> Callable[[Any, Any], Tensor]:
+    """Return a readout that gives the loss of each sample, with targets in `x[key]`.
+
+    Args:
+        loss: Name of `fl.losses`, module, or function of (outputs, targets); called with one sample at a time.
+        key: Key of the targets in the inputs.
+    """
+    criterion = function(loss)
 
     def read(output: Any, x: Any) -> Tensor:
         values, targets = _tensor(output), _entry(x, key)
@@ -117,11 +122,11 @@ def loss(criterion: Callable[[Tensor, Tensor], Tensor], key: Hashable) -> Callab
             raise InputValueError(f"{len(targets)} targets {key!r} for {len(values)} samples, expected one for each")
         pairs = zip(values.unbind(0), targets.to(values.device).unbind(0), strict=True)
         losses = [criterion(value[None], target[None]) for value, target in pairs]
-        if any(one.numel() != 1 for one in losses):
+        if any(value.numel() != 1 for value in losses):
             raise InputValueError(
-                f"the criterion gives shape {tuple(losses[0].shape)} for one sample, expected one number; "
+                f"the loss returns shape {tuple(losses[0].shape)} for one sample, expected one number; "
                 "use reduction='mean' or 'sum'"
             )
-        return torch.stack([one.reshape(()) for one in losses])
+        return torch.stack([value.reshape(()) for value in losses])
 
     return read

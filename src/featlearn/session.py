@@ -11,6 +11,7 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.linalg.estimate import Estimate
+from featlearn.losses import Loss
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device
@@ -25,9 +26,9 @@ from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_plan import kernel_plan
 from featlearn.quantities.representation import representation_kernels
-from featlearn.quantities.velocity import Loss, feature_speed_of, ntk_velocity_of
+from featlearn.quantities.velocity import feature_speed_of, ntk_velocity_of
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 
 class Session:
@@ -52,7 +53,7 @@ class Session:
     ...     kernels.append(session.ntk())
     """
 
-    @keywords_named()
+    @name_keywords()
     def __init__(self, model: nn.Module, x: Inputs, **settings: Unpack[Settings]) -> None:
         batch_size(x)
         self.x = x
@@ -116,6 +117,7 @@ class Session:
         verify: bool = False,
         sketch: Sketch,
     ) -> dict[str, Estimate]: ...
+    @name_keywords("The kernel does not depend on targets, so drop `y`.")
     def ntk(
         self,
         x2: Inputs | None = None,
@@ -136,6 +138,7 @@ class Session:
             self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
+    @name_keywords()
     def plan(
         self,
         x2: Inputs | None = None,
@@ -171,12 +174,14 @@ class Session:
     def ntk_diagonal(
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: Literal["layer", "parameter"]
     ) -> dict[str, Tensor]: ...
+    @name_keywords()
     def ntk_diagonal(
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
     ) -> Tensor | dict[str, Tensor]:
         """The kernel's diagonal: see `fl.quantities.ntk_diagonal`."""
         return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
 
+    @name_keywords()
     def neural_features(
         self,
         *,
@@ -196,6 +201,7 @@ class Session:
     def linearization_gap(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
     ) -> dict[str, float]: ...
+    @name_keywords()
     def linearization_gap(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
     ) -> float | dict[str, float]:
@@ -210,32 +216,38 @@ class Session:
     def features_moved(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
     ) -> dict[str, FeatureChange]: ...
+    @name_keywords()
     def features_moved(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
     ) -> FeatureChange | dict[str, FeatureChange]:
         """How much the features changed since an earlier state: see `fl.quantities.features_moved`."""
         return features_moved_of(self._audited, self._given(x), initial, by=by)
 
+    @name_keywords()
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
         """Alignment of weights that follow each other: see `fl.layer_alignment`."""
         return layer_alignment_of(self._audited, self._given(x), norm=norm)
 
+    @name_keywords()
     def layer_balance(
         self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
     ) -> LayerPairs[LayerBalance]:
         """What gradient flow conserves between consecutive layers: see `fl.quantities.layer_balance`."""
         return layer_balance_of(self._audited, self._given(x), rates)
 
+    @name_keywords()
     def ntk_velocity(
         self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
     ) -> Tensor:
         """dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
         return ntk_velocity_of(self._audited, self._given(x), y, loss=loss, outputs=outputs)
 
-    def feature_speed(self, y: Tensor, *, x: Inputs | None = None) -> float:
+    @name_keywords()
+    def feature_speed(self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half") -> float:
         """How much faster features move than the error: see `fl.quantities.feature_speed`."""
-        return feature_speed_of(self._audited, self._given(x), y)
+        return feature_speed_of(self._audited, self._given(x), y, loss=loss)
 
+    @name_keywords()
     def representation_kernels(
         self,
         x2: Inputs | None = None,
@@ -247,7 +259,7 @@ class Session:
         """Gram matrices of what each layer takes in or gives out: see `fl.quantities.representation_kernels`."""
         request = self._audited.request
         return representation_kernels(
-            self.model, self._given(x), x2, of=of, layers=layers, dtype=request.dtype, memory=request.memory
+            self.model, self._given(x), x2=x2, of=of, layers=layers, dtype=request.dtype, memory=request.memory
         )
 
     def _given(self, x: Inputs | None) -> Inputs:

@@ -59,7 +59,7 @@ def test_compare_has_one_quantity_to_a_row_and_says_which(capsys: pytest.Capture
 
 def test_binary_cross_entropy_has_a_row_of_its_own(capsys: pytest.CaptureFixture[str]):
     numbers = {"probe/loss": 0.25, "probe/binary_cross_entropy": 0.5}
-    runs = [fitted("a", "binary-cross-entropy", numbers), fitted("b", "cross-entropy", {"probe/cross_entropy": 0.75})]
+    runs = [fitted("a", "bce", numbers), fitted("b", "cross-entropy", {"probe/cross_entropy": 0.75})]
     assert main(["runs", "compare", *runs]) == 0
     rows = table(capsys.readouterr().out)
     assert rows["probe binary cross-entropy"] == ["0.5", "-"]

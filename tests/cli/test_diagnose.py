@@ -153,7 +153,7 @@ def test_a_network_of_ones_own_is_trained_as_it_is(place: str, monkeypatch: pyte
     run = fl.open_run("a")
     assert run.config["settings"]["subject"] == place
     assert run.config["model"]["class"] == "torch.nn.modules.container.Sequential"
-    assert run.config["loss_convention"] == ("mean-over-outputs" if "mapping" in place else "mean")
+    assert run.config["loss_convention"] == "mse"
     assert (run.config["settings"]["lr"] == 0.125) == ("mapping" in place)
 
 
@@ -206,7 +206,7 @@ X, Y, NET = torch.zeros(4, 3), torch.zeros(4, 2), nn.Linear(3, 2)
         ((NET.forward, (X, Y), "mse"), "expected a torch.nn.Module"),
         ((NET, X, "mse"), r"expected a pair \(x, y\)"),
         ((NET, (X, Y[:3]), "mse"), "4 inputs and targets of shape"),
-        ((NET, (X, Y), "msee"), "loss of here is 'msee'"),
+        ((NET, (X, Y), "msee"), "loss of here: loss='msee'.*did you mean 'mse'"),
         ({"model": NET, "data": (X, Y), "loss": "mse", "optimizer": "sgd"}, "expected a torch.optim.Optimizer"),
     ],
 )
@@ -245,7 +245,7 @@ def test_checkpoints_are_measured_and_nothing_is_trained(capsys: pytest.CaptureF
     run = fl.open_run("a")
     assert [line["step"] for line in run.lines] == [0, 2, 9]
     assert run.config["settings"] == {"subject": "own.py:mapping", "probe": 256, "checkpoints": "saved"}
-    assert run.config["loss_convention"] == "mean-over-outputs"
+    assert run.config["loss_convention"] == "mse"
     assert run.config["test"]["samples"] == 20
     assert run.config["optimizer"] is None
     initial = torch.load("saved/step0.pt")
@@ -347,7 +347,7 @@ def test_the_default_rate_is_stable_at_every_output_scale(loss: str, scale: floa
     task = scaled(built_in_task(settings), settings)
     full = fl.ntk(task.model, task.x, outputs="full", dtype=torch.float64)
     largest = float(torch.linalg.eigvalsh(full.transpose(1, 2).flatten(0, 1).flatten(1))[-1])
-    second_derivative = {"mse": 2.0, "cross-entropy": 1.0}[loss] / task.samples
+    second_derivative = {"mse": 2.0 / 10, "cross-entropy": 1.0}[loss] / task.samples
     product = step_size(task, settings) * largest * second_derivative
     product *= 10 if optimizer == "momentum" else 1  # its steps add up to ten times as much
     assert product == pytest.approx(min(0.5, 2 * scale ** (4 / 3)), rel=1e-4)
@@ -384,7 +384,7 @@ def test_the_default_rate_is_the_safe_rate_of_the_library():
     y, net = x.square(), nn.Linear(3, 3).double()
     for returned in ("mse", nn.MSELoss(), lambda f, t: 5 * (f - t).square().sum()):
         task = checked((net, (x, y), returned), "here")
-        expected = fl.steer.safe_lr(net, x, returned, None if returned == "mse" else y)
+        expected = fl.steer.safe_lr(net, x, None if returned == "mse" else y, loss=returned)
         assert step_size(task, Settings()) == pytest.approx(expected, rel=1e-6)
         assert step_size(task, Settings(batch=4)) != pytest.approx(expected, rel=1e-3)
 

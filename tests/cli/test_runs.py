@@ -90,7 +90,9 @@ def watched(path: str, rate: float, **settings: object) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     x = torch.randn(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with fl.watch(model, (x, x[:, :1]), path, optimizer=optimizer, loss="mean", budget=None, settings=settings) as run:
+    with fl.watch(
+        model, (x, x[:, :1]), out=path, optimizer=optimizer, loss="mean", budget=None, settings=settings
+    ) as run:
         for _ in range(30):
             optimizer.zero_grad()
             loss = (model(x) - x[:, :1]).square().mean()

@@ -193,7 +193,7 @@ def test_kernels_in_chunks_and_of_two_probes_stay_exact(name: str, memory: str):
     x, x2 = (torch.randn(samples, *shape, dtype=torch.float64) for samples in (21, 13))
     for other in (None, x2):
         expected = dense_ntk(model, x, other, outputs="mean")
-        found = fl.ntk(model, x, other, memory=memory)
+        found = fl.ntk(model, x, x2=other, memory=memory)
         assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
 
 

@@ -1,7 +1,7 @@
 """What every public quantity must pass: it leaves no trace, refuses what it cannot measure, and agrees with a Session.
 
-A quantity is a public name of `featlearn` or `featlearn.quantities` whose first arguments are a model and its inputs.
-A new one is tested without being listed, unless it needs an argument that `ARGUMENTS` does not have.
+A quantity is a public name of `featlearn` whose first arguments are a model and its inputs. A new one is tested without
+being listed, unless it needs an argument that `ARGUMENTS` does not have.
 """
 
 import copy
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from tests.contracts.public_names import public
 
 P, D, C = 9, 5, 3
 X = torch.randn(P, D, generator=torch.Generator().manual_seed(0))
 ARGUMENTS = {
     "y": torch.randn(P, C, generator=torch.Generator().manual_seed(1)),
     "layer": "4",
+    "loss": "sum-half",
     "memory": "1GiB",  # a plan would otherwise say how much memory is free
 }
 USES: dict[str, Callable[[Any], Any]] = {
@@ -39,13 +41,7 @@ def takes_a_model_and_inputs(thing: Any) -> bool:
     return names[:1] == ["model"] and names[1:2] in (["x"], ["data"])
 
 
-def public(name: str) -> Any:
-    """Return the object behind a name of the top level or of `featlearn.quantities`."""
-    return getattr(fl, name) if name in dir(fl) else getattr(fl.quantities, name)
-
-
-NAMES = sorted({*dir(fl), *fl.quantities.__all__})
-QUANTITIES = [name for name in NAMES if takes_a_model_and_inputs(public(name))]
+QUANTITIES = {name: thing for name, thing in public().items() if takes_a_model_and_inputs(thing)}
 METHODS = [name for name in vars(fl.Session) if not name.startswith("_") and callable(getattr(fl.Session, name))]
 quantities = pytest.mark.parametrize("name", QUANTITIES)
 
@@ -64,7 +60,7 @@ def arguments(function: Callable[..., Any], *given: str) -> dict[str, Any]:
 
 
 def measured(name: str, model: Any, x: Any) -> Any:
-    thing = public(name)
+    thing = QUANTITIES.get(name) or QUANTITIES[f"quantities.{name}"]
     result = thing(model, x, **arguments(thing, "model", "x", "data"))
     return USES[name](result) if inspect.isclass(thing) else result
 
@@ -134,7 +130,7 @@ def same(one: Any, other: Any, rounding: float = 0.0) -> bool:
 
 
 def test_quantities_are_collected():
-    assert {"ntk", "plan", "ntk_diagonal", "neural_features", "estimate_alignment", "NTKOperator"} <= set(QUANTITIES)
+    assert {"ntk", "plan", "quantities.ntk_diagonal", "estimate_alignment", "NTKOperator"} <= set(QUANTITIES)
     assert not {"watch", "diagnose", "Directions", "FeatlearnError"} & set(QUANTITIES)
 
 

@@ -13,6 +13,7 @@ import torch
 
 import featlearn as fl
 from featlearn.ops import registry
+from featlearn.planning.plan import Plan
 from tests.references.jacobian import dense_ntk
 from tests.zoo.awkward import CASES
 from tests.zoo.case import Case, default_dtype
@@ -42,7 +43,7 @@ def readings() -> Mapping[str, tuple[tuple[Case, str], ...]]:
 
 
 @cache
-def plan(case: Case) -> fl.Plan:
+def plan(case: Case) -> Plan:
     with default_dtype(torch.float64):
         model, x, _, readout = case.build()
         return fl.plan(model, x, readout=readout)
@@ -52,7 +53,7 @@ def without_a_case(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in readings()]
 
 
-def wrong(plans: Iterable[fl.Plan]) -> list[str]:
+def wrong(plans: Iterable[Plan]) -> list[str]:
     """Rules that fail, or that an audit found to disagree with autograd: the fallback hides them from every number."""
     reasons = {reason for each in plans for reason in each.fallbacks.values()}
     return sorted(reason for reason in reasons if "disagree" in reason or " fail" in reason)
@@ -81,7 +82,7 @@ def test_a_rule_is_exact(name: str):
     for case, parameters in smallest[:2]:
         with default_dtype(torch.float64):
             model, x, x2, readout = case.build()
-            kernels = fl.ntk(model, x, x2, outputs="each", by="parameter", readout=readout)
+            kernels = fl.ntk(model, x, x2=x2, outputs="each", by="parameter", readout=readout)
             expected = dense_ntk(model, x, x2, outputs="each", by="parameter", readout=readout)
         scale = max(float(kernel.abs().max()) for kernel in expected.values())
         for parameter in parameters:

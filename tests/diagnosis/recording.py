@@ -165,7 +165,7 @@ class _Recorder:
         with torch.no_grad():
             g = self.model(x).reshape(y.shape)
         if ends:
-            cross = fl.ntk(self.model, x, self.x, outputs="full")
+            cross = fl.ntk(self.model, x, x2=self.x, outputs="full")
             mixed = {"cross_full": cross.float().numpy()} if self.full else {}
             means = cross.diagonal(dim1=2, dim2=3).mean(-1).float().numpy()
             self.writer.array("test", step, cross=means, f=g.numpy(), y=y.numpy(), **mixed)

@@ -170,7 +170,13 @@ def test_in_a_watched_run_the_readout_is_known_and_qkv_is_measured(tmp_path: Pat
     model, x, y = Attention(), torch.randn(12, 4, 6), torch.randn(12, outputs)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     with fl.watch(
-        model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, every=10, quantities=["weights", "features"]
+        model,
+        (x, y),
+        out=tmp_path / "run",
+        optimizer=optimizer,
+        budget=None,
+        every=10,
+        quantities=["weights", "features"],
     ) as watch:
         for _ in range(20):
             optimizer.zero_grad()

@@ -80,7 +80,7 @@ def test_a_lazy_network_of_several_outputs_that_was_watched_needs_the_terms_betw
     with fl.watch(
         model,
         (x, y),
-        tmp_path / "run",
+        out=tmp_path / "run",
         test=test,
         optimizer=optimizer,
         loss="mean",

@@ -55,7 +55,7 @@ def watched(
     with fl.watch(
         model,
         (x[:half], y[:half]),
-        path,
+        out=path,
         test=(x[half:], y[half:]),
         optimizer=optimizer,
         budget=None,

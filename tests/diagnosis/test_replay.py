@@ -55,7 +55,7 @@ def test_the_first_kernel_is_followed_as_by_kernel_descent(kind: LossKind):
         (CROSS_ENTROPY, lambda f, y: -sum(y * numpy.log(numpy.exp(f) / numpy.exp(f).sum()))),
         (BINARY, lambda f, y: numpy.mean(y * numpy.log1p(numpy.exp(-f)) + (1 - y) * numpy.log1p(numpy.exp(f)))),
     ],
-    ids=["mse", "cross-entropy", "binary-cross-entropy"],
+    ids=["mse", "cross-entropy", "bce"],
 )
 def test_each_loss_is_its_definition_and_falls_along_what_its_predictions_miss(kind: LossKind, written_out):
     """The loss by hand in numpy; its gradient by the outputs is in proportion to predictions - y."""

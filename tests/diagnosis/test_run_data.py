@@ -47,12 +47,12 @@ def test_the_loss_is_the_one_that_goes_in_proportion_to_what_was_passed(tmp_path
 
 def test_what_was_declared_comes_first_and_without_any_the_one_that_fell_furthest(tmp_path: Path):
     lines = {step: {f"probe/{one.scalar}": loss(step) for one, loss in LOSSES.items()} for step in range(20)}
-    assert RunData(scalars(tmp_path / "told", lines, loss_convention="binary-cross-entropy")).loss_kind is BINARY
+    assert RunData(scalars(tmp_path / "told", lines, loss_convention="bce")).loss_kind is BINARY
     assert RunData(scalars(tmp_path / "mean", lines, loss_convention="mean-half")).loss_kind is SQUARE
     assert RunData(scalars(tmp_path / "none", lines)).loss_kind is SQUARE  # 0.05 of the first, against 0.12 and 0.46
 
 
-@pytest.mark.parametrize("declared", [None, "binary-cross-entropy"])
+@pytest.mark.parametrize("declared", [None, "bce"])
 def test_multi_label_training_is_found_to_be_binary_cross_entropy(tmp_path: Path, declared: str | None):
     """Trained and watched, and the loss by hand with numpy."""
     torch.manual_seed(0)
@@ -60,7 +60,13 @@ def test_multi_label_training_is_found_to_be_binary_cross_entropy(tmp_path: Path
     model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     with fl.watch(
-        model, (x, y), tmp_path / "run", optimizer=optimizer, loss=declared, budget=None, quantities=["kernel", "gap"]
+        model,
+        (x, y),
+        out=tmp_path / "run",
+        optimizer=optimizer,
+        loss=declared,
+        budget=None,
+        quantities=["kernel", "gap"],
     ) as watch:
         for _ in range(40):
             optimizer.zero_grad()

@@ -140,7 +140,7 @@ def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
     model = nn.Sequential(nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.1 if loss == "mean" else 0.3, momentum=0.5)
     with fl.watch(
-        model, (x, labels), tmp_path / "run", test=test, optimizer=optimizer, loss=loss, budget=None
+        model, (x, labels), out=tmp_path / "run", test=test, optimizer=optimizer, loss=loss, budget=None
     ) as watch:
         for _ in range(120):
             optimizer.zero_grad()
@@ -318,7 +318,9 @@ def test_what_makes_numbers_less_sure_is_said(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    with fl.watch(model, (x, y), tmp_path / "run", optimizer=optimizer, budget=None, quantities=["kernel"]) as watch:
+    with fl.watch(
+        model, (x, y), out=tmp_path / "run", optimizer=optimizer, budget=None, quantities=["kernel"]
+    ) as watch:
         for _ in range(5):
             optimizer.zero_grad()
             (model(x) - y).square().mean().backward()

@@ -86,7 +86,7 @@ def other_arguments_and_samples_are_refused(rank: int, size: int) -> None:
         (lambda: ntk(model, x, outputs="sum" if odd else "mean", group="world"), "outputs is sum on rank 1 and mean"),
         (lambda: ntk(model, x[:5] if odd else x, group="world"), "shape (5, 5) on rank 1"),
         (lambda: ntk(model, x + odd, group="world"), "argument x of rank 1 differs"),
-        (lambda: ntk(model, x, x[:2] + odd, group="world"), "argument x2 of rank 1 differs"),
+        (lambda: ntk(model, x, x2=x[:2] + odd, group="world"), "argument x2 of rank 1 differs"),
         (lambda: ntk(model, x, by="layer" if odd else "network", group="world"), "by is layer on rank 1"),
         (lambda: ntk(model, x, parameters="0.*" if odd else None, group="world"), "parameters is 0.* on rank 1"),
         (

@@ -109,9 +109,9 @@ def parts_cross_kernels_optimizers_and_verification(rank: int, size: int) -> Non
                 {"parameters": "*weight*", "verify": True, "outputs": "full"},
             ):
                 for second in (None, x2)[1 if options.get("by") == "layer" else 0 :]:
-                    expected = ntk(model, x, second, **options)
+                    expected = ntk(model, x, x2=second, **options)
                     with exchanged_by(kind):
-                        assert_divided(ntk(model, x, second, group="world", **options), expected, size)
+                        assert_divided(ntk(model, x, x2=second, group="world", **options), expected, size)
 
 
 @on_ranks(2, 4)
@@ -121,9 +121,9 @@ def any_number_of_samples(rank: int, size: int) -> None:
         x, x2 = inputs(samples, 5), inputs(4, 5, seed=3)
         for kind in ("ring", "slices"):
             with exchanged_by(kind):
-                found, crossed = (ntk(model, x, second, outputs="sum", group="world") for second in (None, x2))
+                found, crossed = (ntk(model, x, x2=second, outputs="sum", group="world") for second in (None, x2))
             assert_divided(found, ntk(model, x, outputs="sum"), size)
-            assert_divided(crossed, ntk(model, x, x2, outputs="sum"), size)
+            assert_divided(crossed, ntk(model, x, x2=x2, outputs="sum"), size)
 
 
 @on_ranks(4)
@@ -142,8 +142,8 @@ def weights_in_another_order_that_some_ranks_do_not_use(rank: int, size: int) ->
         for samples, second, memory in ((32, inputs(5, 32, 64, seed=3), None), (32, None, None), (29, None, "4MB")):
             formed.clear()
             with exchanged_by("ring"), same_hardware():
-                found = ntk(model, x[:samples], second, memory=memory, group="world")
-            assert_divided(found, ntk(model, x[:samples], second), size)
+                found = ntk(model, x[:samples], x2=second, memory=memory, group="world")
+            assert_divided(found, ntk(model, x[:samples], x2=second), size)
             assert memory is not None or "heads" in formed
     finally:
         divided_execution.DividedExecution._formed_once = before
@@ -205,8 +205,8 @@ def columns_in_blocks_travel_around_a_ring(rank: int, size: int) -> None:
     with same_hardware():
         for memory in (400_000, 10**8):
             with exchanged_by(None) as sliced:
-                found = ntk(model, x, x2, memory=memory, group="world")
-            assert_divided(found, ntk(model, x, x2), size)
+                found = ntk(model, x, x2=x2, memory=memory, group="world")
+            assert_divided(found, ntk(model, x, x2=x2), size)
             assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
 
 

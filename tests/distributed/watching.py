@@ -183,7 +183,7 @@ class Watched:
     def __init__(self, folder: Path, readout: Callable[[Tensor], Tensor] | None = None) -> None:
         self.model = normalized().eval()
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
-        self.watch = watch(self.model, (inputs(9, 5), inputs(9, 3)), folder, every=1, budget=None, readout=readout)
+        self.watch = watch(self.model, (inputs(9, 5), inputs(9, 3)), out=folder, every=1, budget=None, readout=readout)
 
     def train(self, step: bool = True) -> None:
         self.optimizer.zero_grad()

@@ -337,7 +337,7 @@ def test_rates_are_those_of_a_trainer(loss: str):
     lr = {"sum-half": 0.02, "mean": 0.07, "mean-half": 0.14, "mean-over-outputs": 0.2}[loss]
     given = {
         "K": fl.ntk(model, x, outputs="full"),
-        "K_test": fl.ntk(model, x_test, x, outputs="full"),
+        "K_test": fl.ntk(model, x_test, x2=x, outputs="full"),
         "y": y,
         "f0": model(x).detach(),
         "f0_test": model(x_test).detach(),
@@ -357,7 +357,7 @@ def test_the_rate_of_cross_entropy_is_that_of_a_trainer():
     model = Features(4)
     given = {
         "K": fl.ntk(model, x, outputs="full"),
-        "K_test": fl.ntk(model, x_test, x, outputs="full"),
+        "K_test": fl.ntk(model, x_test, x2=x, outputs="full"),
         "y": F.one_hot(labels, 3).double(),
         "f0": model(x).detach(),
         "f0_test": model(x_test).detach(),
@@ -396,7 +396,7 @@ def test_a_network_leaves_its_kernel_at_second_order(loss: str):
             rate=fl.dynamics.rate(lr, loss, P=6, C=3),
             discrete=True,
             f0=model(x).detach(),
-            K_test=fl.ntk(model, x_test, x, outputs="full"),
+            K_test=fl.ntk(model, x_test, x2=x, outputs="full"),
             f0_test=model(x_test).detach(),
         )
         start = model(x_test).detach()
@@ -415,11 +415,11 @@ def test_kernels_measured_along_a_run_predict_it():
     lr, every, moments = 2e-3, 20, 21
     model = perceptron(12, outputs=1)
     start, start_test = model(x)[:, 0].detach(), model(x_test)[:, 0].detach()
-    kernels, tests = [fl.ntk(model, x)], [fl.ntk(model, x_test, x)]
+    kernels, tests = [fl.ntk(model, x)], [fl.ntk(model, x_test, x2=x)]
     for _ in range(moments - 1):
         trained(model, x, lambda f: LOSSES["sum-half"](f[:, 0], y), lr, every)
         kernels.append(fl.ntk(model, x))
-        tests.append(fl.ntk(model, x_test, x))
+        tests.append(fl.ntk(model, x_test, x2=x))
     last = model(x_test)[:, 0].detach()
     times = torch.arange(moments) * every
     rate = fl.dynamics.rate(lr, "sum-half")
@@ -448,7 +448,7 @@ def test_regression_with_kernels_of_a_network(outputs: str):
     found = fl.dynamics.kernel_regression(
         fl.ntk(model, x, outputs=outputs),
         y,
-        fl.ntk(model, x_test, x, outputs=outputs),
+        fl.ntk(model, x_test, x2=x, outputs=outputs),
         f0=f0,
         f0_test=f0_test,
         ridge=0.1,

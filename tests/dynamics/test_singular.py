@@ -25,7 +25,8 @@ def linear(precision: torch.dtype, samples: int = 60) -> tuple[Tensor, Tensor, T
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3))
     x, x_test = drawn(samples, 5).float(), drawn(7, 5, seed=1).float()
-    K, K_test = (fl.ntk(model, *probe, dtype=precision) for probe in ((x,), (x_test, x)))
+    K = fl.ntk(model, x, dtype=precision)
+    K_test = fl.ntk(model, x_test, x2=x, dtype=precision)
     assert K.dtype == precision
     return K, K_test, drawn(samples, 3, seed=2).float(), x
 

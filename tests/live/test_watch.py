@@ -28,7 +28,7 @@ def trained(out: Path, **options: object) -> tuple[list[float], Watch]:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     x, y = torch.randn(12, 3), torch.randn(12, 1)
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
-    with fl.watch(model, (x, y), out, **options) as watch:
+    with fl.watch(model, (x, y), out=out, **options) as watch:
         for _ in range(20):
             loss = (model(x) - y).square().mean() + 0 * torch.rand(())
             optimizer.zero_grad(), loss.backward(), optimizer.step()

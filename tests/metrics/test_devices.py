@@ -209,7 +209,7 @@ def test_two_probes_from_network_to_prediction():
     def measured(device: str) -> list[Tensor]:
         model = network().to(device)
         x, x_test, y = drawn(7, 4).to(device), drawn(5, 4, seed=1).to(device), drawn(7, 3, seed=2).to(device)
-        K, cross = fl.ntk(model, x, outputs="full"), fl.ntk(model, x_test, x, outputs="full")
+        K, cross = fl.ntk(model, x, outputs="full"), fl.ntk(model, x_test, x2=x, outputs="full")
         common = {"f0": model(x), "f0_test": model(x_test)}
         path = fl.dynamics.kernel_descent(K, y, times=[0.5, 2.0], rate=0.1, K_test=cross, **common)
         assert path.test_outputs is not None

@@ -342,7 +342,7 @@ def test_interference_between_two_probes():
     random = next(cases(1))
     model = network(5, 4, 3)
     x, other = (torch.from_numpy(random.normal(size=(samples, 4))) for samples in (6, 9))
-    found = fl.metrics.interference(fl.ntk(model, other, x, outputs="full"))
+    found = fl.metrics.interference(fl.ntk(model, other, x2=x, outputs="full"))
     K = dense_ntk(model, other, x, outputs="full").numpy()
     squares = np.array([[np.sum(K[:, :, c, d] ** 2) for d in range(3)] for c in range(3)])
     close(found.off_diagonal_share, 1 - np.trace(squares) / squares.sum())

@@ -102,7 +102,7 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     f = model(x).detach()
     features = fl.neural_features(model, x, initial=start.state_dict())
     pairs = fl.layer_alignment(model, x)
-    balances = [fl.quantities.layer_balance(net, x, {"*": 0.5}) for net in (model, start)]
+    balances = [fl.quantities.layer_balance(net, x, rates={"*": 0.5}) for net in (model, start)]
     expected = {
         "lr": 0.5,
         "probe/loss": float((f - y).square().sum(1).mean()),
@@ -196,16 +196,16 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
     assert numpy.allclose(run.array("spectrum", 5)["eigenvalues"], spectrum.eigenvalues, **close)
     assert numpy.allclose(run.array("spectrum", 5)["task_power"], spectrum.task_power, **close)
     unseen = run.array("test", 5)
-    assert numpy.allclose(unseen["cross"], fl.ntk(model, test[0], x), **close)
+    assert numpy.allclose(unseen["cross"], fl.ntk(model, test[0], x2=x), **close)
     assert numpy.allclose(unseen["kernel"], fl.ntk(model, test[0]), **close)
-    assert numpy.allclose(unseen["cross_full"], fl.ntk(model, test[0], x, outputs="full"), **close)
-    assert numpy.allclose(run.array("test", 0)["cross_full"], fl.ntk(network(), test[0], x, outputs="full"), **close)
+    assert numpy.allclose(unseen["cross_full"], fl.ntk(model, test[0], x2=x, outputs="full"), **close)
+    assert numpy.allclose(run.array("test", 0)["cross_full"], fl.ntk(network(), test[0], x2=x, outputs="full"), **close)
     assert unseen["f"].shape == unseen["y"].shape == (7, 3)
     assert numpy.allclose(run.array("optimizer_kernel", 5)["mean"], 0.5 * kernel, **close)
     update = run.array("optimizer_kernel", 5)
-    assert numpy.allclose(update["cross"], 0.5 * fl.ntk(model, test[0], x), **close)
+    assert numpy.allclose(update["cross"], 0.5 * fl.ntk(model, test[0], x2=x), **close)
     assert numpy.allclose(update["full"], 0.5 * fl.ntk(model, x, outputs="full"), **close)
-    assert numpy.allclose(update["cross_full"], 0.5 * fl.ntk(model, test[0], x, outputs="full"), **close)
+    assert numpy.allclose(update["cross_full"], 0.5 * fl.ntk(model, test[0], x2=x, outputs="full"), **close)
 
 
 @pytest.mark.parametrize(("outputs", "every", "found"), [(1, 5, {"mean"}), (3, 5, {"mean", "each"}), (3, 1, None)])
@@ -681,7 +681,7 @@ def test_steps_that_are_no_steps_are_refused_before_anything_is_written(step: An
         ({"quantities": ["optimizer"]}, InputValueError, "no optimizer= was given"),
         ({"quantities": {"test": True}}, InputValueError, "no test= was given"),
         ({"quantities": {"mine": 3}}, InputValueError, "a function of a StepView"),
-        ({"loss": "mse"}, InputValueError, "loss='mse'"),
+        ({"loss": "msee"}, InputValueError, "loss='msee'"),
         ({"optimizer": 0.1}, InputTypeError, "optimizer is float"),
         ({"optimizer": torch.optim.SGD(network().parameters(), 0.1)}, InputValueError, "no parameter of the model"),
         ({"probe": (data()[0].log(), data()[1])}, InputValueError, r"the x of probe, of shape \(9, 5\), has \d+ entr"),
@@ -938,7 +938,7 @@ def test_a_model_whose_last_layer_is_an_embedding_is_watched(tmp_path: Path):
     i, j = torch.arange(11) % 5, torch.arange(11) % 7
     y = torch.randn(11, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    with fl.watch(model, ((i, j), y), tmp_path / "run") as seen:
+    with fl.watch(model, ((i, j), y), out=tmp_path / "run") as seen:
         for _ in range(6):
             optimizer.zero_grad()
             loss = (model(i, j) - y).square().mean()
@@ -959,14 +959,14 @@ def test_too_few_samples_for_an_error_give_no_gap(samples: int, tmp_path: Path, 
     x, y = data()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with fl.watch(model, (x[:samples], y[:samples]), tmp_path / "a", test=(x, y)) as seen:
+    with fl.watch(model, (x[:samples], y[:samples]), out=tmp_path / "a", test=(x, y)) as seen:
         train(model, seen, optimizer, 4)
     assert not any(name.startswith("gap/") for name in seen.run.names)
     assert not messages(recwarn)
     found = fl.diagnose(seen.run)
     assert found.regime == "cannot tell"
     assert "fewer than 3 samples" in found.headline
-    with fl.watch(model, (x, y), tmp_path / "b", test=(x[:samples], y[:samples])) as seen:
+    with fl.watch(model, (x, y), out=tmp_path / "b", test=(x[:samples], y[:samples])) as seen:
         train(model, seen, optimizer, 4)
     assert {"gap/probe", "gap/probe_error"} <= {*seen.run.names}
     assert "gap/test" not in seen.run.names

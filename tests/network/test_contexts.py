@@ -78,7 +78,7 @@ def test_the_kernel_does_not_depend_on_the_mode_it_is_measured_in(context: Calla
     model, x = model_and_probe()
     with context():
         kernel = fl.ntk(model, x, verify=True)
-        cross = fl.ntk(model, x[:4], x[4:], outputs="each", by="parameter", memory="90KB")
+        cross = fl.ntk(model, x[:4], x2=x[4:], outputs="each", by="parameter", memory="90KB")
     assert_same(kernel)
     assert_same(sum(cross.values()).mean(0), expected_kernel()[:4, 4:])
     assert not kernel.requires_grad
@@ -326,7 +326,7 @@ def test_double_is_the_kernel_of_the_model_in_double_and_leaves_the_model_single
     model, (_, x) = make().eval(), model_and_probe(torch.float32)
     model(x)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    kernels = fl.ntk(model, x, x[:3], outputs="full", by="parameter", dtype=torch.float64)
+    kernels = fl.ntk(model, x, x2=x[:3], outputs="full", by="parameter", dtype=torch.float64)
     assert {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert model(x).dtype == torch.float32

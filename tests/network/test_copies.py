@@ -87,7 +87,9 @@ def test_watching_a_model_that_keeps_its_activations_gives_a_gap(tmp_path: Any) 
     model, x = network(KEEP["a list"]), torch.randn(16, 4)
     model(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with fl.watch(model, (x, torch.randn(16, 3)), tmp_path / "run", every=2, budget=None, optimizer=optimizer) as watch:
+    with fl.watch(
+        model, (x, torch.randn(16, 3)), out=tmp_path / "run", every=2, budget=None, optimizer=optimizer
+    ) as watch:
         for _ in range(4):
             loss = model(x).square().mean()
             optimizer.zero_grad()

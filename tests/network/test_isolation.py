@@ -28,7 +28,7 @@ Measure = Callable[[nn.Module, Tensor], object]
 MEASURES: dict[str, Measure] = {
     "the mean kernel": lambda model, x: fl.ntk(model, x),
     "all outputs, verified": lambda model, x: fl.ntk(model, x, outputs="full", by="parameter", verify=True),
-    "a cross kernel": lambda model, x: fl.ntk(model, x[:4], x[4:], outputs="each", by="layer"),
+    "a cross kernel": lambda model, x: fl.ntk(model, x[:4], x2=x[4:], outputs="each", by="layer"),
     "one sample": lambda model, x: fl.ntk(model, x[:1]),
     "in double": lambda model, x: fl.ntk(model, x, dtype=torch.float64),
     "in small blocks": lambda model, x: fl.ntk(model, x, memory="60KB"),
@@ -36,7 +36,7 @@ MEASURES: dict[str, Measure] = {
     "a plan": lambda model, x: str(fl.plan(model, x)),
     "representations": lambda model, x: fl.quantities.representation_kernels(model, x),
     "outputs": lambda model, x: fl.quantities.representation_kernels(
-        model, x[:4], x[4:], of="output", dtype=torch.float64
+        model, x[:4], x2=x[4:], of="output", dtype=torch.float64
     ),
 }
 each_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)

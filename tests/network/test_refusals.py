@@ -40,7 +40,7 @@ def test_the_plan_is_refused(case: Case) -> None:
 def test_a_second_probe_is_refused_as_the_first_is(case: Case) -> None:
     model, x, x2, readout = case.build()
     with pytest.raises(fl.FeatlearnError):
-        fl.ntk(model, x2, x, readout=readout)
+        fl.ntk(model, x2, x2=x, readout=readout)
 
 
 SAYS: dict[str, tuple[type[Exception], tuple[str, ...]]] = {
@@ -106,7 +106,7 @@ def test_an_input_of_batch_size_one_is_shared_by_all_samples() -> None:
     model, x, x2, _ = case.build()
     repeated = x | {"position_ids": x["position_ids"].repeat(5, 1)}
     repeated2 = x2 | {"position_ids": x2["position_ids"].repeat(3, 1)}
-    torch.testing.assert_close(fl.ntk(model, x, x2), fl.ntk(model, repeated, repeated2), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fl.ntk(model, x, x2=x2), fl.ntk(model, repeated, x2=repeated2), rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_that_rewrites_a_weight_is_refused_and_named() -> None:

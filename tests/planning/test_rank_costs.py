@@ -162,5 +162,5 @@ def test_what_is_not_modeled_is_refused():
     with pytest.raises(InputValueError, match="ranks=0, expected a number of devices"):
         fl.plan(model, x, ranks=0)
     with pytest.raises(InputValueError, match="ranks= with sketch= or x2"):
-        fl.plan(model, x, x, ranks=2)
+        fl.plan(model, x, x2=x, ranks=2)
     assert math.isfinite(fl.plan(model, x, ranks=2, device=SLOW).rank_costs.seconds)

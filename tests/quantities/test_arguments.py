@@ -84,17 +84,19 @@ BAD_INPUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_inputs_are_tensors_with_samples_first(measure: Any, make: Callable[[], Any], words: tuple[str, ...]) -> None:
     bad = make()
     assert_refused(lambda: measure(MODEL, bad), *words)
-    assert_refused(lambda: measure(MODEL, X, bad), *words)
+    assert_refused(lambda: measure(MODEL, X, x2=bad), *words)
 
 
 def test_the_second_probe_is_called_x2_in_messages() -> None:
-    assert_refused(lambda: fl.ntk(MODEL, X, X.numpy()), "x2 is numpy.ndarray", "model(*x2)")
-    assert_refused(lambda: fl.ntk(MODEL, X, X.float()), "x2 is torch.float32")
+    assert_refused(lambda: fl.ntk(MODEL, X, x2=X.numpy()), "x2 is numpy.ndarray", "model(*x2)")
+    assert_refused(lambda: fl.ntk(MODEL, X, x2=X.float()), "x2 is torch.float32")
 
 
 def test_both_probes_have_the_same_number_of_outputs() -> None:
     model = nn.Sequential(nn.Conv1d(1, 1, 2), nn.Flatten()).double()
-    assert_refused(lambda: fl.ntk(model, X[:, None], X[:3, None, :3]), "3 outputs on x", "2 on x2", "expected the same")
+    assert_refused(
+        lambda: fl.ntk(model, X[:, None], x2=X[:3, None, :3]), "3 outputs on x", "2 on x2", "expected the same"
+    )
 
 
 @pytest.mark.parametrize("measure", measures("representation_kernels"))
@@ -271,7 +273,7 @@ BAD_READOUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: fl.readouts.correct_logit("y")(X, {"y": torch.tensor([0, 1, 2, 3, -100])}),
         ("'y'", "-100", "expected"),
     ),
-    "a criterion by name": (lambda: fl.readouts.loss("mse", "y"), ("'mse'", "expected a function")),
+    "a misspelled loss": (lambda: fl.readouts.loss("msee", "y"), ("loss='msee'", "did you mean 'mse'")),
     "targets of other length": (
         lambda: fl.readouts.loss(nn.MSELoss(), "y")(X, {"y": X[:3]}),
         ("'y'", "3", "5", "expected"),
@@ -375,7 +377,7 @@ def test_a_wrong_rule_is_found_out_and_not_used(rules: dict[str, Any], rule: Cal
     reasons = fl.plan(doubled(), X).fallbacks
     assert set(reasons) == {"weight"}
     assert "DoubleBackward" in reasons["weight"]
-    kernels = fl.ntk(doubled(), X, X[:3], outputs="full", by="parameter", verify=True)
+    kernels = fl.ntk(doubled(), X, x2=X[:3], outputs="full", by="parameter", verify=True)
     expected = dense_ntk(doubled(), X, X[:3], outputs="full", by="parameter")
     torch.testing.assert_close(kernels, expected, rtol=1e-12, atol=1e-12)
 

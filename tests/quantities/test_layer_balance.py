@@ -71,9 +71,9 @@ class Drift:
         self, model: nn.Module, x: Tensor, y: Tensor, rate: Rates = one, given: Any = None, **how: Any
     ) -> None:
         before = copy.deepcopy(dict(model.named_parameters()))
-        self.first = fl.quantities.layer_balance(model, x, given)
+        self.first = fl.quantities.layer_balance(model, x, rates=given)
         flow(model, x, y, rate, **how)
-        self.last = fl.quantities.layer_balance(model, x, given)
+        self.last = fl.quantities.layer_balance(model, x, rates=given)
         self.moved = min(
             float((weight - before[name]).detach().norm())
             for name, weight in model.named_parameters()
@@ -216,11 +216,11 @@ def test_one_step_of_descent_changes_it_in_second_order():
         optimizer = torch.optim.SGD(
             [{"params": model[0].parameters(), "lr": rate}, {"params": model[2].parameters(), "lr": 3 * rate}]
         )
-        before = fl.quantities.layer_balance(model, x, optimizer)["0", "2"].value * rate
+        before = fl.quantities.layer_balance(model, x, rates=optimizer)["0", "2"].value * rate
         loss(model(x), y).backward()
         optimizer.step()
         changes.append(
-            float((fl.quantities.layer_balance(model, x, optimizer)["0", "2"].value * rate - before).abs().max())
+            float((fl.quantities.layer_balance(model, x, rates=optimizer)["0", "2"].value * rate - before).abs().max())
         )
     assert changes[0] / changes[1] == pytest.approx(4.0, rel=1e-6)
 
@@ -379,7 +379,7 @@ def test_biases_with_rates_of_their_own():
 def test_optimizers_that_are_no_gradient_flow(kind: Any):
     model = nn.Sequential(linear(4, 5), nn.ReLU(), linear(5, 2))
     try:
-        found = fl.quantities.layer_balance(model, torch.randn(5, 4), kind(model.parameters(), lr=0.1))
+        found = fl.quantities.layer_balance(model, torch.randn(5, 4), rates=kind(model.parameters(), lr=0.1))
     except fl.FeatlearnError:
         return
     assert not any(balance.conserved for balance in found.values())
@@ -394,48 +394,48 @@ def test_values_by_hand():
     model, x = nn.Sequential(linear(4, 3), linear(3, 2)), torch.randn(5, 4)
     W, b, U = (part.detach() for part in (model[0].weight, model[0].bias, model[1].weight))
     expected = (W @ W.T + torch.outer(b, b)) / 0.5 - U.T @ U / 3
-    found = fl.quantities.layer_balance(model, x, {"0": 0.5, "1": 3.0})["0", "1"].value
+    found = fl.quantities.layer_balance(model, x, rates={"0": 0.5, "1": 3.0})["0", "1"].value
     assert found.dtype == torch.float64
     assert float((found - expected).abs().max()) < 1e-14
     rectified = nn.Sequential(model[0], nn.ReLU(), model[1])
-    found = fl.quantities.layer_balance(rectified, x, {"0": 0.5, "2": 3.0})["0", "2"].value
+    found = fl.quantities.layer_balance(rectified, x, rates={"0": 0.5, "2": 3.0})["0", "2"].value
     assert float((found - expected.diagonal()).abs().max()) < 1e-14
 
 
 def test_rates_by_globs_and_by_optimizer():
     model, x = nn.Sequential(linear(4, 3), nn.ReLU(), linear(3, 2)), torch.randn(5, 4)
-    expected = fl.quantities.layer_balance(model, x, {"0": 0.5, "2": 3.0})["0", "2"].value
+    expected = fl.quantities.layer_balance(model, x, rates={"0": 0.5, "2": 3.0})["0", "2"].value
     optimizer = torch.optim.SGD(
         [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters(), "lr": 3.0}]
     )
-    assert torch.equal(fl.quantities.layer_balance(model, x, optimizer)["0", "2"].value, expected)
-    assert torch.equal(fl.quantities.layer_balance(model, x, {"0": 0.5, "*": 3.0})["0", "2"].value, expected)
-    assert torch.equal(fl.quantities.layer_balance(model, x, {"[0]": 0.5, "*": 3.0})["0", "2"].value, expected)
-    double = fl.quantities.layer_balance(model.float(), x.float(), optimizer, dtype=torch.float64)["0", "2"].value
+    assert torch.equal(fl.quantities.layer_balance(model, x, rates=optimizer)["0", "2"].value, expected)
+    assert torch.equal(fl.quantities.layer_balance(model, x, rates={"0": 0.5, "*": 3.0})["0", "2"].value, expected)
+    assert torch.equal(fl.quantities.layer_balance(model, x, rates={"[0]": 0.5, "*": 3.0})["0", "2"].value, expected)
+    double = fl.quantities.layer_balance(model.float(), x.float(), rates=optimizer, dtype=torch.float64)["0", "2"].value
     assert float((double - expected).abs().max()) < 1e-6
     plain = fl.quantities.layer_balance(model, x.float())["0", "2"].value
-    assert torch.equal(plain, fl.quantities.layer_balance(model, x.float(), {"*": 1.0})["0", "2"].value)
+    assert torch.equal(plain, fl.quantities.layer_balance(model, x.float(), rates={"*": 1.0})["0", "2"].value)
 
 
 def test_wrong_rates_are_refused():
     model, x = nn.Sequential(linear(4, 3), nn.ReLU(), linear(3, 2)), torch.randn(5, 4)
     with pytest.raises(InputValueError, match="rates have no entry for '2', expected one for every layer; add"):
-        fl.quantities.layer_balance(model, x, {"0": 0.5})
+        fl.quantities.layer_balance(model, x, rates={"0": 0.5})
     for rate in (0.0, -1.0, math.nan):
         with pytest.raises(InputValueError, match=r"the learning rate of '0' is .*, expected one above zero"):
-            fl.quantities.layer_balance(model, x, {"*": rate})
+            fl.quantities.layer_balance(model, x, rates={"*": rate})
     with pytest.raises(InputTypeError, match="rates is float, expected a mapping of layer names or an optimizer"):
-        fl.quantities.layer_balance(model, x, 0.1)  # type: ignore[arg-type]
+        fl.quantities.layer_balance(model, x, rates=0.1)  # type: ignore[arg-type]
     other = torch.optim.SGD(linear(3, 3).parameters(), lr=0.1)
     with pytest.raises(InputValueError, match="the learning rate of '0' is 0"):
-        fl.quantities.layer_balance(model, x, other)
+        fl.quantities.layer_balance(model, x, rates=other)
 
 
 @pytest.mark.parametrize("rates", [{"frist": 0.5, "*": 1.0}, {}])
 def test_rates_of_layers_that_do_not_exist_are_refused(rates: dict[str, float]):
     model = nn.Sequential(linear(4, 3), nn.ReLU(), linear(3, 2))
     with pytest.raises(InputValueError):
-        fl.quantities.layer_balance(model, torch.randn(5, 4), rates)
+        fl.quantities.layer_balance(model, torch.randn(5, 4), rates=rates)
 
 
 def test_channels_that_cannot_be_matched_have_no_value():
@@ -451,7 +451,7 @@ def test_measuring_changes_nothing():
     x, random = torch.randn(9, 4), torch.get_rng_state()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = copy.deepcopy(model.state_dict())
-    fl.quantities.layer_balance(model, x, optimizer)
+    fl.quantities.layer_balance(model, x, rates=optimizer)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(part.training for part in model.modules())
     assert all(weight.grad is None for weight in model.parameters())

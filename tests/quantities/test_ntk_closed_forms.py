@@ -16,8 +16,8 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 def test_a_linear_layer_has_the_input_gram():
     x, x2 = gaussian(5, 3), gaussian(4, 3, seed=1)
     model = nn.Linear(3, 2).double()
-    torch.testing.assert_close(fl.ntk(model, x, x2, by="parameter")["weight"], x @ x2.T)
-    torch.testing.assert_close(fl.ntk(model, x, x2), x @ x2.T + 1)
+    torch.testing.assert_close(fl.ntk(model, x, x2=x2, by="parameter")["weight"], x @ x2.T)
+    torch.testing.assert_close(fl.ntk(model, x, x2=x2), x @ x2.T + 1)
 
 
 class DeepLinear(nn.Module):
@@ -48,7 +48,7 @@ def test_a_deep_linear_network_has_a_sum_over_layers():
             below = weight @ below
         gram = (x @ below.T) @ (x2 @ below.T).T
         expected[f"layers.{depth}"] = torch.einsum("pq,cd->pqcd", gram, above @ above.T)
-    kernels = fl.ntk(model, x, x2, outputs="full", by="layer")
+    kernels = fl.ntk(model, x, x2=x2, outputs="full", by="layer")
     assert list(kernels) == list(expected)
     for name, kernel in expected.items():
         torch.testing.assert_close(kernels[name], kernel)
@@ -64,7 +64,7 @@ def test_a_balanced_deep_linear_network():
         layer.weight.data = u * torch.outer(directions[i + 1], directions[i])
     r = directions[0]
     inside = (depth - 1) * torch.outer(r, r) + torch.eye(3, dtype=torch.float64)
-    torch.testing.assert_close(fl.ntk(model, x, x2), u ** (2 * depth - 2) * x @ inside @ x2.T)
+    torch.testing.assert_close(fl.ntk(model, x, x2=x2), u ** (2 * depth - 2) * x @ inside @ x2.T)
 
 
 def test_a_two_layer_relu_network():
@@ -76,7 +76,7 @@ def test_a_two_layer_relu_network():
     a = readout.weight.detach()[0]
     readout_part = h.relu() @ h2.relu().T
     hidden_part = ((h > 0) * a) @ ((h2 > 0) * a).T * (x @ x2.T)
-    kernels = fl.ntk(model, x, x2, by="layer")
+    kernels = fl.ntk(model, x, x2=x2, by="layer")
     torch.testing.assert_close(kernels["2"], readout_part)
     torch.testing.assert_close(kernels["0"], hidden_part)
 
@@ -94,7 +94,7 @@ def test_an_embedding_counts_common_tokens():
     ids, ids2 = torch.tensor([[0, 1, 1], [2, 2, 2], [1, 0, 3]]), torch.tensor([[1, 1, 1], [4, 2, 0]])
     model = nn.Embedding(5, 6).double()
     counts, counts2 = (nn.functional.one_hot(part, 5).sum(1).double() for part in (ids, ids2))
-    kernel = fl.ntk(model, ids, ids2, readout=lambda out: out.sum((1, 2)))
+    kernel = fl.ntk(model, ids, x2=ids2, readout=lambda out: out.sum((1, 2)))
     torch.testing.assert_close(kernel, 6 * counts @ counts2.T)
 
 

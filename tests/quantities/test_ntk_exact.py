@@ -67,10 +67,10 @@ def test_every_mode_equals_the_dense_jacobian(measured: Measured):
         scale, classes = full.abs().max(), full.shape[-1]
 
         assert_close(fl.ntk(model, x, outputs="full", readout=readout), full, scale, case.tolerance)
-        assert_close(fl.ntk(model, x, x2, outputs="full", readout=readout), cross, scale, case.tolerance)
+        assert_close(fl.ntk(model, x, x2=x2, outputs="full", readout=readout), cross, scale, case.tolerance)
         each = torch.einsum("pqcc->cpq", cross)
-        assert_close(fl.ntk(model, x, x2, outputs="each", readout=readout), each, scale, case.tolerance)
-        assert_close(fl.ntk(model, x, x2, outputs=classes - 1, readout=readout), each[-1], scale, case.tolerance)
+        assert_close(fl.ntk(model, x, x2=x2, outputs="each", readout=readout), each, scale, case.tolerance)
+        assert_close(fl.ntk(model, x, x2=x2, outputs=classes - 1, readout=readout), each[-1], scale, case.tolerance)
         mean = torch.einsum("pqcc->pq", full) / classes
         assert_close(fl.ntk(model, x, readout=readout, verify=True), mean, scale, case.tolerance)
 
@@ -105,7 +105,7 @@ def test_a_small_budget_gives_the_same_kernel(measured: Measured):
         for outputs, reference in (("full", full), ("each", torch.einsum("pqcc->cpq", full))):
             kernel = fl.ntk(model, x, outputs=outputs, readout=readout, memory=budget)
             assert_close(kernel, reference, full.abs().max(), case.tolerance)
-        kernel = fl.ntk(model, x, x2, outputs="sum", readout=readout, memory=budget)
+        kernel = fl.ntk(model, x, x2=x2, outputs="sum", readout=readout, memory=budget)
         assert_close(kernel, torch.einsum("pqcc->pq", cross), full.abs().max(), case.tolerance)
 
 
@@ -114,7 +114,7 @@ def smallest_budget(model: torch.nn.Module, x: Any, x2: Any, readout: Any) -> in
     for exponent in range(8, 40):
         try:
             for other, outputs in ((None, "full"), (None, "each"), (x2, "sum")):
-                fl.plan(model, x, other, outputs=outputs, readout=readout, memory=2**exponent)
+                fl.plan(model, x, x2=other, outputs=outputs, readout=readout, memory=2**exponent)
         except fl.FeatlearnError:
             continue
         return 2**exponent

@@ -51,9 +51,9 @@ def test_the_kernel_is_symmetric_and_positive(built: tuple[nn.Module, Tensor, Te
 @given(networks())
 def test_layers_and_parameters_add_up(built: tuple[nn.Module, Tensor, Tensor]):
     model, x, x2 = built
-    whole = fl.ntk(model, x, x2, outputs="each")
+    whole = fl.ntk(model, x, x2=x2, outputs="each")
     for by in ("layer", "parameter"):
-        assert_close(torch.stack([*fl.ntk(model, x, x2, outputs="each", by=by).values()]).sum(0), whole)
+        assert_close(torch.stack([*fl.ntk(model, x, x2=x2, outputs="each", by=by).values()]).sum(0), whole)
 
 
 @QUICK
@@ -61,8 +61,8 @@ def test_layers_and_parameters_add_up(built: tuple[nn.Module, Tensor, Tensor]):
 def test_a_cross_kernel_is_a_block_of_the_joint_one(built: tuple[nn.Module, Tensor, Tensor]):
     model, x, x2 = built
     joint = fl.ntk(model, torch.cat([x, x2]), outputs="full")
-    assert_close(fl.ntk(model, x, x2, outputs="full"), joint[: len(x), len(x) :])
-    assert_close(fl.ntk(model, x2, x, outputs="full"), joint[len(x) :, : len(x)])
+    assert_close(fl.ntk(model, x, x2=x2, outputs="full"), joint[: len(x), len(x) :])
+    assert_close(fl.ntk(model, x2, x2=x, outputs="full"), joint[len(x) :, : len(x)])
 
 
 @QUICK
@@ -71,27 +71,27 @@ def test_permuted_samples_permute_the_kernel(built: tuple[nn.Module, Tensor, Ten
     model, x, x2 = built
     order = list(range(len(x)))
     random.shuffle(order)
-    assert_close(fl.ntk(model, x[order], x2), fl.ntk(model, x, x2)[order])
+    assert_close(fl.ntk(model, x[order], x2=x2), fl.ntk(model, x, x2=x2)[order])
 
 
 @QUICK
 @given(networks(), st.floats(0.1, 10.0))
 def test_a_scaled_output_scales_the_kernel_by_the_square(built: tuple[nn.Module, Tensor, Tensor], scale: float):
     model, x, x2 = built
-    assert_close(fl.ntk(model, x, x2, readout=lambda out: scale * out), scale**2 * fl.ntk(model, x, x2))
+    assert_close(fl.ntk(model, x, x2=x2, readout=lambda out: scale * out), scale**2 * fl.ntk(model, x, x2=x2))
 
 
 @QUICK
 @given(networks())
 def test_output_modes_agree(built: tuple[nn.Module, Tensor, Tensor]):
     model, x, x2 = built
-    full = fl.ntk(model, x, x2, outputs="full")
+    full = fl.ntk(model, x, x2=x2, outputs="full")
     classes = full.shape[-1]
     each = torch.einsum("pqcc->cpq", full)
-    assert_close(fl.ntk(model, x, x2, outputs="each"), each)
-    assert_close(fl.ntk(model, x, x2, outputs="sum"), each.sum(0))
-    assert_close(fl.ntk(model, x, x2, outputs="mean"), each.mean(0))
-    assert_close(fl.ntk(model, x, x2, outputs=classes - 1), each[-1])
+    assert_close(fl.ntk(model, x, x2=x2, outputs="each"), each)
+    assert_close(fl.ntk(model, x, x2=x2, outputs="sum"), each.sum(0))
+    assert_close(fl.ntk(model, x, x2=x2, outputs="mean"), each.mean(0))
+    assert_close(fl.ntk(model, x, x2=x2, outputs=classes - 1), each[-1])
 
 
 @QUICK

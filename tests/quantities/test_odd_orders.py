@@ -91,7 +91,7 @@ def assert_every_mode(case: Case) -> None:
     for outputs in ("each", "full"):
         kernel = fl.ntk(model, x, outputs=outputs, readout=readout)
         assert_close(kernel, reference_of(case, outputs), scale, case.tolerance)
-    cross = fl.ntk(model, x, x2, outputs="full", readout=readout)
+    cross = fl.ntk(model, x, x2=x2, outputs="full", readout=readout)
     assert_close(cross, reference_of(case, "full", second=True), scale, case.tolerance)
 
 

@@ -196,7 +196,7 @@ def test_ten_thousand_samples_of_a_scalar_network_fit_into_4_gib():
 def test_forward_passes_are_counted_right(memory: str, second: bool):
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2))
     x, x2 = torch.randn(40, 6), (torch.randn(30, 6) if second else None)
-    plan = fl.plan(model, x, x2, memory=memory)
+    plan = fl.plan(model, x, x2=x2, memory=memory)
     chunks = []
     original = Measurement.chunk
 
@@ -206,7 +206,7 @@ def test_forward_passes_are_counted_right(memory: str, second: bool):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Measurement, "chunk", counted)
-        fl.ntk(model, x, x2, memory=memory)
+        fl.ntk(model, x, x2=x2, memory=memory)
     assert plan.passes == len(chunks)
 
 

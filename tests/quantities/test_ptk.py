@@ -48,9 +48,9 @@ def test_every_mode_of_a_plain_layer(layer: str):
     model, x, x2 = mlp(), torch.randn(6, 4), torch.randn(5, 4)
     first, second = own_rows(model, x, layer)[:, :, 0], own_rows(model, x2, layer)[:, :, 0]
     full = torch.einsum("pck,qdk->pqcd", first, second)
-    assert_equal(fl.quantities.ptk(model, x, x2, layer=layer, outputs="full"), full)
-    assert_equal(fl.quantities.ptk(model, x, x2, layer=layer), torch.einsum("pqcc->pq", full))
-    assert_equal(fl.quantities.ptk(model, x, x2, layer=layer, outputs=2), full[..., 2, 2])
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer=layer, outputs="full"), full)
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer=layer), torch.einsum("pqcc->pq", full))
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer=layer, outputs=2), full[..., 2, 2])
     assert_equal(fl.quantities.ptk(model, x, layer=layer), torch.einsum("pck,qck->pq", first, first))
     assert_equal(
         fl.quantities.ptk(model, x, layer=layer, positions=True),
@@ -62,15 +62,17 @@ def test_positions():
     model, x, x2 = tokens(), torch.randn(6, 3, 4), torch.randn(5, 3, 4)
     first, second = own_rows(model, x, "first"), own_rows(model, x2, "first")
     assert_equal(
-        fl.quantities.ptk(model, x, x2, layer="first", positions=True), torch.einsum("pctk,qcsk->ptqs", first, second)
+        fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True),
+        torch.einsum("pctk,qcsk->ptqs", first, second),
     )
-    assert_equal(fl.quantities.ptk(model, x, x2, layer="first"), torch.einsum("pctk,qctk->pq", first, second))
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer="first"), torch.einsum("pctk,qctk->pq", first, second))
     full = torch.einsum("pctk,qdsk->ptqscd", first, second)
-    assert_equal(fl.quantities.ptk(model, x, x2, layer="first", positions=True, outputs="full"), full)
-    assert_equal(fl.quantities.ptk(model, x, x2, layer="first", positions=True, outputs=1), full[..., 1, 1])
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True, outputs="full"), full)
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True, outputs=1), full[..., 1, 1])
     longer = own_rows(model, x2 := torch.randn(5, 7, 4), "first")
     assert_equal(
-        fl.quantities.ptk(model, x, x2, layer="first", positions=True), torch.einsum("pctk,qcsk->ptqs", first, longer)
+        fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True),
+        torch.einsum("pctk,qcsk->ptqs", first, longer),
     )
 
 
@@ -80,26 +82,26 @@ def test_with_one_position_the_tangent_kernel_is_the_product_of_ptk_and_inputs(l
     first, second = x, x2
     if layer == "2":
         first, second = model[1](model[0](x)).detach(), model[1](model[0](x2)).detach()
-    kernel = fl.quantities.ptk(model, x, x2, layer=layer) * (first @ second.T)
-    assert_equal(kernel, fl.ntk(model, x, x2, outputs="sum", by="parameter")[f"{layer}.weight"])
+    kernel = fl.quantities.ptk(model, x, x2=x2, layer=layer) * (first @ second.T)
+    assert_equal(kernel, fl.ntk(model, x, x2=x2, outputs="sum", by="parameter")[f"{layer}.weight"])
     assert_equal(kernel, dense_ntk(model, x, x2, outputs="sum", by="parameter")[f"{layer}.weight"])
-    full = fl.quantities.ptk(model, x, x2, layer=layer, outputs="full") * (first @ second.T)[..., None, None]
+    full = fl.quantities.ptk(model, x, x2=x2, layer=layer, outputs="full") * (first @ second.T)[..., None, None]
     assert_equal(full, dense_ntk(model, x, x2, outputs="full", by="parameter")[f"{layer}.weight"])
 
 
 def test_with_several_positions_it_is_the_double_sum_and_not_that_over_equal_positions():
     model, x, x2 = tokens(), torch.randn(6, 3, 4), torch.randn(5, 7, 4)
-    kernel = fl.quantities.ptk(model, x, x2, layer="first", positions=True)
+    kernel = fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True)
     expected = dense_ntk(model, x, x2, outputs="sum", by="parameter")["first.weight"]
     assert_equal(torch.einsum("ptqs,ptd,qsd->pq", kernel, x, x2), expected)
-    assert_equal(fl.ntk(model, x, x2, outputs="sum", by="parameter")["first.weight"], expected)
+    assert_equal(fl.ntk(model, x, x2=x2, outputs="sum", by="parameter")["first.weight"], expected)
     x2 = torch.randn(6, 3, 4)
     expected = dense_ntk(model, x, x2, outputs="sum", by="parameter")["first.weight"]
-    kernel = fl.quantities.ptk(model, x, x2, layer="first", positions=True)
+    kernel = fl.quantities.ptk(model, x, x2=x2, layer="first", positions=True)
     assert_equal(torch.einsum("ptqs,ptd,qsd->pq", kernel, x, x2), expected)
     same = torch.einsum("ptqt,ptd,qtd->pq", kernel, x, x2)
     assert float((same - expected).norm()) > 0.1 * float(expected.norm())
-    factorized = fl.quantities.ptk(model, x, x2, layer="first") * torch.einsum("ptd,qtd->pq", x, x2)
+    factorized = fl.quantities.ptk(model, x, x2=x2, layer="first") * torch.einsum("ptd,qtd->pq", x, x2)
     assert float((factorized - expected).norm()) > 0.1 * float(expected.norm())
 
 
@@ -107,7 +109,7 @@ def test_a_convolution_with_its_patches():
     model = nn.Sequential(nn.Conv2d(2, 3, 2, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2))
     x, x2 = torch.randn(5, 2, 4, 5), torch.randn(4, 2, 4, 5)
     patches = [nn.functional.unfold(part, 2, padding=1, stride=2).mT for part in (x, x2)]
-    kernel = fl.quantities.ptk(model, x, x2, layer="0", positions=True)
+    kernel = fl.quantities.ptk(model, x, x2=x2, layer="0", positions=True)
     assert kernel.shape == (5, 9, 4, 9)
     expected = dense_ntk(model, x, x2, outputs="sum", by="parameter")["0.weight"]
     assert_equal(torch.einsum("ptqs,ptd,qsd->pq", kernel, *patches), expected)
@@ -148,12 +150,12 @@ def test_the_covariance_and_the_kernel_have_the_same_spectrum():
 
 def test_chunks_and_precision_do_not_matter():
     model, x, x2 = mlp(), torch.randn(30, 4), torch.randn(23, 4)
-    expected = fl.quantities.ptk(model, x, x2, layer="2")
-    assert_equal(fl.quantities.ptk(model, x, x2, layer="2", memory="40KB"), expected, 1e-13)
-    single = fl.quantities.ptk(model.float(), x.float(), x2.float(), layer="2")
+    expected = fl.quantities.ptk(model, x, x2=x2, layer="2")
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer="2", memory="40KB"), expected, 1e-13)
+    single = fl.quantities.ptk(model.float(), x.float(), x2=x2.float(), layer="2")
     assert single.dtype == torch.float32
     assert_equal(single.double(), expected, 1e-5)
-    assert_equal(fl.quantities.ptk(model, x, x2, layer="2", dtype=torch.float64), expected, 1e-5)
+    assert_equal(fl.quantities.ptk(model, x, x2=x2, layer="2", dtype=torch.float64), expected, 1e-5)
 
 
 def test_the_root_is_called_by_its_empty_name():
@@ -182,7 +184,7 @@ def test_wrong_arguments_are_refused():
 
 def test_equal_positions_of_unequal_lengths_are_refused():
     with pytest.raises(fl.FeatlearnError, match="positions"):
-        fl.quantities.ptk(tokens(), torch.randn(6, 3, 4), torch.randn(5, 7, 4), layer="first")
+        fl.quantities.ptk(tokens(), torch.randn(6, 3, 4), x2=torch.randn(5, 7, 4), layer="first")
 
 
 def test_a_kernel_that_does_not_fit_is_refused():

@@ -76,7 +76,7 @@ def test_positions_of_a_convolution_are_summed_over(of: str) -> None:
     layers = [nn.Conv2d(2, 5, 3, stride=2), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 3, 2), nn.Flatten()]
     model = built(lambda: nn.Sequential(*layers, nn.Linear(6, 2)).double())
     x, x2 = data(4, 2, 7, 6), data(3, 2, 7, 6, seed=2)
-    kernels = fl.quantities.representation_kernels(model, x, x2, of=of)
+    kernels = fl.quantities.representation_kernels(model, x, x2=x2, of=of)
     assert list(kernels) == ["0", "1", "3", "5"]
     for name, kernel in kernels.items():
         h, h2 = (recorded(model, each, name, of)[0] for each in (x, x2))
@@ -91,7 +91,7 @@ def test_samples_are_found_where_the_sequence_comes_first(samples: int) -> None:
 
     model = built(lambda: Net(forward, body=nn.GRU(3, 6), head=nn.Linear(6, 2)))
     x, x2 = data(samples, 4, 3), data(3, 4, 3, seed=2)
-    kernels = fl.quantities.representation_kernels(model, x, x2)
+    kernels = fl.quantities.representation_kernels(model, x, x2=x2)
     assert_close(kernels["body"], gram(x, x2))
     assert_close(fl.quantities.representation_kernels(model, x)["body"], gram(x))
     (output, _), *_ = recorded(model, x, "body", "output")
@@ -119,7 +119,7 @@ def test_a_layer_called_twice_counts_both_calls_and_no_cross_terms(of: str) -> N
     pairs = [(a, b) if of == "output" else (a[0][0], b[0][0]) for a, b in zip(first, second, strict=True)]
     assert len(pairs) == 2
     expected = gram(*pairs[0]) + gram(*pairs[1])
-    assert_close(fl.quantities.representation_kernels(model, x, x2, of=of)["body"], expected)
+    assert_close(fl.quantities.representation_kernels(model, x, x2=x2, of=of)["body"], expected)
 
 
 def test_a_value_that_is_written_over_later_is_kept_as_it_was() -> None:
@@ -234,14 +234,17 @@ def test_budgets_that_force_blocks_give_the_same_kernels(budget: int) -> None:
     calls: list[int] = []
     model[0].register_forward_hook(lambda module, args, output: calls.append(len(output)))
     x, x2 = data(11, 4), data(6, 4, seed=2)
-    expected, cross = fl.quantities.representation_kernels(model, x), fl.quantities.representation_kernels(model, x, x2)
+    expected, cross = (
+        fl.quantities.representation_kernels(model, x),
+        fl.quantities.representation_kernels(model, x, x2=x2),
+    )
     assert_close(expected["2"], gram(model[1](model[0](x)).detach()))
     calls.clear()
     kernels = fl.quantities.representation_kernels(model, x, memory=budget)
     assert max(calls[2:]) < 11
     for name, kernel in kernels.items():
         assert_close(kernel, expected[name])
-    for name, kernel in fl.quantities.representation_kernels(model, x, x2, memory=budget).items():
+    for name, kernel in fl.quantities.representation_kernels(model, x, x2=x2, memory=budget).items():
         assert_close(kernel, cross[name])
 
 
@@ -298,5 +301,5 @@ def test_the_same_function_of_parameters_is_not_a_representation_of_samples() ->
 
 def test_the_last_input_kernel_is_the_tangent_kernel_of_a_linear_head() -> None:
     model, x, x2 = mlp(), data(7, 4), data(3, 4, seed=2)
-    head = fl.ntk(model, x, x2, outputs="mean", parameters="3.weight")
-    assert_close(fl.quantities.representation_kernels(model, x, x2)["3"], head)
+    head = fl.ntk(model, x, x2=x2, outputs="mean", parameters="3.weight")
+    assert_close(fl.quantities.representation_kernels(model, x, x2=x2)["3"], head)

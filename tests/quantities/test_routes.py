@@ -75,7 +75,7 @@ def assert_exact(case: tuple[nn.Module, Tensor, Tensor], *options: dict[str, obj
         for other, jacobian in ((None, first), (x2, second)):
             expected = kernel_of(first, jacobian, outputs)
             for chosen in options or ({},):
-                found = fl.ntk(model, x, other, outputs=outputs, **chosen)  # type: ignore[call-overload]
+                found = fl.ntk(model, x, x2=other, outputs=outputs, **chosen)  # type: ignore[call-overload]
                 assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
 
 
@@ -280,4 +280,4 @@ def test_both_sides_of_a_cross_kernel_have_their_entries_in_one_order(lookup: bo
     second = torch.randint(6, (5, 4)) if lookup else torch.randn(5, 1, 4, 6, dtype=torch.float64)
     for x, x2 in ((first, second), (second, first)):
         expected = dense_ntk(model, x, x2)
-        assert float((fl.ntk(model, x, x2) - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+        assert float((fl.ntk(model, x, x2=x2) - expected).abs().max()) <= 1e-12 * float(expected.abs().max())

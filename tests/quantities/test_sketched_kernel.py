@@ -142,7 +142,7 @@ def test_cross_kernels_layers_and_parameters(name):
     model, x = built(name)
     sketch = Sketch(128, 60)
     x2 = x[[3, 1, 4]]
-    found = fl.ntk(model, x, x2, sketch=sketch)
+    found = fl.ntk(model, x, x2=x2, sketch=sketch)
     assert found.value.shape == found.stderr.shape == (len(x), 3)
     whole = fl.ntk(model, x, sketch=sketch)
     # the same samples have the same sketches
@@ -292,7 +292,7 @@ def test_the_plan_says_what_is_run(monkeypatch):
     fl.ntk(model, x, sketch=sketch)
     handle.remove()
     assert len(calls) >= planned.passes  # and a few samples that are audited
-    wide = fl.plan(model, x, x[:5], sketch=sketch, by="layer")
+    wide = fl.plan(model, x, x2=x[:5], sketch=sketch, by="layer")
     assert wide.kernels == len(fl.ntk(model, x, by="layer"))
     assert wide.passes == 5
 

@@ -74,8 +74,8 @@ def test_a_wrong_kernel_of_a_bias_is_caught_where_rows_are_equally_long(
         with monkeypatch.context() as patched:
             plant(patched, parameter, slice(None))
             with pytest.raises(VerificationError, match="fails its check"):
-                fl.ntk(model, x, x2, verify=True)
-    fl.ntk(model, x, x2, verify=True)
+                fl.ntk(model, x, x2=x2, verify=True)
+    fl.ntk(model, x, x2=x2, verify=True)
 
 
 def test_one_percent_is_caught_in_blocks_of_a_cross_kernel_of_all_outputs(monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ def watched(path: Path, *, seed: int = 0, gamma: float = 8.0, steps: int = 60) -
     model = fl.steer.scale_output(nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 3)), 1 / gamma)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05 * model.rate_factor)
     with fl.watch(
-        model, (x[:30], y[:30]), path, test=(x[30:], y[30:]), optimizer=optimizer, loss="mean", budget=None
+        model, (x[:30], y[:30]), out=path, test=(x[30:], y[30:]), optimizer=optimizer, loss="mean", budget=None
     ) as watch:
         for _ in range(steps):
             optimizer.zero_grad()

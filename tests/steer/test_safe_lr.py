@@ -28,7 +28,7 @@ def network() -> nn.Sequential:
 
 
 SQUARED = {
-    "mse": lambda f, y: (f - y).square().sum(1).mean(),
+    "mse": nn.MSELoss(),
     "mean": lambda f, y: (f - y).square().sum() / P,
     "mean-half": lambda f, y: (f - y).square().sum() / (2 * P),
     "sum-half": lambda f, y: (f - y).square().sum() / 2,
@@ -61,18 +61,18 @@ def test_of_a_linear_model_it_is_the_closed_form(loss: str):
     """The kernel of W x between outputs is x x^T times the identity: k is the largest eigenvalue of x x^T."""
     x, _ = data()
     model = nn.Linear(D, C, bias=False).double()
-    second = {"mse": 2 / P, "mean": 2 / P, "mean-half": 1 / P, "sum-half": 1.0, "mean-over-outputs": 2 / (P * C)}
+    second = {"mse": 2 / (P * C), "mean": 2 / P, "mean-half": 1 / P, "sum-half": 1.0, "mean-over-outputs": 2 / (P * C)}
     largest = float(torch.linalg.svdvals(x)[0]) ** 2
-    assert safe_lr(model, x, loss) == pytest.approx(0.25 * 2 / (second[loss] * largest), rel=1e-6)
+    assert safe_lr(model, x, loss=loss) == pytest.approx(0.25 * 2 / (second[loss] * largest), rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", SQUARED)
 def test_of_the_squared_error_it_is_a_quarter_of_the_gauss_newton_limit(loss: str):
     model, (x, y) = network(), data()
     limit = 2 / gauss_newton(model, x, y, SQUARED[loss])
-    assert safe_lr(model, x, loss) == pytest.approx(limit / 4, rel=1e-6)
-    assert safe_lr(model, x, SQUARED[loss], y) == pytest.approx(limit / 4, rel=1e-6)
-    assert safe_lr(model, x, loss, share=1.0) == pytest.approx(limit, rel=1e-6)
+    assert safe_lr(model, x, loss=loss) == pytest.approx(limit / 4, rel=1e-6)
+    assert safe_lr(model, x, y, loss=SQUARED[loss]) == pytest.approx(limit / 4, rel=1e-6)
+    assert safe_lr(model, x, loss=loss, share=1.0) == pytest.approx(limit, rel=1e-6)
 
 
 def test_other_losses_are_bounded_by_the_product_of_kernel_and_curvature():
@@ -80,25 +80,26 @@ def test_other_losses_are_bounded_by_the_product_of_kernel_and_curvature():
     labels = torch.arange(P) % C
     kernel = fl.ntk(model, x, outputs="full").transpose(1, 2).reshape(P * C, P * C)
     largest = float(torch.linalg.eigvalsh(kernel)[-1])
-    assert safe_lr(model, x, "cross-entropy") == pytest.approx(0.5 * P / largest, rel=1e-6)
+    assert safe_lr(model, x, loss="cross-entropy") == pytest.approx(0.5 * P / largest, rel=1e-6)
     entropy = 2 / gauss_newton(model, x, labels, nn.functional.cross_entropy)
-    assert safe_lr(model, x, "cross-entropy") < entropy / 4
+    assert safe_lr(model, x, loss="cross-entropy") < entropy / 4
     logistic = nn.BCEWithLogitsLoss()
     targets = (y > 0).double()
+    assert safe_lr(model, x, loss="bce") == pytest.approx(0.5 / largest * 4 * P * C, rel=1e-6)
     f = model(x).detach()
     second = float((f.sigmoid() * (1 - f.sigmoid())).max()) / f.numel()
-    found = safe_lr(model, x, logistic, targets)
-    assert found == pytest.approx(0.5 / (largest * second), rel=1e-6)
-    assert found <= 0.25 * 2 / gauss_newton(model, x, targets, logistic)
+    rate = safe_lr(model, x, targets, loss=lambda f, y: logistic(f, y))
+    assert rate == pytest.approx(0.5 / (largest * second), rel=1e-6)
+    assert safe_lr(model, x, loss="bce") <= rate <= 0.25 * 2 / gauss_newton(model, x, targets, logistic)
 
 
 def test_cross_entropy_given_as_a_function_is_recognized():
     model, (x, _) = network(), data()
-    named = safe_lr(model, x, "cross-entropy")
+    named = safe_lr(model, x, loss="cross-entropy")
     for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
-        assert safe_lr(model, x, loss, torch.arange(P) % C) == named
+        assert safe_lr(model, x, torch.arange(P) % C, loss=loss) == named
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]).double())
-    assert safe_lr(model, x, weighted, torch.arange(P) % C) != named
+    assert safe_lr(model, x, torch.arange(P) % C, loss=weighted) != named
 
 
 def test_a_function_gets_outputs_of_the_shape_that_the_model_gives():
@@ -110,14 +111,14 @@ def test_a_function_gets_outputs_of_the_shape_that_the_model_gives():
             return super().forward(x)[:, 0]
 
     model, target = One(D, 1).double(), y[:, 0]
-    expected = safe_lr(model, x, "mean")
-    assert safe_lr(model, x, lambda f: (f - target).square().mean()) == pytest.approx(expected, rel=1e-6)
+    expected = safe_lr(model, x, loss="mean")
+    assert safe_lr(model, x, loss=lambda f: (f - target).square().mean()) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["mse", "sum-half", "mean-over-outputs"])
 def test_training_is_stable_at_this_rate_and_not_at_five_times_the_limit(loss: str):
     x, y = data()
-    rate = safe_lr(network(), x, loss)
+    rate = safe_lr(network(), x, loss=loss)
     first = float(SQUARED[loss](network()(x), y).detach())
     assert last_loss(network(), x, y, SQUARED[loss], rate, 300) < 0.5 * first
     beyond = last_loss(network(), x, y, SQUARED[loss], 5 * 4 * rate, 300)
@@ -127,7 +128,7 @@ def test_training_is_stable_at_this_rate_and_not_at_five_times_the_limit(loss: s
 def test_a_linear_model_diverges_just_above_the_limit_and_not_just_below():
     x, y = data()
     x = x[:, :2]  # two directions: descent settles within the steps
-    limit = safe_lr(nn.Linear(2, C, bias=False).double(), x, "mse", share=1.0)
+    limit = safe_lr(nn.Linear(2, C, bias=False).double(), x, loss="mse", share=1.0)
 
     def after(share: float) -> float:
         torch.manual_seed(0)
@@ -139,11 +140,11 @@ def test_a_linear_model_diverges_just_above_the_limit_and_not_just_below():
 
 def test_an_output_scale_below_one_leaves_room_to_grow():
     x, _ = data()
-    plain = safe_lr(network(), x, "mse")
+    plain = safe_lr(network(), x, loss="mse")
     for gamma, room in ((0.1, 1.0), (1.0, 1.0), (100.0, 4 / 100)):  # two weight layers: 4 a^(2 - 1)
         model = scale_output(network(), 1 / gamma)
-        assert safe_lr(model, x, "mse") == pytest.approx(plain * gamma**2 * room, rel=1e-6)
-    assert safe_lr(network(), x, "mse", output_scale=0.01) == pytest.approx(plain * 0.04, rel=1e-6)
+        assert safe_lr(model, x, loss="mse") == pytest.approx(plain * gamma**2 * room, rel=1e-6)
+    assert safe_lr(network(), x, loss="mse", output_scale=0.01) == pytest.approx(plain * 0.04, rel=1e-6)
 
 
 def test_readouts_and_inputs_are_those_of_the_kernel():
@@ -157,19 +158,19 @@ def test_readouts_and_inputs_are_those_of_the_kernel():
         def forward(self, features: Tensor) -> Tensor:
             return self.inside(features)
 
-    expected = safe_lr(network(), x, nn.MSELoss(), y)
-    assert safe_lr(network(), (x,), nn.MSELoss(), y) == expected
-    assert safe_lr(Named(), {"features": x}, nn.MSELoss(), y) == expected
-    one = safe_lr(network(), x, "mse", readout=lambda out: out[:, 0])
+    expected = safe_lr(network(), x, y, loss=nn.MSELoss())
+    assert safe_lr(network(), (x,), y, loss=nn.MSELoss()) == expected
+    assert safe_lr(Named(), {"features": x}, y, loss=nn.MSELoss()) == expected
+    one = safe_lr(network(), x, loss="mean", readout=lambda out: out[:, 0])
     column = fl.ntk(network(), x, outputs=0)
     assert one == pytest.approx(0.25 * P / float(torch.linalg.eigvalsh(column)[-1]), rel=1e-6)
 
 
 def test_large_kernels_are_not_formed(monkeypatch: pytest.MonkeyPatch):
     model, (x, _) = network(), data()
-    expected = safe_lr(model, x, "mse")
+    expected = safe_lr(model, x, loss="mse")
     monkeypatch.setattr(module, "LARGEST_DENSE", 0)
-    assert safe_lr(model, x, "mse") == pytest.approx(expected, rel=1e-6)
+    assert safe_lr(model, x, loss="mse") == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_model_is_left_as_it_was():
@@ -178,7 +179,7 @@ def test_the_model_is_left_as_it_was():
     x, y = data()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    safe_lr(model, x, nn.MSELoss(), y)
+    safe_lr(model, x, y, loss=nn.MSELoss())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training

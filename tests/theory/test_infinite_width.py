@@ -74,7 +74,7 @@ def test_wide_networks_come_near(activation: str):
                 h = (function(h) if i else h) @ weight.T * math.sqrt(variance / weight.shape[1])
             return h
 
-    kernels = torch.stack([fl.ntk(Network(), x, x2) for _ in range(24)])
+    kernels = torch.stack([fl.ntk(Network(), x, x2=x2) for _ in range(24)])
     expected = infinite_width.ntk(x, x2, hidden_layers=2, activation=activation, weight_variance=variance)
     error = kernels.std(0) / len(kernels) ** 0.5
     assert float(((kernels.mean(0) - expected).abs() / error).max()) < 4.5

@@ -269,7 +269,7 @@ def test_the_kernel_of_other_inputs_is_that_of_autograd_and_of_fl_ntk():
             {"params": model[0].parameters(), "lr": problem.rate_w},
             {"params": model[1].parameters(), "lr": problem.rate_u * problem.scale**2},
         ]
-        measured = fl.ntk(model, x1, x2, optimizer=torch.optim.SGD(groups), dtype=torch.float64)
+        measured = fl.ntk(model, x1, x2=x2, optimizer=torch.optim.SGD(groups), dtype=torch.float64)
         torch.testing.assert_close(kernels[i], measured, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(path.kernel(t, x1, x2), kernels[i], rtol=1e-14, atol=0)
         torch.testing.assert_close(path.kernel(t, x1[0], x2), kernels[i, 0], rtol=1e-14, atol=0)

@@ -137,7 +137,7 @@ def test_parts_of_the_kernel_are_the_measured_ones():
     x, x2 = drawn(5, 4, seed=1), drawn(3, 4, seed=2)
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
     W, V = model[0].weight.detach(), model[2].weight.detach()
-    measured = fl.ntk(model, x, x2, by="layer", outputs="each")
+    measured = fl.ntk(model, x, x2=x2, by="layer", outputs="each")
     found = relu.split_kernel(x, W, V, x2)
     np.testing.assert_allclose(found.hidden, measured["0"], rtol=1e-6, atol=1e-6)
     for c in range(3):

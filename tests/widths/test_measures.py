@@ -11,7 +11,6 @@ from torch.nn import functional
 import featlearn as fl
 from featlearn.widths.attention import attention_noted
 from featlearn.widths.fits import combined, power
-from featlearn.widths.losses import chosen_loss
 from featlearn.widths.observation import observed, random_response
 from featlearn.widths.sizes import rms, spectral_norm, tangent_kernel
 from featlearn.widths.training import trained_sizes
@@ -91,13 +90,13 @@ def test_sizes_of_one_step_are_those_of_the_equations():
     torch.manual_seed(3)
     net, x, y, lr = Net(), numbers(5, 4), numbers(5, 3, seed=1), 0.07
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    sizes = trained_sizes(net, torch.optim.SGD(net.parameters(), lr), x, y, chosen_loss("mse", y), 1, proportional=True)
+    sizes = trained_sizes(net, torch.optim.SGD(net.parameters(), lr), x, y, nn.MSELoss(), 1, proportional=True)
 
     w, b, u = before["first.weight"], before["first.bias"], before["last.weight"]
     z = x @ w.T + b
     h = torch.tanh(z)
     f = 0.25 * h @ u.T
-    at_f = 2 * (f - y) / 5
+    at_f = 2 * (f - y) / (5 * 3)
     at_u, at_h = 0.25 * at_f, 0.25 * at_f @ u
     at_z = at_h * (1 - h.square())
     gradient_u, gradient_w = at_u.T @ h, at_z.T @ x
@@ -126,7 +125,7 @@ def test_the_rate_of_adam_is_read_off_its_first_step():
     torch.manual_seed(3)
     net, x, y = Net(), numbers(5, 4), numbers(5, 3, seed=1)
     optimizer = torch.optim.Adam(net.parameters(), 0.002)
-    sizes = trained_sizes(net, optimizer, x, y, chosen_loss("mse", y), 1, proportional=False)
+    sizes = trained_sizes(net, optimizer, x, y, nn.MSELoss(), 1, proportional=False)
     with observed(net, ["last"]) as seen:
         net(x)
     hidden = torch.tanh(net.first(x)).detach()
@@ -141,7 +140,7 @@ def test_a_readout_of_zero_is_looked_at_until_gradients_come():
     net, x, y = Net(), numbers(5, 4), numbers(5, 3, seed=1)
     nn.init.zeros_(net.last.weight)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    sizes = trained_sizes(net, optimizer, x, y, chosen_loss("mse", y), 2, proportional=True)
+    sizes = trained_sizes(net, optimizer, x, y, nn.MSELoss(), 2, proportional=True)
     assert sizes.parameters["first.weight"]["effect"] > 0
     assert sizes.parameters["last.weight"]["weight"] == 0
     assert sizes.parameters["last.weight"]["multiplier"] == 0.25

@@ -267,7 +267,7 @@ def test_what_diverges_is_judged_by_its_first_step():
         ({"widths": (64, 32)}, "increase"),
         ({"steps": 0}, "steps=0"),
         ({"seeds": 1.5}, "seeds=1.5"),
-        ({"loss": "hinge"}, "'mse', 'cross-entropy'"),
+        ({"loss": "crossentropy"}, "'mse', .*did you mean 'cross-entropy'"),
         ({"data": X}, r"pair \(x, y\)"),
         ({"data": (X, Y[:3])}, "12 inputs and targets"),
         ({"make_model": lambda width: "no"}, "gives str, expected a torch.nn.Module"),
@@ -276,7 +276,7 @@ def test_what_diverges_is_judged_by_its_first_step():
         ({"optimizer": lambda model: None}, "gives NoneType"),
         ({"optimizer": lambda model: torch.optim.SGD(model.parameters(), 0.0)}, "changes no parameter"),
         ({"loss": lambda output, y: output.detach().mean()}, "no differentiable number"),
-        ({"loss": "cross-entropy"}, "whole numbers"),
+        ({"loss": "cross-entropy"}, "one-hot rows"),
         ({"data": (X, Y[:, :1])}, "as the outputs have"),
     ],
 )

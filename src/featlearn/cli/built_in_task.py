@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from featlearn import data
 from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings
-from featlearn.cli.training_task import TrainingTask, squared_error
+from featlearn.cli.training_task import TrainingTask
 from featlearn.data.files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError, did_you_mean
+from featlearn.losses import function
 from featlearn.models import CNN, MLP
 from featlearn.steer import whiten
 
@@ -33,16 +34,19 @@ def built_in_task(settings: Settings) -> TrainingTask:
         white = whiten(x)
         x, test = white.x, None if test is None else (white.transform(test[0]), test[1])
     outputs = classes if labels else None if y.dim() == 1 else y.shape[1]
-    if labels and settings.loss == "mse":
-        y, test = _one_hot(y, classes), None if test is None else (test[0], _one_hot(test[1], classes))
-    entropy = settings.loss == "cross-entropy"
+    if labels and settings.loss != "cross-entropy":
+        shift = 0.0 if settings.loss == "bce" else 1 / classes  # squared errors train on rows that sum to zero
+        y, test = (
+            _one_hot(y, classes) - shift,
+            None if test is None else (test[0], _one_hot(test[1], classes) - shift),
+        )
     return TrainingTask(
         model=_network(settings, x, outputs),
         x=x,
         y=y,
         test=test,
-        loss=nn.functional.cross_entropy if entropy else squared_error,
-        convention="cross-entropy" if entropy else "mean",
+        loss=function(settings.loss),
+        loss_name=settings.loss,
     )
 
 
@@ -147,5 +151,4 @@ def _images(x: Tensor) -> Tensor:
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Rows that sum to zero."""
-    return nn.functional.one_hot(labels, classes).float() - 1 / classes
+    return nn.functional.one_hot(labels, classes).float()

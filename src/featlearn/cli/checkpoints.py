@@ -20,9 +20,9 @@ def measure_checkpoints(subject: str, settings: Settings, checkpoints: Path, out
         watch_checkpoints(
             task.model,
             checkpoints,
-            task.some(slice(settings.probe)),
-            out,
-            loss=task.convention,
+            probe=task.some(slice(settings.probe)),
+            out=out,
+            loss=task.loss_name,
             # Kernel regression on a part of the samples cannot be compared with a network trained on all.
             test=task.test if whole else None,
             settings={"subject": subject, "probe": settings.probe, "checkpoints": checkpoints.name},

@@ -35,7 +35,7 @@ def trained_on(run: "Run") -> tuple[str, ...]:
     """The losses to compare a run by: what it was trained on, or all that were recorded if it does not say."""
     told = run.config.get("loss_convention")
     if isinstance(told, str):
-        return ({ENTROPY: ENTROPY, "binary-cross-entropy": BINARY}.get(told, SQUARED),)
+        return ({ENTROPY: ENTROPY, "bce": BINARY}.get(told, SQUARED),)
     return tuple(kind for kind in (SQUARED, ENTROPY, BINARY) if NUMBERS[f"probe {kind}"] in run.names)
 
 

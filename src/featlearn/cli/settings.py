@@ -18,6 +18,8 @@ MEASURING = Parameter(group=Group("Measuring", sort_key=4))
 RICH = 0.03
 """Output scale at which a network learns features within the default number of steps."""
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+# as featlearn.losses.LossName, which would load torch before --help
+LossName = Literal["mse", "cross-entropy", "bce", "sum-half", "mean", "mean-half", "mean-over-outputs"]
 
 
 def option(name: str) -> str:
@@ -52,7 +54,7 @@ class Settings:
     whiten: Annotated[bool, DATA] = False
     """Give all directions of the inputs the same variance."""
 
-    loss: Annotated[Literal["mse", "cross-entropy"], TRAINING] = "mse"
+    loss: Annotated[LossName, TRAINING] = "mse"
     """Squared error summed over outputs, or cross-entropy; the mean over samples."""
     optimizer: Annotated[Optimizer, TRAINING] = "sgd"
     """What makes the steps; momentum is SGD with momentum 0.9."""

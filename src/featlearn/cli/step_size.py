@@ -22,8 +22,7 @@ def step_size(task: TrainingTask, settings: Settings) -> float:
     if settings.optimizer not in ("sgd", "momentum"):
         return _adaptive_rate(task, x, y)
     scale = (settings.output_scale or 1.0) * settings.init_scale**task.weight_layers
-    loss, targets = (task.loss, y) if task.convention is None else (task.convention, None)
-    rate = safe_lr(task.model, x, loss, targets, output_scale=scale)
+    rate = safe_lr(task.model, x, y, loss=task.loss_name or task.loss, output_scale=scale)
     return rate * (MOMENTUM if settings.optimizer == "momentum" else 1.0)
 
 

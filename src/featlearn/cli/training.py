@@ -49,10 +49,10 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
         watch(
             task.model,
             task.some(slice(settings.probe)),
-            out,
+            out=out,
             optimizer=optimizer,
             budget=settings.budget,
-            loss=task.convention,
+            loss=task.loss_name,
             name=out.name,
             settings={**_entry(place, settings), "lr": rate, "subject": place},
             # Kernel regression on a part of the samples cannot be compared with a network trained on all.

@@ -1,6 +1,5 @@
 """A network with its data and loss, before training."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,15 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.cli.settings import Settings
+from featlearn.losses import LossFunction, LossName
 from featlearn.network.inputs import batch_size, map_tensors
 from featlearn.steer import scale_init, scale_output
-
-Loss = Callable[[Any, Tensor], Tensor]
-
-
-def squared_error(output: Tensor, y: Tensor) -> Tensor:
-    """|f - y|^2, summed over outputs, the mean over samples: the convention "mean" of `fl.dynamics.rate`."""
-    return (output - y).square().flatten(1).sum(1).mean() if y.dim() > 1 else (output - y).square().mean()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,9 +20,9 @@ class TrainingTask:
     x: Any
     """inputs of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
     y: Tensor
-    loss: Loss
+    loss: LossFunction
     """of the model's output and y"""
-    convention: str | None
+    loss_name: LossName | None
     """the name of the loss in `fl.watch`; None if it has none"""
     test: tuple[Any, Tensor] | None = None
     optimizer: torch.optim.Optimizer | None = None

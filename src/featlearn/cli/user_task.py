@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn import losses
 from featlearn.cli.answer import UsageError
 from featlearn.cli.recorded_runs import advice
 from featlearn.cli.settings import Settings
-from featlearn.cli.training_task import Loss, TrainingTask, squared_error
+from featlearn.cli.training_task import TrainingTask
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, did_you_mean
+from featlearn.losses import LossFunction, LossName
 from featlearn.network.inputs import batch_size
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
@@ -91,7 +93,7 @@ def checked(returned: Any, place: str) -> TrainingTask:
     if not isinstance(entries["model"], nn.Module):
         raise InputTypeError(f"the model of {place} is {type(entries['model']).__name__}, expected a torch.nn.Module")
     x, y = _pair(entries["data"], "data", place)
-    loss, convention = _loss(entries["loss"], place)
+    loss, loss_name = _loss(entries["loss"], place)
     test = None if entries.get("test") is None else _pair(entries["test"], "test", place)
     optimizer = entries.get("optimizer")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -99,7 +101,7 @@ def checked(returned: Any, place: str) -> TrainingTask:
             f"the optimizer of {place} is {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
     return TrainingTask(
-        model=entries["model"], x=x, y=y, loss=loss, convention=convention, test=test, optimizer=optimizer
+        model=entries["model"], x=x, y=y, loss=loss, loss_name=loss_name, test=test, optimizer=optimizer
     )
 
 
@@ -115,28 +117,16 @@ def _pair(given: Any, name: str, place: str) -> tuple[Any, Tensor]:
     return x, y
 
 
-def _loss(given: Any, place: str) -> tuple[Loss, str | None]:
-    """The function, and its name for `fl.watch`."""
-    named: dict[str, tuple[Loss, str]] = {
-        "mse": (squared_error, "mean"),
-        "cross-entropy": (nn.CrossEntropyLoss(), "cross-entropy"),
-    }
-    if isinstance(given, str) and given in named:
-        return named[given]
-    if not callable(given):
-        raise InputTypeError(
-            f"the loss of {place} is {given!r}, expected a function of (output, y), 'mse' or 'cross-entropy'"
-        )
-    mean = getattr(given, "reduction", None) == "mean"
-    plain = getattr(given, "weight", None) is None and not getattr(given, "label_smoothing", 0.0)
-    if isinstance(given, nn.CrossEntropyLoss) and mean and plain:
-        return given, "cross-entropy"
-    if isinstance(given, nn.MSELoss) and mean:
-        return given, "mean-over-outputs"
-    return partial(_one_number, given, place), None
+def _loss(loss: Any, place: str) -> tuple[LossFunction, LossName | None]:
+    """Return the function, and its name for `fl.watch`."""
+    try:
+        function, name = losses.function(loss), losses.name(loss)
+    except FeatlearnError as error:
+        raise type(error)(f"the loss of {place}: {error}") from error
+    return (function if name else partial(_one_number, function, place)), name
 
 
-def _one_number(loss: Loss, place: str, output: Any, y: Tensor) -> Tensor:
+def _one_number(loss: LossFunction, place: str, output: Any, y: Tensor) -> Tensor:
     """The value of a user's loss, checked to be one differentiable number."""
     value = loss(output, y)
     if not isinstance(value, Tensor) or value.numel() != 1:

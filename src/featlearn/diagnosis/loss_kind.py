@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 class LossKind(NamedTuple):
     """A loss whose derivative by the outputs is predictions(f) - y, up to a factor."""
 
-    name: Literal["mse", "cross-entropy", "binary-cross-entropy"]
+    name: Literal["mse", "cross-entropy", "bce"]
     """as `fl.dynamics.kernel_descent` calls it"""
     scalar: str
     """end of the name under which a run records it"""
@@ -28,14 +28,12 @@ SQUARE = LossKind("mse", "loss", lambda f: f, lambda f, y: (f - y).square().sum(
 CROSS_ENTROPY = LossKind(
     "cross-entropy", "cross_entropy", lambda f: f.softmax(1), lambda f, y: -(y * f.log_softmax(1)).sum(1).mean()
 )
-BINARY = LossKind(
-    "binary-cross-entropy", "binary_cross_entropy", lambda f: f.sigmoid(), binary_cross_entropy_with_logits
-)
+BINARY = LossKind("bce", "binary_cross_entropy", lambda f: f.sigmoid(), binary_cross_entropy_with_logits)
 KINDS = (SQUARE, CROSS_ENTROPY, BINARY)
 
 
 def declared(convention: object) -> LossKind | None:
-    """The loss that `fl.watch(loss=...)` was told; None if it was told nothing."""
+    """Return the loss that was passed to `fl.watch`; None if there was none, or a function without a name."""
     if not isinstance(convention, str):
         return None
     return next((kind for kind in KINDS if kind.name == convention), SQUARE)

@@ -12,8 +12,8 @@ from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.dynamics import rate
-from featlearn.dynamics.rate import NEEDS
 from featlearn.linalg.estimate import Estimate
+from featlearn.losses import NAMES
 
 LEVEL = 0.2
 """Speeds are compared at this share of the first loss, or at the lowest loss if the run does not reach it."""
@@ -187,11 +187,9 @@ class LossSpeed:
         run_data, y = self.run_data, self.run_data.targets
         loss = run_data.run.config.get("loss_convention")
         kind, momentum, one_rate = run_data.optimizer
-        known = isinstance(loss, str) and (loss in NEEDS or loss == "cross-entropy")
-        if not known or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
+        if loss not in NAMES or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
             return Unknown("the loss convention, or one plain learning rate, was not declared")
-        convention = "mean-half" if loss == "cross-entropy" else loss
-        per_lr = rate(1.0, convention, P=len(y), C=y.shape[1]) / (1 - momentum)  # type: ignore[arg-type]
+        per_lr = rate(1.0, loss, P=len(y), C=y.shape[1]) / (1 - momentum)
         return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
 
     def _fitted(self) -> TimeScale | Unknown:

@@ -1,8 +1,8 @@
-"""Training with a frozen kernel, as a flow or step by step, on squared error or cross-entropy."""
+"""Training with a frozen kernel, as a flow or step by step, for any loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from featlearn.dynamics.flow import Velocity, integrated, largest_rate, method
 from featlearn.dynamics.form import BatchedProblem, as_times, eigenbasis, problem
 from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
-from featlearn.shapes import checked_probabilities
+from featlearn.losses import Loss, LossFunction, check_targets, form, function
+from featlearn.signatures import name_keywords
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Trajectory:
     outputs: Tensor
     """(T, P) or (T, P, C), on the training points."""
     loss: Tensor
-    """(T,): |f - y|^2, or the summed cross-entropy."""
+    """(T,): |f - y|^2, the summed cross-entropy, or the value of the user's own loss."""
     test_outputs: Tensor | None
     """(T, P2) or (T, P2, C), where a test kernel was given."""
 
 
+@name_keywords()
 def kernel_descent(
     K: Tensor,
     y: Tensor,
@@ -36,11 +38,11 @@ def kernel_descent(
     rate: float = 1.0,
     f0: Tensor | None = None,
     discrete: bool = False,
-    loss: Literal["mse", "cross-entropy", "binary-cross-entropy"] = "mse",
+    loss: Loss = "mse",
     K_test: Tensor | None = None,
     f0_test: Tensor | None = None,
 ) -> Trajectory:
-    """Kernel gradient descent: df/dt = -rate K (f - y) from f0.
+    """Compute kernel gradient descent, df/dt = -rate K (f - y) from f0.
 
     See Shan & Bordelon 2021a, Eq. 3; the print leaves out f0.
 
@@ -50,38 +52,35 @@ def kernel_descent(
 
     Args:
         K: one kernel for all outputs (P, P), one for each (C, P, P), or all pairs (P, P, C, C).
-        y: targets (P,) or (P, C); for cross-entropy one-hot rows or probabilities (P, C), for binary cross-entropy
-            probabilities of each output by itself.
+        y: targets (P,) or (P, C); for `"cross-entropy"` one-hot rows or probabilities (P, C), for `"bce"` a
+            probability for each output.
         times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
             ends: `kernel_regression` for the test points.
         rate: see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
             `rate * K1.norm() / K0.norm()`, with the final or with the largest kernel norm.
         f0: outputs at time 0, zero by default.
         discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
-        loss: `"cross-entropy"`: df/dt = -rate K (softmax(f) - y), solved numerically; `"binary-cross-entropy"`: the
-            same with sigmoid(f), for several labels at once.
+        loss: A name of `fl.losses`, a module, or a function of (outputs, y). All squared errors have the equation
+            above, and `fl.dynamics.rate` tells them apart. `"cross-entropy"` has softmax(f) for f and `"bce"` has
+            sigmoid(f), both solved numerically. A function L that is a sum over samples has df/dt = -rate K dL/df,
+            where `rate` is the learning rate itself.
         K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). In
             directions where K_test is not zero but K is, test points move at a constant speed while rate * time is
             below the inverse of the smallest eigenvalue that the precision of K resolves; later these directions are
             unknown and count as not learned.
         f0_test: outputs of the test points at time 0.
     """
-    if loss not in ("mse", *_LOGISTIC):
-        raise InputValueError(f"loss={loss!r}, expected 'mse', 'cross-entropy' or 'binary-cross-entropy'")
+    kind = form(loss)
     given = problem(K, y, f0, K_test, f0_test)
     moments, speed = _checked_times(times, discrete).to(given.kernel.device), checked_rate(rate)
-    if loss == "cross-entropy":
-        if given.single:
-            raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
-        checked_probabilities(y, given.back(given.targets))
-    if loss == "binary-cross-entropy" and not bool(((given.targets >= 0) & (given.targets <= 1)).all()):
-        raise InputValueError(
-            f"y has entries from {float(given.targets.min()):.3g} to {float(given.targets.max()):.3g}, expected "
-            "probabilities between 0 and 1 for binary cross-entropy"
-        )
-    if loss != "mse":
-        return _logistic(given, moments, speed, discrete, _LOGISTIC[loss])
-    return _squared_error(given, moments, speed, discrete)
+    if kind == "mse":
+        return _squared_error(given, moments, speed, discrete)
+    if kind == "cross-entropy" and given.single:
+        raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
+    if kind is not None:
+        check_targets(kind, given.back(given.start), y)
+    slope = _own_slope(function(loss), given.single) if kind is None else _LOGISTIC[kind]
+    return _nonlinear(given, moments, speed, discrete, slope)
 
 
 def _squared_error(given: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
@@ -148,69 +147,99 @@ def _checked_times(times: Any, discrete: bool) -> Tensor:
     return moments
 
 
-class _Logistic(NamedTuple):
-    """A loss whose derivative by the outputs (..., P, C) is chances(f) - y."""
+class _Slope(NamedTuple):
+    """A loss by its derivatives with respect to the outputs f (..., P, C), for targets y (P, C)."""
 
-    chances: Callable[[Tensor], Tensor]
-    slopes: Callable[[Tensor], Tensor]
-    """chances -> (..., P, C, C), their derivative by the outputs"""
-    losses: Callable[[Tensor, Tensor], Tensor]
-    """(y, f) -> (..., P, C), summed by the loss"""
+    slope: Callable[[Tensor, Tensor], Tensor]
+    """(f, y) -> (..., P, C), the first derivative"""
+    curvature: Callable[[Tensor, Tensor], Tensor]
+    """(f, y) -> (P, C, C), the second derivative of each sample"""
+    values: Callable[[Tensor, Tensor], Tensor]
+    """(f, y) -> (...), the loss"""
+
+
+def _softmax_curvature(f: Tensor, y: Tensor) -> Tensor:
+    p = f.softmax(-1)
+    return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+
+
+def _sigmoid_curvature(f: Tensor, y: Tensor) -> Tensor:
+    p = f.sigmoid()
+    return torch.diag_embed(p * (1 - p))
 
 
 _LOGISTIC = {
-    "cross-entropy": _Logistic(
-        lambda f: f.softmax(-1),
-        lambda p: torch.diag_embed(p) - p[..., :, None] * p[..., None, :],
-        lambda y, f: -y * f.log_softmax(-1),
+    "cross-entropy": _Slope(
+        lambda f, y: f.softmax(-1) - y,
+        _softmax_curvature,
+        lambda f, y: -(y * f.log_softmax(-1)).sum((-2, -1)),
     ),
-    "binary-cross-entropy": _Logistic(
-        torch.sigmoid,
-        lambda p: torch.diag_embed(p * (1 - p)),
-        lambda y, f: torch.nn.functional.softplus(f) - y * f,
+    "bce": _Slope(
+        lambda f, y: f.sigmoid() - y,
+        _sigmoid_curvature,
+        lambda f, y: (torch.nn.functional.softplus(f) - y * f).sum((-2, -1)),
     ),
 }
 
 
-def _logistic(given: BatchedProblem, times: Tensor, rate: float, discrete: bool, loss: _Logistic) -> Trajectory:
-    """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) (chances(f) - y)."""
+def _own_slope(loss: LossFunction, single: bool) -> _Slope:
+    """Return the derivatives of a user's loss, by autograd."""
+
+    def value(f: Tensor, y: Tensor) -> Tensor:
+        return loss(f[..., 0], y[..., 0]) if single else loss(f, y)
+
+    def slope(f: Tensor, y: Tensor) -> Tensor:
+        leaf = f.detach().requires_grad_(True)
+        with torch.enable_grad():
+            return torch.autograd.grad(value(leaf, y), leaf)[0]
+
+    def curvature(f: Tensor, y: Tensor) -> Tensor:
+        leaf = f.detach().requires_grad_(True)
+        with torch.enable_grad():
+            (first,) = torch.autograd.grad(value(leaf, y), leaf, create_graph=True)
+            columns = first.sum(0)  # a sample's slope depends on its own outputs alone
+            rows = [torch.autograd.grad(column, leaf, retain_graph=True)[0] for column in columns]
+        return torch.stack(rows, 1)
+
+    return _Slope(slope, curvature, lambda f, y: torch.stack([value(row, y) for row in f]))
+
+
+def _nonlinear(given: BatchedProblem, times: Tensor, rate: float, discrete: bool, loss: _Slope) -> Trajectory:
+    """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) dL/df."""
     if not bool(torch.isfinite(times).all()):
-        raise InputValueError(
-            "times are infinite, expected finite ones for cross-entropy, whose outputs grow without end"
-        )
+        raise InputValueError("times are infinite, expected finite ones: only squared errors have a closed form")
     rows = torch.cat([k for k in (given.kernel, given.test_kernel) if k is not None], 1)
     start = torch.cat([f for f in (given.start, given.test_start) if f is not None], 1)
     size = given.kernel.shape[1]
 
-    def logits(state: Tensor) -> Tensor:
-        found = given.back(state[..., :size, :])
-        return found[..., None] if given.single else found
+    def outputs(state: Tensor) -> Tensor:
+        values = given.back(state[..., :size, :])
+        return values[..., None] if given.single else values
 
-    wanted = logits(given.targets)
+    wanted = outputs(given.targets)
 
     def velocity(_: float, state: Tensor) -> Tensor:
-        pull = loss.chances(logits(state)) - wanted
-        return -rate * (rows @ given.forth(pull))
+        return -rate * (rows @ given.forth(loss.slope(outputs(state), wanted)))
 
     def jacobian(_: float, state: Tensor) -> Tensor:
-        return -rate * _by_logits(given, rows, state, loss.slopes(loss.chances(logits(state))))
+        return -rate * _by_logits(given, rows, state, loss.curvature(outputs(state), wanted))
 
     if discrete:
         path = _steps(velocity, start, times)
     else:
-        # the derivative of softmax is at most 1/2
-        stiffness = rate * float(times[-1]) * float(largest_rate(given.kernel).max()) / 2
-        chosen = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
+        largest = float(loss.curvature(outputs(start), wanted).abs().amax()) if loss not in _LOGISTIC.values() else 0.5
+        stiffness = rate * float(times[-1]) * float(largest_rate(given.kernel).max()) * largest
+        way = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
         moments, places = torch.cat([times.new_zeros(1), times]).unique(return_inverse=True)
-        path = integrated(velocity, jacobian, start, moments, chosen)[places[1:]]
+        path = integrated(velocity, jacobian, start, moments, way)[places[1:]]
     test = None if given.test_kernel is None else given.back(path[:, :, size:])
-    return Trajectory(times, given.back(path[:, :, :size]), loss.losses(wanted, logits(path)).sum((-2, -1)), test)
+    return Trajectory(times, given.back(path[:, :, :size]), loss.values(outputs(path), wanted), test)
 
 
 def _by_logits(given: BatchedProblem, rows: Tensor, state: Tensor, slopes: Tensor) -> Tensor:
-    """The derivative of rows @ chances(f) by the flat state, (n, n); nothing depends on the test points.
+    """Return the derivative of rows @ dL/df by the flat state, (n, n); nothing depends on the test points.
 
-    `slopes` (P, C, C) are the derivatives of the chances by the outputs of the same sample.
+    `slopes` (P, C, C) are the second derivatives of the loss by the outputs of each sample.
     """
     size = given.kernel.shape[1]
     if given.kind == "each":

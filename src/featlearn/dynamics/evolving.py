@@ -11,8 +11,10 @@ from featlearn.dynamics.form import as_times, outputs_at_start
 from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite, checked_kernel, checked_targets, symmetric
+from featlearn.signatures import name_keywords
 
 
+@name_keywords()
 def evolving_kernel_descent(
     kernels: Tensor,
     times: Tensor,

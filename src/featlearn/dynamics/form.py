@@ -130,7 +130,7 @@ def _test(
     if tuple(cross.shape) != wanted:
         raise InputValueError(
             f"K_test has shape {tuple(cross.shape)} and K {tuple(kernel.shape)}, expected the kernel of test points "
-            "with training points, (P2, P), (C, P2, P) or (P2, P, C, C): fl.ntk(model, x_test, x)"
+            "with training points, (P2, P), (C, P2, P) or (P2, P, C, C): fl.ntk(model, x_test, x2=x)"
         )
     start = outputs_at_start(f0_test, "f0_test", size, outputs, single, kernel)
     return _square(cross, kind), _columns(start, kind)

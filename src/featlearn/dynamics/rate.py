@@ -1,51 +1,65 @@
 """From a trainer's learning rate and loss to the rate of df/dt = -rate K (f - y)."""
 
 import operator
-from typing import Any, Literal
+from typing import Any
 
 from featlearn.errors import InputValueError
+from featlearn.losses import NAMES, Loss, LossName
+from featlearn.losses import name as loss_name
 from featlearn.shapes import checked_number
 
-Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs"]
-
-# the sizes that a convention divides by
-NEEDS: dict[str, tuple[str, ...]] = {
-    "sum-half": (),
-    "mean": ("P",),
-    "mean-half": ("P",),
-    "mean-over-outputs": ("P", "C"),
+# the factor of the gradient, and the sizes that the loss divides by
+_FACTORS: dict[LossName, tuple[float, tuple[str, ...]]] = {
+    "sum-half": (1.0, ()),
+    "mean": (2.0, ("P",)),
+    "mean-half": (1.0, ("P",)),
+    "mean-over-outputs": (2.0, ("P", "C")),
+    "mse": (2.0, ("P", "C")),
+    "cross-entropy": (1.0, ("P",)),
+    "bce": (1.0, ("P", "C")),
 }
 
 
 def rate(lr: float, loss: Loss, P: int | None = None, C: int | None = None) -> float:
-    """The rate at which gradient descent with step `lr` moves the outputs of P samples with C outputs.
+    """Compute the rate at which gradient descent with learning rate `lr` moves P samples with C outputs.
 
-    | loss | what is differentiated | rate |
+    The rate is the factor of df/dt = -rate K (f - y). For `"cross-entropy"` softmax(f) stands for f, for `"bce"`
+    sigmoid(f).
+
+    | loss | value | rate |
     | --- | --- | --- |
     | `"sum-half"` | 1/2 sum (f - y)^2 (Shan & Bordelon 2021a, 2021b) | lr |
     | `"mean"` | 1/P sum (f - y)^2 | 2 lr / P |
     | `"mean-half"` | 1/(2P) sum (f - y)^2 (Atanasov et al. 2022) | lr / P |
-    | `"mean-over-outputs"` | 1/(P C) sum (f - y)^2, `nn.MSELoss()` | 2 lr / (P C) |
+    | `"mse"`, `"mean-over-outputs"` | 1/(P C) sum (f - y)^2, `nn.MSELoss()` | 2 lr / (P C) |
+    | `"cross-entropy"` | `nn.CrossEntropyLoss()` | lr / P |
+    | `"bce"` | `nn.BCEWithLogitsLoss()` | lr / (P C) |
 
-    P and C must be given where the rate has them: C = 1 for a network with one output.
-
-    For cross-entropy, `nn.CrossEntropyLoss()` (a mean over samples) is `"mean-half"`:
-    df/dt = -lr / P K (softmax(f) - y).
+    Args:
+        lr: Learning rate of the trainer.
+        loss: Name of the table in `fl.losses`, or a module that equals one of them.
+        P: Number of samples, where the rate depends on it.
+        C: Number of outputs, where the rate depends on it; 1 for a network with one output.
     """
-    if not isinstance(loss, str) or loss not in NEEDS:
-        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, NEEDS))}")
-    step = checked_rate(lr, "lr")
+    known = loss_name(loss)
+    if known is None:
+        raise InputValueError(
+            f"loss={loss!r} has no rate, expected {', '.join(map(repr, NAMES))}, or a module that equals one of them "
+            "such as nn.MSELoss(); fl.dynamics.kernel_descent takes any loss with rate=lr"
+        )
+    factor, needed = _FACTORS[known]
+    step = factor * checked_rate(lr, "lr")
     sizes = {name: _size(value, name) for name, value in (("P", P), ("C", C)) if value is not None}
-    missing = [name for name in NEEDS[loss] if name not in sizes]
+    missing = [name for name in needed if name not in sizes]
     if missing:
         raise InputValueError(
             f"loss={loss!r} without {' and '.join(missing)}, expected rate(lr, {loss!r}, "
-            f"{', '.join(f'{name}=...' for name in NEEDS[loss])}): it divides by the number of samples"
-            f"{' and outputs' if 'C' in NEEDS[loss] else ''}"
+            f"{', '.join(f'{name}=...' for name in needed)}): it divides by the number of samples"
+            f"{' and outputs' if 'C' in needed else ''}"
         )
-    for name in NEEDS[loss]:
+    for name in needed:
         step /= sizes[name]
-    return step if loss in ("sum-half", "mean-half") else 2 * step
+    return step
 
 
 def checked_rate(value: Any, name: str = "rate") -> float:

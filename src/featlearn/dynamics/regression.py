@@ -6,8 +6,10 @@ from torch import Tensor
 from featlearn.dynamics.form import eigenbasis, problem
 from featlearn.dynamics.rate import checked_rate
 from featlearn.errors import InputValueError
+from featlearn.signatures import name_keywords
 
 
+@name_keywords()
 def kernel_regression(
     K: Tensor, y: Tensor, K_test: Tensor, *, f0: Tensor | None = None, f0_test: Tensor | None = None, ridge: float = 0.0
 ) -> Tensor:

@@ -14,8 +14,10 @@ from featlearn.shapes import (
     scaled,
 )
 from featlearn.shapes import centered as without_constant
+from featlearn.signatures import name_keywords
 
 
+@name_keywords()
 def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor:
     """1 - cosine of two kernels, <K1, K2> / (|K1|_F |K2|_F); stacks are compared pair by pair, or with one kernel.
 
@@ -53,6 +55,7 @@ def _refuse_unequal_stacks(first: tuple[str, Tensor], second: tuple[str, Tensor]
         ) from None
 
 
+@name_keywords()
 def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -> Tensor:
     """Distance between neighboring kernels of a run (T, P, P), divided by the time between them: (T - 1,).
 
@@ -70,6 +73,7 @@ def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -
     return kernel_distance(stack[1:], stack[:-1], centered=centered) / steps
 
 
+@name_keywords()
 def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False, centered: bool = False) -> Tensor:
     """The effective feature rate gamma: K1 aligns with the task as K0 + gamma y y^T would.
 

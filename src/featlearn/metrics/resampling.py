@@ -11,6 +11,7 @@ from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.metrics.risk import LeftOut, leave_one_out, modes, unit_targets, used_ridge
+from featlearn.signatures import name_keywords
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RiskCurve:
     """(...): the ridge that was used, as added to K, for every n."""
 
 
+@name_keywords()
 def learning_curve(
     K: Tensor,
     y: Tensor,

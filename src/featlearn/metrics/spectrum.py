@@ -10,6 +10,7 @@ from torch import Tensor
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.shapes import centered as without_constant
 from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio, scaled, symmetric
+from featlearn.signatures import name_keywords
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Spectrum:
         return ratio(sums, sums[..., -1:].expand_as(sums))
 
 
+@name_keywords()
 def spectrum(K: Tensor, y: Tensor | None = None, *, centered: bool = False) -> Spectrum:
     """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis.
 
@@ -92,6 +94,7 @@ def _index(value: Any, name: str) -> int:
         raise InputTypeError(f"{name}={value!r}, expected an integer, counted from 1") from None
 
 
+@name_keywords()
 def effective_rank(
     K: Tensor, kind: Literal["entropy", "participation"] = "entropy", *, centered: bool = False
 ) -> Tensor:

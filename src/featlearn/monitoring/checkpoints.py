@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, RunError
+from featlearn.losses import Loss
 from featlearn.monitoring.checkpoint_files import Checkpoint, listed_checkpoints
 from featlearn.monitoring.checkpoint_states import CheckpointReader, Load
 from featlearn.monitoring.description import model_entry
@@ -24,21 +25,23 @@ from featlearn.network.isolation import random_state_kept
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.record import Run, RunWriter, open_run
 from featlearn.record.layout import RUN
+from featlearn.signatures import name_keywords
 
 ENTRY = "checkpoints"
 """The entry of run.json: step, name and mark of every checkpoint."""
 
 
+@name_keywords()
 def watch_checkpoints(
     model: nn.Module,
     checkpoints: str | os.PathLike[str] | Sequence[tuple[int, Any]],
+    *,
     probe: tuple[Inputs, Tensor | None],
     out: str | os.PathLike[str],
-    *,
     load: Load | None = None,
     test: tuple[Inputs, Tensor | None] | None = None,
     readout: Readout | None = None,
-    loss: str | None = None,
+    loss: Loss | None = None,
     quantities: Quantities = None,
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -88,7 +91,7 @@ def watch_checkpoints(
         seen = watch(
             twin,
             probe,
-            path,
+            out=path,
             every=at_every_checkpoint,
             budget=None,
             test=test,

@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn import losses
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.losses import Loss
 from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
 from featlearn.monitoring.schedule import Every, Schedule
@@ -20,11 +22,14 @@ from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.record.replacement import refuse_unless_run
+from featlearn.signatures import name_keywords
 
 
+@name_keywords()
 def watch(
     model: nn.Module,
     probe: tuple[Inputs, Tensor | None],
+    *,
     out: str | os.PathLike[str],
     every: Every = "log",
     budget: float | None = 0.05,
@@ -32,7 +37,7 @@ def watch(
     optimizer: Optimizer | None = None,
     quantities: Quantities = None,
     readout: Readout | None = None,
-    loss: str | None = None,
+    loss: Loss | None = None,
     sinks: Any = (),
     resume: bool = False,
     name: str | None = None,
@@ -73,9 +78,8 @@ def watch(
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
             a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
-        loss: what is trained on, if it is to be compared with theory: `"mean"`, `"mean-half"`, `"sum-half"`,
-            `"mean-over-outputs"` (`nn.MSELoss()`; see `fl.dynamics.rate`), `"cross-entropy"` or
-            `"binary-cross-entropy"`.
+        loss: Training loss, for comparisons with theory: a name of `fl.losses`, a module, or a function of
+            (outputs, y).
         sinks: further destinations of the numbers: `"tensorboard"`, `"wandb"`, or any object with
             `log_metrics(mapping, step)`.
         resume: continue the run in `out`, if there is one.
@@ -94,17 +98,11 @@ def watch(
         refuse_unless_run(Path(out))
     entries = {
         "name": name,
-        "loss_convention": loss,
+        "loss_convention": None if loss is None else losses.name(loss),
         "budget": budget,
         "every": every_entry(every),
         "settings": None if settings is None else _plain_settings(settings),
     }
-    if loss is not None:
-        from featlearn.dynamics.rate import NEEDS  # late: it loads the theory of kernels
-
-        losses = (*NEEDS, "cross-entropy", "binary-cross-entropy")
-        if loss not in losses:
-            raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))} or None")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
     if live:

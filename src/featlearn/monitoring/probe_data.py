@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.losses import Loss, form, gradient
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout, batch_size, map_tensors, tensors_in
 from featlearn.shapes import checked_tensor
@@ -102,8 +103,8 @@ class WatchedNetwork:
     """The state dict at the first measurement, on the CPU; empty if unknown."""
     stride: int = 1
     """Stride over the samples of the given probes."""
-    loss: str | None = None
-    """What is trained on, as `fl.watch(loss=...)` was told."""
+    loss: Loss | None = None
+    """The training loss, if it is known."""
 
     def thinned(self, stride: int) -> "WatchedNetwork":
         """The same with every `stride`-th sample of the probes."""
@@ -129,16 +130,19 @@ def decays(optimizer: Optimizer | None) -> bool:
     return any(float(group.get("weight_decay") or 0.0) > 0 for group in groups)
 
 
-def pull_on_outputs(y: Tensor, outputs: Tensor, loss: str | None) -> Tensor | None:
-    """(P, C) derivative of the training loss by the outputs, up to a factor; None if the loss is not known.
+def pull_on_outputs(y: Tensor, outputs: Tensor, loss: Loss | None) -> Tensor | None:
+    """Return the (P, C) derivative of the training loss by the outputs, up to a factor; None if the loss is not known.
 
-    Where it was not told, labels mean cross-entropy; targets of zeros and ones may be those of two losses.
+    Without a loss, class labels mean cross-entropy. Targets of zeros and ones may belong to two losses.
     """
+    kind = None if loss is None else form(loss)
+    if loss is not None and kind is None:
+        return gradient(loss, outputs, y)[1].double()
     targets = as_targets(y, outputs)
-    if loss == "cross-entropy" or (loss is None and has_labels(y, outputs.shape[1])):
+    if kind == "cross-entropy" or (loss is None and has_labels(y, outputs.shape[1])):
         rows = targets - (targets.sum(1, keepdim=True) - 1) / targets.shape[1]
         return outputs.double().softmax(1) - rows
-    if loss == "binary-cross-entropy":
+    if kind == "bce":
         return outputs.double().sigmoid() - targets
     return None if loss is None and is_binary(targets) else outputs.double() - targets
 

@@ -21,13 +21,13 @@ from featlearn.quantities.operator import NTKOperator, column_count, same_draws,
 from featlearn.quantities.sketched_alignment import sketched_alignment
 from featlearn.request import Settings
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 # Targets with at most this many distinct rows are those of classes.
 CLASSES = 64
 
 
-@keywords_named()
+@name_keywords()
 def estimate_alignment(
     model: nn.Module,
     data: Any,

@@ -20,7 +20,7 @@ from featlearn.ops import Direct, Use
 from featlearn.quantities.layer_alignment import LayerPairs
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 from featlearn.torch_internals import saved
 
 
@@ -67,10 +67,11 @@ _HOMOGENEOUS = _LINEAR | {
 }
 
 
-@keywords_named()
+@name_keywords()
 def layer_balance(
     model: nn.Module,
     x: Inputs,
+    *,
     rates: Mapping[str, float] | Optimizer | None = None,
     **settings: Unpack[Settings],
 ) -> LayerPairs[LayerBalance]:

@@ -15,7 +15,7 @@ from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 
 @overload
@@ -36,7 +36,7 @@ def ntk_diagonal(
     by: Literal["layer", "parameter"],
     **settings: Unpack[Settings],
 ) -> dict[str, Tensor]: ...
-@keywords_named()
+@name_keywords("The kernel does not depend on targets, so drop `y`.")
 def ntk_diagonal(
     model: nn.Module,
     x: Inputs,

@@ -24,7 +24,7 @@ from featlearn.network.inputs import Inputs, batch_size
 from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
@@ -71,7 +71,7 @@ def features_moved(
 def features_moved(
     model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: Literal["layer"], **settings: Unpack[Settings]
 ) -> dict[str, FeatureChange]: ...
-@keywords_named()
+@name_keywords()
 def features_moved(
     model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", **settings: Unpack[Settings]
 ) -> FeatureChange | dict[str, FeatureChange]:

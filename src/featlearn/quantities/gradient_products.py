@@ -9,6 +9,7 @@ from torch import Tensor
 from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
 from featlearn.linalg.estimate import Estimate
 from featlearn.quantities.layer_features import LayerFeatures
+from featlearn.signatures import name_keywords
 
 Target = Callable[[Tensor], Tensor]
 Sampler = Callable[[int, torch.Generator], Tensor]
@@ -22,6 +23,7 @@ def egop(
 def egop(
     target: Target, sampler_or_x: Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
 ) -> Estimate: ...
+@name_keywords()
 def egop(
     target: Target, sampler_or_x: Tensor | Sampler, *, samples: int = 10_000, generator: torch.Generator | None = None
 ) -> Tensor | Estimate:

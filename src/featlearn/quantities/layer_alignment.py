@@ -15,7 +15,7 @@ from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.network.inputs import Inputs
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 Norm = Literal["fro", "spectral"]
 
@@ -56,7 +56,7 @@ class LayerPairs(dict[tuple[str, str], T]):
         return "\n".join([*lines, *(f"left out: {name}: {reason}" for name, reason in self.left_out.items())])
 
 
-@keywords_named()
+@name_keywords()
 def layer_alignment(
     model: nn.Module, x: Inputs, *, norm: Norm = "fro", **settings: Unpack[Settings]
 ) -> LayerPairs[LayerPair]:

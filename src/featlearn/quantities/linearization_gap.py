@@ -17,7 +17,7 @@ from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
@@ -42,7 +42,7 @@ def linearization_gap(
 def linearization_gap(
     model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: Literal["layer"], **settings: Unpack[Settings]
 ) -> dict[str, float]: ...
-@keywords_named()
+@name_keywords()
 def linearization_gap(
     model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", **settings: Unpack[Settings]
 ) -> float | dict[str, float]:

@@ -24,7 +24,7 @@ from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 # Independent parts of sums over random directions, which show their error.
 PARTS = 8
@@ -32,7 +32,7 @@ PARTS = 8
 UNEVEN = 1e-3
 
 
-@keywords_named()
+@name_keywords()
 def neural_features(
     model: nn.Module,
     x: Inputs,

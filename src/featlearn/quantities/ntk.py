@@ -28,7 +28,7 @@ from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import PlannedKernel
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 Found = TypeVar("Found")
 
@@ -37,8 +37,8 @@ Found = TypeVar("Found")
 def ntk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: Literal["network"] = "network",
     optimizer: Optimizer | None = None,
@@ -50,8 +50,8 @@ def ntk(
 def ntk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: Literal["layer", "parameter"],
     optimizer: Optimizer | None = None,
@@ -63,8 +63,8 @@ def ntk(
 def ntk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: Literal["network"] = "network",
     optimizer: Optimizer | None = None,
@@ -76,8 +76,8 @@ def ntk(
 def ntk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: Literal["layer", "parameter"],
     optimizer: Optimizer | None = None,
@@ -85,12 +85,12 @@ def ntk(
     sketch: Sketch,
     **settings: Unpack[Settings],
 ) -> dict[str, Estimate]: ...
-@keywords_named()
+@name_keywords("The kernel does not depend on targets, so drop `y`.")
 def ntk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,

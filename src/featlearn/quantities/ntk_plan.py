@@ -25,15 +25,15 @@ from featlearn.planning.rank_costs import Device, RankCosts, checked_device, che
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import checked_by, checked_rates
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 
 @overload
 def plan(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,
@@ -47,8 +47,8 @@ def plan(
 def plan(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,
@@ -58,12 +58,12 @@ def plan(
     device: str | Device = "H100",
     **settings: Unpack[Settings],
 ) -> SketchPlan: ...
-@keywords_named()
+@name_keywords("The kernel does not depend on targets, so drop `y`.")
 def plan(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,

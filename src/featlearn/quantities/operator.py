@@ -29,7 +29,7 @@ from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.request import Request, Settings
 from featlearn.shapes import checked_finite
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -61,7 +61,7 @@ class NTKOperator:
             of every chunk of samples, and gets the whole result.
     """
 
-    @keywords_named()
+    @name_keywords()
     def __init__(
         self,
         model: nn.Module,
@@ -139,6 +139,7 @@ class NTKOperator:
         single = v.dim() == 1 or tuple(v.shape) == (self.samples, self.outputs)
         return (found[0] if single else found).to(v.device)
 
+    @name_keywords()
     def trace(self, *, vectors: int | None = None, generator: torch.Generator | None = None) -> Estimate:
         """Trace of the kernel, |J|_F^2: exact (standard error 0) by C backward passes over the samples.
 
@@ -162,6 +163,7 @@ class NTKOperator:
         mean = averaged(total)
         return Estimate(mean.value, mean.stderr, mean.draws, mean.freedom)
 
+    @name_keywords()
     def frobenius(self, *, vectors: int | None = None, generator: torch.Generator | None = None) -> Estimate:
         """|K|_F: exact (standard error 0) where P C is small, else from the columns of a few samples.
 
@@ -199,6 +201,7 @@ class NTKOperator:
             total += (image.double() * directions[:, None, :]).sum((0, 2))
         return total / self.outputs
 
+    @name_keywords()
     def top(
         self, k: int = 1, *, tolerance: float | None = None, generator: torch.Generator | None = None
     ) -> EigenPairs:

@@ -16,15 +16,15 @@ from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
-from featlearn.signatures import keywords_named
+from featlearn.signatures import name_keywords
 
 
-@keywords_named()
+@name_keywords()
 def ptk(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     layer: str,
     outputs: int | Literal["sum", "full"] = "sum",
     positions: bool = False,

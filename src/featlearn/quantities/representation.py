@@ -25,16 +25,18 @@ from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.signatures import name_keywords
 
 Layouts = dict[str, list[Layout]]
 """Layer -> the sample axis of what it saw in each of its calls."""
 
 
+@name_keywords()
 def representation_kernels(
     model: nn.Module,
     x: Inputs,
-    x2: Inputs | None = None,
     *,
+    x2: Inputs | None = None,
     of: Literal["input", "output"] = "input",
     layers: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,

@@ -6,14 +6,14 @@ networks side by side holds everything, and is measured like any other.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
-from featlearn.dynamics.rate import NEEDS, rate
 from featlearn.errors import InputValueError
+from featlearn.losses import Loss, gradient
 from featlearn.network.copies import needs_copy
 from featlearn.network.elementary_ops import ElementaryOps
 from featlearn.network.inputs import Inputs, Readout, read_output
@@ -21,13 +21,11 @@ from featlearn.network.inventory import Inventory
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
 from featlearn.request import Settings
-from featlearn.shapes import checked_finite, checked_probabilities, refuse_labels
-from featlearn.signatures import keywords_named
-
-Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
+from featlearn.shapes import checked_tensor
+from featlearn.signatures import name_keywords
 
 
-@keywords_named()
+@name_keywords()
 def ntk_velocity(
     model: nn.Module,
     x: Inputs,
@@ -46,9 +44,9 @@ def ntk_velocity(
 
     Args:
         model, x: As for `fl.ntk`.
-        y: Targets of shape (P,) or (P, C), as the outputs; one-hot rows or probabilities for cross-entropy.
-        loss: Loss whose gradient the weights follow: a convention of `fl.dynamics.rate`, or `"cross-entropy"`, the
-            mean over samples as in `nn.CrossEntropyLoss()`.
+        y: Targets of shape (P,) or (P, C), as the outputs; for cross-entropy classes (P,), one-hot rows or
+            probabilities.
+        loss: Loss whose gradient the weights follow: a name of `fl.losses`, a module, or a function of (outputs, y).
         outputs: `"mean"` or `"sum"` for (P, P), `"each"` for (C, P, P), `"full"` for (P, P, C, C).
         **settings: As for `fl.ntk`, in the model's own precision and without a `group`.
 
@@ -79,8 +77,10 @@ def ntk_velocity_of(
     return each.contiguous() if outputs == "each" else each.sum(0) / (classes if outputs == "mean" else 1)
 
 
-@keywords_named()
-def feature_speed(model: nn.Module, x: Inputs, y: Tensor, **settings: Unpack[Settings]) -> float:
+@name_keywords()
+def feature_speed(
+    model: nn.Module, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", **settings: Unpack[Settings]
+) -> float:
     """Compute how much faster the features grad f change than the error |f - y|, each relative to its size.
 
     See Atanasov et al. 2022, Eq. 88.
@@ -95,13 +95,19 @@ def feature_speed(model: nn.Module, x: Inputs, y: Tensor, **settings: Unpack[Set
 
     Erratum: this is the right-hand side of Eq. 88. The left-hand side divides by |dL/dt| / L, the rate of the loss and
     not of the error, and is half of it: Eq. 87 is the speed of L = |f - y|^2 / 2, Eq. 88 puts |f - y|^2 for L.
+
+    Args:
+        model, x: As for `fl.ntk`.
+        y: Targets, as for `fl.quantities.ntk_velocity`.
+        loss: Training loss. All squared errors give the same number. For another loss L, the error is sqrt(L).
+        **settings: As for `fl.quantities.ntk_velocity`.
     """
-    return feature_speed_of(AuditedModel(model, **settings), x, y)
+    return feature_speed_of(AuditedModel(model, **settings), x, y, loss=loss)
 
 
-def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor) -> float:
+def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss = "sum-half") -> float:
     """Compute the speed of features for an audited model: see `fl.quantities.feature_speed`."""
-    velocity, residual = _weight_velocity(audited, x, y, "sum-half")
+    velocity, error = _weight_velocity(audited, x, y, loss)
     moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
     kernels = ntk(moving, x, outputs="each", parameters=names, memory=audited.request.memory)
@@ -112,37 +118,23 @@ def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor) -> float:
     if slope == 0.0 or float(sizes[:classes].sum()) == 0.0:
         return float("nan")
     growth = (sizes[classes:].sum() / sizes[:classes].sum()).sqrt()
-    return float(growth) * float(residual.double().square().sum()) / slope
+    return float(growth) * 2 * error / slope
 
 
-def _weight_velocity(audited: AuditedModel, x: Inputs, y: Any, loss: str) -> tuple[dict[str, Tensor], Tensor]:
-    """Return dtheta/dt = -grad loss by parameter, and the residual f - y (softmax(f) - y for cross-entropy)."""
+def _weight_velocity(audited: AuditedModel, x: Inputs, y: Any, loss: Loss) -> tuple[dict[str, Tensor], float]:
+    """Return dtheta/dt = -grad loss by parameter, and the value of the loss."""
     dtype = audited.request.dtype
     if dtype is not None and needs_copy(Inventory(audited.model), dtype):
         raise InputValueError(
             f"dtype={dtype}, expected the model's own precision for ntk_velocity and feature_speed; convert the model "
             "itself, model.double(), and measure that"
         )
-    losses = (*NEEDS, "cross-entropy")
-    if loss not in losses:
-        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, losses))}")
-    targets, crossed = checked_finite(y, "y"), loss == "cross-entropy"
     with audited.measuring([x]) as measurement:
         (batch,) = measurement.batches
         outputs = measurement.outputs(batch)
-        wanted = targets[:, None] if targets.dim() == 1 else targets
-        if wanted.shape != outputs.shape:
-            raise InputValueError(
-                f"y has shape {tuple(targets.shape)}, expected (P, C) = {tuple(outputs.shape)} as the outputs have; "
-                "pass one-hot targets for classes"
-            )
-        refuse_labels(y, "y")
-        if crossed:
-            checked_probabilities(y, wanted)
-        wanted = wanted.to(outputs)
-        residual = outputs.softmax(1) - wanted if crossed else outputs - wanted
-        step = rate(1.0, "mean-half" if crossed else loss, *outputs.shape)  # type: ignore[arg-type]
-        return measurement.pulled_back(batch, -step * residual), residual
+        checked_tensor(y, "y")
+        value, slope = gradient(loss, outputs, y.to(outputs.dtype) if y.is_floating_point() else y)
+        return measurement.pulled_back(batch, -slope), float(value)
 
 
 class _Moving(nn.Module):

@@ -19,6 +19,7 @@ from featlearn.reporting.steering import steering
 from featlearn.reporting.step_slider import drawing_scripts, move, step_slider
 from featlearn.reporting.verdict import chip, headline, opinions, statements
 from featlearn.reporting.verdict import numbers as gauges_of
+from featlearn.signatures import name_keywords
 
 LARGEST = 1_000_000
 """Largest size of a page without kernels in bytes; lines are thinned until it fits."""
@@ -28,6 +29,7 @@ FEWEST = 25
 Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
 
+@name_keywords()
 def report(
     runs: Runs,
     path: str | os.PathLike[str],

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.quantities.neural_features import neural_features
+from featlearn.signatures import name_keywords
 from featlearn.steer.slo import move, refuse_bad_options, refuse_bad_tensors
 
 __all__ = ["AdaptiveSLO", "hidden_correlations"]
@@ -20,6 +21,7 @@ __all__ = ["AdaptiveSLO", "hidden_correlations"]
 Measure = Callable[[nn.Module, Any], Mapping[str, float]]
 
 
+@name_keywords()
 def hidden_correlations(
     model: nn.Module, probe: Any, *, dtype: torch.dtype | None = torch.float64, **options: Any
 ) -> dict[str, float]:
@@ -64,6 +66,7 @@ class AdaptiveSLO(Optimizer):
     moved. `state_dict()` holds what is needed to go on, bit for bit; the model and the probe are not in it.
     """
 
+    @name_keywords()
     def __init__(
         self,
         model: nn.Module,

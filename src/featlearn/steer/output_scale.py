@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.shapes import checked_number
+from featlearn.signatures import name_keywords
 
 __all__ = ["ScaledOutput", "scale_output"]
 
 
+@name_keywords()
 def scale_output(model: nn.Module, factor: float, *, center: bool = True) -> "ScaledOutput":
     """Wrap a model so that it returns factor (f - f0), where f0 is the model as it is now.
 
@@ -46,6 +48,7 @@ class ScaledOutput(nn.Module):
         factor: Multiplier of the output.
     """
 
+    @name_keywords()
     def __init__(self, network: nn.Module, factor: float, *, center: bool = True) -> None:
         super().__init__()
         self.network = network

@@ -11,6 +11,7 @@ from torch import nn
 
 from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 from featlearn.shapes import checked_number
+from featlearn.signatures import name_keywords
 from featlearn.steer.initialization import fan_in
 from featlearn.steer.output_scale import ScaledOutput
 from featlearn.theory.phases import TABLE_1, Exponents
@@ -78,6 +79,7 @@ class Layer(NamedTuple):
         return int(self.module.weight.shape[0])
 
 
+@name_keywords()
 def parametrize(
     model: nn.Module,
     scheme: str | Exponents,

@@ -1,12 +1,10 @@
 """A learning rate at which full-batch gradient descent is stable, from the kernel and the curvature of the loss."""
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 
-from featlearn.dynamics.rate import NEEDS, Loss, rate
+from featlearn import losses
+from featlearn.dynamics.rate import rate
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.network.checks import unwrapped
@@ -16,33 +14,31 @@ from featlearn.network.isolation import undisturbed
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
 from featlearn.shapes import checked_number
+from featlearn.signatures import name_keywords
 from featlearn.steer.output_scale import ScaledOutput
 
 __all__ = ["safe_lr"]
 
 SHARE = 0.25
 """Of the limit of stability, since kernels grow in training."""
-LOSSES = ("mse", *NEEDS, "cross-entropy")
 LARGEST_DENSE = 2048
 """Rows of the kernel up to which it is formed."""
 SWEEPS = 40
 """Products with the second derivative of a loss, at most, for its largest eigenvalue."""
 
-LossFunction = Callable[..., Tensor]
-"""Of the outputs, or of (outputs, y)."""
 
-
+@name_keywords()
 def safe_lr(
     model: nn.Module,
     x: Inputs,
-    loss: str | LossFunction,
     y: Tensor | None = None,
     *,
+    loss: losses.Loss,
     readout: Readout | None = None,
     output_scale: float | None = None,
     share: float = SHARE,
 ) -> float:
-    """A learning rate for plain SGD on the whole batch `x`: `share` of the limit of stability, 2 / (c k).
+    """Compute a learning rate for plain SGD on the whole batch `x`: `share` of the stability limit 2 / (c k).
 
     k is the largest eigenvalue of the tangent kernel between all samples and outputs of x, c the largest second
     derivative of the loss in the outputs. Their product bounds the largest eigenvalue of the Gauss-Newton part of the
@@ -59,20 +55,21 @@ def safe_lr(
     min(1, 4 a^(2 - 2 / L)).
 
     Args:
-        model, x, readout: as for `fl.ntk`; `x` is the batch of one step.
-        loss: what is trained on. `"mse"`, or `"mean"`: the squared error summed over outputs, the mean over samples;
-            `"mean-half"`, `"sum-half"`, `"mean-over-outputs"` (`nn.MSELoss()`) as for `fl.dynamics.rate`;
-            `"cross-entropy"`, the mean over samples, with c = 1 / P, twice the largest that its second derivative can
-            be; or a function of the outputs, of (outputs, y) if `y` is given, that gives one number. The second
-            derivative of a function is taken at the present outputs; one that has none counts as 1 / P.
-        y: targets for a function.
-        output_scale: a, as above. By default the factor for a network of `fl.steer.scale_output`, and 1 for others; L
+        model, x, readout: As for `fl.ntk`; `x` is the batch of one step.
+        y: Targets, if `loss` is a function that needs them. The named losses do not.
+        loss: Training loss: a name of `fl.losses`, a module, or a function of (outputs, y), or of the outputs alone if
+            `y` is None. For `"cross-entropy"` c = 1 / P, twice the largest value of its second derivative; for
+            `"bce"` c = 1 / (4 P C), the largest value. For a function, c is taken at the present outputs; c = 1 / P
+            if its second derivative vanishes.
+        output_scale: a, as above. By default the factor of a network of `fl.steer.scale_output`, and 1 for others. L
             weight layers multiplied by sigma (`fl.steer.scale_init`) have a = sigma^L.
-        share: of the limit; 1 is the limit itself.
+        share: Share of the limit; 1 is the limit itself.
     """
     if not checked_number(share, "share") > 0:
         raise InputValueError(f"share={share!r}, expected a number > 0; 1 is the limit of stability")
-    _refuse_bad_loss(loss, y)
+    known = losses.name(loss)
+    if y is not None and not isinstance(y, Tensor):
+        raise InputTypeError(f"y is {type(y).__name__}, expected a tensor of targets, or None")
     f = outputs_of(model, x, readout)
     largest = _largest_eigenvalue(model, x, readout, f.numel())
     if not largest > 0:
@@ -80,34 +77,24 @@ def safe_lr(
             "the tangent kernel of x is zero: no output depends on the weights, expected one that training can change; "
             "check the initial weights (two layers of zeros have no gradient)"
         )
-    curvature = named_curvature(loss, len(f), f[0].numel()) if isinstance(loss, str) else loss_curvature(loss, f, y)
+    function = losses.function(loss)
+    curvature = loss_curvature(function, f, y) if known is None else named_curvature(known, len(f), f[0].numel())
     return 2 * share * _room(model, output_scale) / (largest * curvature)
 
 
-def _refuse_bad_loss(loss: Any, y: Any) -> None:
-    """Refuse a loss that is neither known by name nor a function."""
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise InputValueError(f"loss={loss!r}, expected {', '.join(map(repr, LOSSES))}, or a function of the outputs")
-    if not isinstance(loss, str) and not callable(loss):
-        raise InputTypeError(f"loss is {type(loss).__name__}, expected a name such as 'mse', or a function")
-    if y is not None and not isinstance(y, Tensor):
-        raise InputTypeError(f"y is {type(y).__name__}, expected a tensor of targets, or None")
-
-
 def _largest_eigenvalue(model: nn.Module, x: Inputs, readout: Readout | None, rows: int) -> float:
-    """Of the kernel between all samples and outputs, (P C, P C); an upper bound where it is too large to be formed."""
+    """Return the largest eigenvalue of the kernel (P C, P C), or an upper bound where it is too large to form."""
     if rows <= LARGEST_DENSE:
         full = ntk(model, x, outputs="full", readout=readout).double()
         return float(torch.linalg.eigvalsh(full.transpose(1, 2).reshape(rows, rows))[-1])
-    found = NTKOperator(model, x, readout=readout).top(1)
-    return float(found.values[0] + found.residuals[0])
+    pair = NTKOperator(model, x, readout=readout).top(1)
+    return float(pair.values[0] + pair.residuals[0])
 
 
-def named_curvature(loss: str, samples: int, outputs: int) -> float:
-    """Upper bound of the second derivative of a named loss in the outputs."""
-    if loss == "cross-entropy":
-        return 1.0 / samples
-    return rate(1.0, cast(Loss, "mean" if loss == "mse" else loss), samples, outputs)
+def named_curvature(loss: losses.LossName, samples: int, outputs: int) -> float:
+    """Return an upper bound of the second derivative of a named loss in the outputs."""
+    # df/dt = -rate K (prediction(f) - y), and the slope of a sigmoid is at most 1/4
+    return rate(1.0, loss, samples, outputs) * (0.25 if loss == "bce" else 1.0)
 
 
 def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
@@ -121,13 +108,11 @@ def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
     return found.detach().clone()
 
 
-def loss_curvature(loss: LossFunction, outputs: Tensor, y: Tensor | None) -> float:
-    """Largest eigenvalue of the second derivative of a loss in the outputs; 1 / P where it has none above zero."""
-    if _is_cross_entropy(loss):  # at the start it is far below what it will be
-        return named_curvature("cross-entropy", len(outputs), 1)
+def loss_curvature(loss: losses.LossFunction, outputs: Tensor, y: Tensor | None) -> float:
+    """Return the largest eigenvalue of the second derivative of a loss; 1 / P where it has none above zero."""
     f = outputs.detach().requires_grad_(True)
     with torch.enable_grad():
-        value = loss(f) if y is None else loss(f, y)
+        value = loss(f) if y is None else loss(f, y)  # type: ignore[call-arg]
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InputTypeError(f"the loss gives {got}, expected a tensor of one number with a gradient")
@@ -141,15 +126,9 @@ def loss_curvature(loss: LossFunction, outputs: Tensor, y: Tensor | None) -> flo
 
     drawing = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(f.numel(), min(f.numel(), 3), generator=drawing, dtype=torch.float64).to(f.device)
-    found = top_eigenpairs(product, start, 1, torch.finfo(f.dtype).eps ** 0.5, SWEEPS * start.shape[1])
-    largest = float(found.values[0])
+    pairs = top_eigenpairs(product, start, 1, torch.finfo(f.dtype).eps ** 0.5, SWEEPS * start.shape[1])
+    largest = float(pairs.values[0])
     return largest if largest > 0 else 1.0 / len(outputs)
-
-
-def _is_cross_entropy(loss: LossFunction) -> bool:
-    if isinstance(loss, nn.CrossEntropyLoss):
-        return loss.reduction == "mean" and loss.weight is None and not loss.label_smoothing
-    return loss is nn.functional.cross_entropy
 
 
 def _room(model: nn.Module, output_scale: float | None) -> float:

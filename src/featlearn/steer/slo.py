@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.signatures import name_keywords
 from featlearn.torch_internals import add_quotients, norms
 
 __all__ = ["SLO"]
@@ -59,6 +60,7 @@ class SLO(Optimizer):
     holds: not for parameters that are flattened and cut into shards.
     """
 
+    @name_keywords()
     def __init__(
         self,
         params: Iterable[Any],

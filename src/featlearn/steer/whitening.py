@@ -8,6 +8,7 @@ from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.shapes import checked_finite, checked_number
+from featlearn.signatures import name_keywords
 
 __all__ = ["Whitened", "whiten"]
 
@@ -36,6 +37,7 @@ class Whitened:
         return (rows @ self.matrix.to(rows.device)).reshape(x.shape).to(x.dtype)
 
 
+@name_keywords()
 def whiten(x: Tensor, power: float = 0.0, *, mean_eigenvalue: float | None = None) -> Whitened:
     """Whiten inputs, wholly (`power` 0) or in part: eigenvalues l of X^T X become as l^power.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
 from featlearn.record.atomic import PART
+from featlearn.signatures import name_keywords
 from featlearn.sweeps.executors import Executor, submitted
 from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
 from featlearn.sweeps.function import SweptFunction, check_importable, swept_function
@@ -23,6 +24,7 @@ Task = tuple[Point, int]
 OnError = Literal["keep", "raise"]
 
 
+@name_keywords()
 def sweep(
     function: Callable[..., Any],
     grid: Grid,
@@ -40,7 +42,7 @@ def sweep(
 
         def train(scale, width, seed, out):
             ...
-            with fl.watch(model, (x, y), out) as watch:
+            with fl.watch(model, (x, y), out=out) as watch:
                 ...
             return watch.run
 

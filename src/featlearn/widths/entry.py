@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from featlearn import losses
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.network.isolation import random_state_kept
+from featlearn.signatures import name_keywords
 from featlearn.widths.fits import power
 from featlearn.widths.judgment import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
-from featlearn.widths.losses import Loss, chosen_loss
 from featlearn.widths.passes import called
 from featlearn.widths.results import WidthCheck
 from featlearn.widths.schemes import MATRICES, Update, nearest
@@ -26,6 +27,7 @@ MakeOptimizer = Callable[[Any], Optimizer]
 DEFAULT_RATE = 0.01
 
 
+@name_keywords()
 def width_check(
     make_model: MakeModel,
     data: tuple[Inputs, Tensor],
@@ -34,7 +36,7 @@ def width_check(
     optimizer: MakeOptimizer | None = None,
     steps: int = 10,
     seeds: int = 3,
-    loss: str | Loss | None = None,
+    loss: losses.Loss | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WidthCheck:
     """Train a network at several widths for a few steps, and say how it scales with the width.
@@ -64,7 +66,8 @@ def width_check(
             of optimizers, `torch.optim.Adam`, is called with the parameters. By default SGD with a rate of 0.01.
         steps: of training at each width.
         seeds: networks at each width; `torch`, `random` and `numpy` are seeded before each.
-        loss: "mse", "cross-entropy", or a function of (output, y); by default by the kind of y.
+        loss: Training loss: a name of `fl.losses`, a module, or a function of (outputs, y). By default `"mse"` for
+            targets that are floating-point numbers and `"cross-entropy"` for classes.
         progress: called with the number of networks that are done, and of all.
 
     The random numbers of the caller go on as before.
@@ -158,7 +161,9 @@ def _notes(
     return notes
 
 
-def _checked(make_model: Any, data: Any, widths: Any, steps: Any, seeds: Any, loss: Any) -> tuple[Inputs, Tensor, Loss]:
+def _checked(
+    make_model: Any, data: Any, widths: Any, steps: Any, seeds: Any, loss: Any
+) -> tuple[Inputs, Tensor, losses.LossFunction]:
     if not callable(make_model):
         raise InputTypeError(f"make_model is {type(make_model).__name__}, expected a function of the width")
     if not isinstance(data, tuple | list) or len(data) != 2 or not isinstance(data[1], Tensor):
@@ -173,7 +178,11 @@ def _checked(make_model: Any, data: Any, widths: Any, steps: Any, seeds: Any, lo
     for name, value in (("steps", steps), ("seeds", seeds)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputValueError(f"{name}={value!r}, expected a whole number >= 1")
-    return x, y, chosen_loss(loss, y)
+    if loss is None:
+        loss = "mse" if y.is_floating_point() else "cross-entropy"
+    if losses.form(loss) == "cross-entropy" and y.is_floating_point():
+        losses.check_targets("cross-entropy", y, y)
+    return x, y, losses.function(loss)
 
 
 def _made(make_model: MakeModel, optimizer: MakeOptimizer | None, width: int, seed: int) -> tuple[nn.Module, Optimizer]:
@@ -203,7 +212,7 @@ def _made(make_model: MakeModel, optimizer: MakeOptimizer | None, width: int, se
 
 
 def _update_kind(
-    make_model: MakeModel, optimizer: MakeOptimizer | None, x: Inputs, y: Tensor, loss: Loss, width: int
+    make_model: MakeModel, optimizer: MakeOptimizer | None, x: Inputs, y: Tensor, loss: losses.LossFunction, width: int
 ) -> Update:
     """Whether the first update grows with the loss, seen by one step with the loss and one with eight times it."""
     moved = []

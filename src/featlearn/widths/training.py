@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featlearn.losses import LossFunction
 from featlearn.network.inputs import Inputs
 from featlearn.widths.attention import MASKED, Logits, attention_noted
-from featlearn.widths.losses import Loss
 from featlearn.widths.observation import Call, observed, output_with, random_response, real_tensor
 from featlearn.widths.passes import called, evaluating
 from featlearn.widths.sizes import gram_motion, rms, spectral_norm, tangent_kernel
@@ -40,7 +40,14 @@ class Sizes:
 
 
 def trained_sizes(
-    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: Loss, steps: int, *, proportional: bool
+    model: nn.Module,
+    optimizer: Optimizer,
+    x: Inputs,
+    y: Tensor,
+    loss: LossFunction,
+    steps: int,
+    *,
+    proportional: bool,
 ) -> Sizes:
     """Train a network for a few steps, by updates that are proportional to the gradient or not."""
     sizes = Sizes()
@@ -136,7 +143,7 @@ def _step(
     optimizer: Optimizer,
     x: Inputs,
     y: Tensor,
-    loss: Loss,
+    loss: LossFunction,
     sizes: Sizes,
     waiting: list[str],
     proportional: bool,

@@ -154,7 +154,7 @@ def trained(
     with fl.watch(
         model,
         (given.x, given.y),
-        out,
+        out=out,
         every=moments.__contains__,
         budget=None,
         test=given.test,

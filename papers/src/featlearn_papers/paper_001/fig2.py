@@ -89,7 +89,7 @@ def trained(
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:
         with fl.watch(
-            model, (x, y), Path(folder) / "run", every=moments.__contains__, budget=None, quantities=["kernel"]
+            model, (x, y), out=Path(folder) / "run", every=moments.__contains__, budget=None, quantities=["kernel"]
         ) as watch:
             for _ in range(setup.steps):
                 optimizer.zero_grad()

@@ -150,7 +150,7 @@ def predictor(model: torch.nn.Module, task: TwoClasses, **options: Any) -> Predi
     """That of a network as it is; `options` are those of `fl.ntk`."""
     with torch.no_grad():
         f, test_f = model(task.x), model(task.test_x)
-    return Predictor(fl.ntk(model, task.x, **options), fl.ntk(model, task.test_x, task.x, **options), f, test_f)
+    return Predictor(fl.ntk(model, task.x, **options), fl.ntk(model, task.test_x, x2=task.x, **options), f, test_f)
 
 
 def train_and_measure(

@@ -63,7 +63,7 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
     found: dict[str, list[Tensor]] = {"left": [], "limit": []}
     for i, layers in enumerate(setup.layers):
         model = MLP(x.shape[1], 10, width=setup.width, hidden_layers=layers - 1, generator=context.generator(1))
-        unit = fl.steer.safe_lr(model, x.cpu(), "mean", share=1.0)
+        unit = fl.steer.safe_lr(model, x.cpu(), loss="mean", share=1.0)
         weights = [weight.detach().to(context.device) for weight in model.parameters()]
         left, limit = stability(setup, weights, unit, x, y)
         found["left"].append(left)

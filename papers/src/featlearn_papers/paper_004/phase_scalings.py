@@ -111,7 +111,7 @@ def along(
     """Motion and loss left at all kappas, from one state of the generator."""
     state = generator.get_state()
     start, _ = scaled(setup, exponents, 1, 1.0, activation, x, generator)
-    lr = fl.steer.safe_lr(start, x, "mean", share=setup.share)
+    lr = fl.steer.safe_lr(start, x, loss="mean", share=setup.share)
     found = []
     for kappa in setup.kappas:
         model, groups = scaled(setup, exponents, kappa, lr, activation, x, generator.set_state(state))
@@ -143,7 +143,7 @@ def unscaled(setup: Setup, width: int, sigma: float, x: Tensor, y: Tensor, conte
         x.shape[1], None, width=width, hidden_layers=1, weight_variance=sigma**2, generator=context.generator(1)
     ).double()
     centered = fl.steer.scale_output(model, 1.0)
-    rate = fl.steer.safe_lr(centered, x, "mean", share=setup.share, output_scale=min(1.0, sigma**2))
+    rate = fl.steer.safe_lr(centered, x, loss="mean", share=setup.share, output_scale=min(1.0, sigma**2))
     return motion(centered, torch.optim.SGD(model.parameters(), lr=rate), x, y, setup)
 
 

@@ -104,7 +104,7 @@ def trained(
     )
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=fl.steer.safe_lr(model, x, "mean", share=setup.share))
+    optimizer = torch.optim.SGD(parameters, lr=fl.steer.safe_lr(model, x, loss="mean", share=setup.share))
     left = 1.0
     for _ in range(task.most):
         loss = (model(x) - y).square().mean()
