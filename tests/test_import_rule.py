@@ -20,7 +20,7 @@ AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "request", "audited_mo
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "live", "sweeps", "widths"}
+LIBRARY |= {"explorer", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -54,9 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
     "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
     "explorer": {"reporting"},
-    "live": {"errors", "record", "diagnosis", "reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
-    "monitoring": MEASURING | {"metrics", "dynamics", "record", "live"},
+    "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "signatures", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},

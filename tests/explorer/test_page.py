@@ -10,7 +10,7 @@ import pytest
 
 from featlearn.cli.app import main
 from featlearn.explorer.modules import bundled, ordered
-from featlearn.explorer.page import TITLE, explore, page, source
+from featlearn.explorer.page import TITLE, explore, explorer_page, source
 from featlearn.reporting.document import static
 from tests.reporting.test_page import Page
 
@@ -55,7 +55,7 @@ def test_every_module_is_in_the_page_once(written: Page):
 
 
 def test_the_page_is_the_same_each_time(written: Page):
-    assert page() == written.source
+    assert explorer_page() == written.source
     assert TITLE in written.text("h1")
 
 
@@ -103,7 +103,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "lecture.html"
     assert main(["explore", "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"page": str(out)}
-    assert out.read_text() == page()
+    assert out.read_text() == explorer_page()
     assert main(["explore", "--out", str(tmp_path / "no" / "a.html")]) == 1
     assert "the page cannot be written to" in capsys.readouterr().err
     assert main(["explore", "lecture.html"]) == 2

@@ -10,9 +10,9 @@ from featlearn.cli.answer import Answer
 def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = False) -> Answer:
     """Serve a page that follows a run, or all runs of a folder, while they are written; Ctrl-C ends it.
 
-    The address is printed on stderr. It holds a token, without which the server answers nobody, and leads to this
-    machine only; from another one, open an SSH tunnel. Runs are only read, and only while a page is open. Needs the
-    extra `live`.
+    Print the address on stderr. It holds a token, without which the server rejects requests. The server listens on
+    this machine only; from another one, open an SSH tunnel. Runs are only read, and only while a page is open. Needs
+    the extra `live`.
 
     For example:
 
@@ -25,12 +25,14 @@ def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = Fals
         json: Print one JSON document at the end instead.
         debug: Show where an error comes from.
     """
-    from featlearn.live.server import address, listening, new_token, server
+    from featlearn.reporting.live.server import make_server, new_token, open_socket, page_address
 
     token = new_token()
-    served = server(path, token)
-    with listening(port) as opened:
-        print(f"featlearn: {path} is live at {address(opened, token)} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    server = make_server(path, token)
+    with open_socket(port) as socket:
+        print(
+            f"featlearn: {path} is live at {page_address(socket, token)} (Ctrl-C ends it)", file=sys.stderr, flush=True
+        )
         with suppress(KeyboardInterrupt):  # the usual end
-            served.run(sockets=[opened])
+            server.run(sockets=[socket])
     return Answer(data={"path": path}, text=f"ended: {path}")

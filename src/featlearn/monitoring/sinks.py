@@ -37,9 +37,9 @@ def checked_sinks(given: Any) -> None:
     """Raise for a sink that is unknown or not installed, before anything runs."""
     for one in [given] if isinstance(given, str) or not isinstance(given, Sequence) else given:
         if one == "live":
-            from featlearn.live.process import check_installed  # late: it loads the report
+            from featlearn.monitoring.live_page import require_live_extra
 
-            check_installed()
+            require_live_extra()
         elif isinstance(one, str) and one in _MODULES:
             _module(one)
         elif not callable(getattr(one, "log_metrics", None)):
@@ -50,7 +50,7 @@ def checked_sinks(given: Any) -> None:
 
 def _opened(one: Any, path: Path) -> Sink:
     if one == "live":
-        from featlearn.live.process import LivePage
+        from featlearn.monitoring.live_page import LivePage
 
         return LivePage(path)
     if isinstance(one, str):

@@ -1,45 +1,88 @@
-"""What every HTML page of ours shares: a head that allows nothing foreign, and a file written whole."""
+"""The frame that every HTML page shares: a content policy without foreign sources, and an atomic write."""
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
 from featlearn.errors import RunError
-from featlearn.reporting.markup import Html, tag, text
+from featlearn.record.atomic import put
+from featlearn.reporting.markup import Html, joined, tag, text
 
 
-def head(
-    title: str, scripts: Sequence[str], styles: Sequence[str], *, workers: bool = False, server: bool = False
+def html_page(
+    kind: str,
+    heading: str,
+    main: Html,
+    *,
+    skip: tuple[str, str],
+    header: Sequence[str] = (),
+    sections: Sequence[tuple[str, str]] = (),
+    styles: Sequence[str],
+    scripts: Sequence[str] = (),
+    script_tags: Sequence[str] | None = None,
+    body_class: str | None = None,
+    footer: str = "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.",
+    noscript: str = "",
+    extra_policy: str = "",
 ) -> Html:
-    """The head, with a policy that allows only our own scripts and styles, by hash, and no network access.
+    """Return a complete page that accesses no network and runs only the given scripts.
 
-    `workers` also allows workers whose script the page itself has made, `server` requests to where the page came from.
+    Args:
+        kind: Command that made the page, shown above the heading.
+        heading: Heading, and the first part of the title.
+        main: The main element.
+        skip: Text and anchor of the link that skips the header.
+        header: Elements below the heading.
+        sections: Anchor and title of each section, for the navigation.
+        styles: Style sheets, allowed by their hash.
+        scripts: Scripts, allowed by their hash.
+        script_tags: Elements that hold the scripts, if a plain script element for each is not enough.
+        body_class: Class of the body.
+        footer: Text of the footer.
+        noscript: Text for browsers without JavaScript.
+        extra_policy: Further directives of the content policy.
     """
-    extra = ("worker-src blob:; " if workers else "") + ("connect-src 'self'; " if server else "")
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        f"{extra}base-uri 'none'; form-action 'none'"
+        f"{extra_policy}base-uri 'none'; form-action 'none'"
     )
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", text(title)),
-        *(f"<style>{style}</style>" for style in styles),
+    links = [tag("li", tag("a", text(title), href=f"#{key}")) for key, title in sections]
+    return joined(
+        "<!doctype html>",
+        '<html lang="en">',
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("meta", name="referrer", content="no-referrer"),
+            tag("link", rel="icon", href="data:,"),
+            tag("title", text(f"{heading}: featlearn {kind}")),
+            *(f"<style>{style}</style>" for style in styles),
+        ),
+        f'<body class="{body_class}">' if body_class else "<body>",
+        tag("a", text(skip[0]), href=f"#{skip[1]}", class_="skip"),
+        tag(
+            "header",
+            tag("p", f"featlearn {kind}", class_="kicker"),
+            tag("h1", text(heading)),
+            *header,
+            tag("nav", tag("ul", *links), aria_label="Sections") if links else "",
+        ),
+        main,
+        tag("footer", tag("p", text(footer))),
+        tag("noscript", tag("p", text(noscript))) if noscript else "",
+        *(script_tags if script_tags is not None else [f"<script>{script}</script>" for script in scripts]),
+        "</body>",
+        "</html>\n",
     )
 
 
 def static(name: str, package: str = "featlearn.reporting") -> str:
-    """The text of a static file of a page."""
+    """Return the text of a static file of a page."""
     return (files(package) / "static" / name).read_text(encoding="utf-8")
 
 
@@ -50,22 +93,13 @@ def _hashes(parts: Sequence[str]) -> str:
     )
 
 
-def written(content: str, path: Path, name: str = "report") -> Path:
-    """Write a page, whole or not at all; returns its path. Errors call it by `name`."""
+def write_page(content: str, path: Path, name: str = "report") -> Path:
+    """Write a page atomically and return its path. Errors call the page by `name`."""
     if not path.parent.is_dir():
         raise RunError(f"the {name} cannot be written to {path}: there is no folder {path.parent}; make it first")
-    part = None
     try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(content)
-        os.chmod(part, 0o644)  # mkstemp creates private files; a report is to be shared
-        os.replace(part, path)
+        put(path, content.encode())
     except OSError as error:
         # the error itself names a temporary file
         raise RunError(f"the {name} cannot be written to {path}: {error.strerror or error}") from error
-    finally:
-        if part is not None:
-            with suppress(OSError):
-                Path(part).unlink(missing_ok=True)
     return path

@@ -9,14 +9,14 @@ from featlearn.record import Run
 from featlearn.reporting import curves, layers, matrices
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
-from featlearn.reporting.document import head, static, written
+from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.groups import RunGroup, groups
-from featlearn.reporting.markup import Html, data, joined, tag, text
+from featlearn.reporting.markup import Html, data, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
 from featlearn.reporting.rendering import numbers, section, swatch, titled
 from featlearn.reporting.steering import steering
-from featlearn.reporting.step_slider import drawing_scripts, move, step_slider
+from featlearn.reporting.step_slider import drawing_scripts, has_moving_blocks, step_slider
 from featlearn.reporting.verdict import chip, headline, opinions, statements
 from featlearn.reporting.verdict import numbers as gauges_of
 from featlearn.signatures import name_keywords
@@ -61,95 +61,98 @@ def report(
     overlay = Overlay(theory, time_scale)
     points = POINTS
     while True:
-        found = groups(runs, bands=bands, points=points)
-        shown = sections(found, overlay, kernels)
-        content = _page(found, shown, title)
-        if len(content.encode()) - _weight(shown) <= LARGEST or points <= FEWEST:
+        run_groups = groups(runs, bands=bands, points=points)
+        shown = sections(run_groups, overlay, kernels)
+        content = _page(run_groups, shown, title)
+        if len(content.encode()) - _kernel_bytes(shown) <= LARGEST or points <= FEWEST:
             break
         points //= 2
-    return written(content, Path(path))
+    return write_page(content, Path(path))
 
 
-def sections(found: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
-    """All sections except verdict, provenance and citations, in the order of the page."""
-    extra = curves.overlaid(found, overlay)
+def report_content(runs: Runs) -> dict[str, Any]:
+    """Return what the live page shows: HTML of all sections, data of the charts, and whether there are several runs."""
+    run_groups = groups(runs, points=POINTS)
+    shown = sections(run_groups, Overlay(None))
+    html = "".join(html for _, _, html in _parts(run_groups, shown))
+    return {"html": html, "blocks": _blocks(shown), "several": len(run_groups) > 1}
+
+
+def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
+    """Return all sections except verdict, provenance and citations, in the order of the page."""
+    extra = curves.overlaid(run_groups, overlay)
     return [
-        curves.overview(found, overlay),
-        curves.frozen(found),
-        curves.timeline(found, overlay),
+        curves.overview(run_groups, overlay),
+        curves.frozen(run_groups),
+        curves.timeline(run_groups, overlay),
         *([extra] if extra is not None else []),
-        matrices.spectra(found),
-        matrices.specialization(found),
-        layers.features(found),
-        layers.layers(found),
-        matrices.kernels(found, kernels),
-        overhead(found),
+        matrices.spectra(run_groups),
+        matrices.specialization(run_groups),
+        layers.features(run_groups),
+        layers.layers(run_groups),
+        matrices.kernels(run_groups, kernels),
+        overhead(run_groups),
     ]
 
 
-def _weight(shown: Sequence[Section]) -> int:
-    """Size of the kernel pictures in bytes."""
-    kernels = [block for one in shown for block in one.blocks if one.key == "kernels"]
-    return sum(len(data(numbers(block))) for block in kernels)
+def _kernel_bytes(shown: Sequence[Section]) -> int:
+    """Return the size of the kernel pictures in bytes."""
+    blocks = [block for section in shown for block in section.blocks if section.key == "kernels"]
+    return sum(len(data(numbers(block))) for block in blocks)
 
 
-def _page(found: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
-    heading = title if title is not None else _heading(found)
-    parts = _parts(found, shown)
-    blocks = [given for one in shown for block in one.blocks if (given := numbers(block)) is not None]
+def _blocks(shown: Sequence[Section]) -> list[dict[str, Any]]:
+    """Return the data of all charts and matrices."""
+    return [entry for section in shown for block in section.blocks if (entry := numbers(block)) is not None]
+
+
+def _page(run_groups: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
+    parts = _parts(run_groups, shown)
+    content = [html for _, _, html in parts]
+    if has_moving_blocks(block for section in shown for block in section.blocks):
+        first = next(part.key for part in shown if not part.folded)
+        content.insert([key for key, _, _ in parts].index(first), step_slider("Last step"))
     scripts = [*drawing_scripts(), static("report.js")]
-    styles = [static("uPlot.min.css"), static("report.css")]
-    return joined(
-        "<!doctype html>",
-        '<html lang="en">',
-        head(f"{heading}: featlearn report", scripts, styles),
-        f'<body class="{"several" if len(found) > 1 else "single"}">',
-        tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        tag(
-            "header",
-            tag("p", "featlearn report", class_="kicker"),
-            tag("h1", text(heading)),
-            tag(
-                "nav",
-                tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
-                aria_label="Sections",
-            ),
-        ),
-        tag("main", *(content for _, _, content in parts)),
-        tag("footer", tag("p", "Written by featlearn. Charts are drawn with uPlot (MIT), which is in this file.")),
-        tag("noscript", tag("p", "Charts need JavaScript; every number is in the tables.")),
-        f'<script type="application/json" id="blocks">{data(blocks)}</script>',
-        *(f"<script>{script}</script>" for script in scripts),
-        "</body>",
-        "</html>\n",
+    return html_page(
+        "report",
+        title if title is not None else _heading(run_groups),
+        tag("main", *content),
+        skip=("Skip to the verdict", "verdict"),
+        sections=[(key, name) for key, name, _ in parts],
+        styles=[static("uPlot.min.css"), static("report.css")],
+        scripts=scripts,
+        script_tags=[
+            f'<script type="application/json" id="blocks">{data(_blocks(shown))}</script>',
+            *(f"<script>{script}</script>" for script in scripts),
+        ],
+        body_class="several" if len(run_groups) > 1 else "single",
+        noscript="Charts need JavaScript; every number is in the tables.",
     )
 
 
-def _parts(found: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[str, str, Html]]:
-    """(key, title, HTML) of all sections, in the order of the page."""
-    curves = [(one.key, one.title, section(one)) for one in shown if not one.folded]
-    details = [(one.key, one.title, section(one)) for one in shown if one.folded]
-    if curves and move(block for one in shown for block in one.blocks):  # before all that it moves
-        curves[0] = (*curves[0][:2], Html(step_slider("Last step") + curves[0][2]))
+def _parts(run_groups: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[str, str, Html]]:
+    """Return (key, title, HTML) of all sections, in the order of the page."""
+    curves = [(part.key, part.title, section(part)) for part in shown if not part.folded]
+    details = [(part.key, part.title, section(part)) for part in shown if part.folded]
     # curves of several runs come before their cards, what would steer a single run before its curves
-    middle = [*curves, _cards(found)] if len(found) > 1 else [_advice(found[0]), *curves]
+    middle = [*curves, _cards(run_groups)] if len(run_groups) > 1 else [_advice(run_groups[0]), *curves]
     return [
-        ("verdict", "Verdict", _verdict(found)),
+        ("verdict", "Verdict", _verdict(run_groups)),
         *middle,
         *details,
-        ("provenance", "Provenance", provenance(found)),
+        ("provenance", "Provenance", provenance(run_groups)),
         ("citations", "To cite", citations()),
     ]
 
 
-def _heading(found: Sequence[RunGroup]) -> str:
-    names = [group.label for group in found]
+def _heading(run_groups: Sequence[RunGroup]) -> str:
+    names = [group.label for group in run_groups]
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs: {names[0]} to {names[-1]}"
 
 
-def _verdict(found: Sequence[RunGroup]) -> Html:
-    """The first section: for one run its verdict and numbers, for several the table of runs."""
-    content = [comparison(found), _legend(found)] if len(found) > 1 else [_card(found[0])]
+def _verdict(run_groups: Sequence[RunGroup]) -> Html:
+    """Return the first section: the verdict and numbers of one run, or a table of several."""
+    content = [comparison(run_groups), _legend(run_groups)] if len(run_groups) > 1 else [_card(run_groups[0])]
     return tag(
         "section",
         tag("h2", "Verdict", id="verdict-title"),
@@ -161,12 +164,12 @@ def _verdict(found: Sequence[RunGroup]) -> Html:
 
 
 def _advice(group: RunGroup) -> tuple[str, str, Html]:
-    """What would steer a single run."""
+    """Return what would steer a single run."""
     return "steer", _STEER, titled("steer", _STEER, _steering(group), folded=False)
 
 
-def _cards(found: Sequence[RunGroup]) -> tuple[str, str, Html]:
-    """A folded card for each of several runs."""
+def _cards(run_groups: Sequence[RunGroup]) -> tuple[str, str, Html]:
+    """Return a folded card for each of several runs."""
     cards = [
         tag(
             "details",
@@ -176,7 +179,7 @@ def _cards(found: Sequence[RunGroup]) -> tuple[str, str, Html]:
             _steering(group),
             class_=f"run r{group.color % 8}",
         )
-        for group in found
+        for group in run_groups
     ]
     return "runs", "Run by run", titled("runs", "Run by run", *cards, folded=False)
 
@@ -185,14 +188,14 @@ _STEER = "What would make it richer or lazier"
 
 
 def _card(group: RunGroup) -> Html:
-    found = group.diagnosis
-    runs = f"{len(found.runs)} runs: {', '.join(found.runs)}" if len(found.runs) > 1 else ""
+    diagnosis = group.diagnosis
+    runs = f"{len(diagnosis.runs)} runs: {', '.join(diagnosis.runs)}" if len(diagnosis.runs) > 1 else ""
     return tag(
         "div",
         tag("p", text(runs), class_="note") if runs else "",
-        headline(found),
-        gauges_of(found),
-        opinions(found),
+        headline(diagnosis),
+        gauges_of(diagnosis),
+        opinions(diagnosis),
         statements(group),
         class_="card",
     )
@@ -203,9 +206,9 @@ def _steering(group: RunGroup) -> Html:
     return steering(group.diagnosis, lost, "h3" if group.alone else "h5")
 
 
-def _legend(found: Sequence[RunGroup]) -> Html:
-    """Buttons that show and hide all lines of a run; empty for a single run."""
-    if len(found) < 2:
+def _legend(run_groups: Sequence[RunGroup]) -> Html:
+    """Return buttons that show and hide all lines of a run; empty for a single run."""
+    if len(run_groups) < 2:
         return Html("")
     buttons = [
         tag(
@@ -216,9 +219,9 @@ def _legend(found: Sequence[RunGroup]) -> Html:
             aria_pressed="true",
             data_run=group.color,
         )
-        for group in found
+        for group in run_groups
     ]
-    several = any(len(group.runs) > 1 for group in found)
+    several = any(len(group.runs) > 1 for group in run_groups)
     bands = "Bands go from the smallest to the largest over runs that differ in their seed only." if several else ""
     return tag(
         "div",

@@ -8,7 +8,7 @@ from featlearn.reporting.markup import Html, tag
 
 
 def step_slider(back: str) -> Html:
-    """The slider, hidden until there are two steps; `back` is the word on the button that returns to the last one."""
+    """Return the slider, hidden until there are two steps. `back` labels the button that returns to the last one."""
     return tag(
         "div",
         tag("button", "Play", type="button", id="play"),
@@ -24,8 +24,8 @@ def step_slider(back: str) -> Html:
     )
 
 
-def move(blocks: Iterable[ContentBlock]) -> bool:
-    """Whether a spectrum or a matrix is there at several steps; without one a slider would move nothing."""
+def has_moving_blocks(blocks: Iterable[ContentBlock]) -> bool:
+    """Return True if a spectrum or a matrix was recorded at several steps, so that a slider moves something."""
     return any(
         (isinstance(block, Chart) and any(len(line.frames) > 1 for line in block.lines))
         or (isinstance(block, MatrixSequence) and any(len(pictures) > 1 for _, pictures in block.sequences))
@@ -34,5 +34,5 @@ def move(blocks: Iterable[ContentBlock]) -> bool:
 
 
 def drawing_scripts() -> list[str]:
-    """The scripts that draw charts and matrices, and what they need."""
+    """Return the scripts that draw charts and matrices."""
     return [static(name) for name in ("uPlot.iife.min.js", "steps.js", "copying.js", "charts.js", "matrices.js")]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from featlearn.errors import FeatlearnError
-from featlearn.reporting.document import head, static, written
-from featlearn.reporting.markup import Html, joined, tag, text
+from featlearn.reporting.document import html_page, static, write_page
+from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.page import report as report_on_runs
 from featlearn.reporting.rendering import titled
 from featlearn.sweeps.cells import Cells, short
@@ -65,29 +65,18 @@ def page(
         ("points", "All points", titled("points", "All points", _table(sweep, names, links), folded=False)),
         ("about", "About", titled("about", "About this sweep", _about(sweep))),
     ]
-    content = joined(
-        "<!doctype html>",
-        '<html lang="en">',
-        head(f"{heading}: featlearn sweep", [], styles),
-        '<body class="sweep">',
-        tag("a", "Skip to the maps", href="#maps", class_="skip"),
-        tag(
-            "header",
-            tag("p", "featlearn sweep", class_="kicker"),
-            tag("h1", text(heading)),
-            tag("p", text(_summary(sweep)), class_="said"),
-            tag(
-                "nav",
-                tag("ul", *(tag("li", tag("a", text(name), href=f"#{key}")) for key, name, _ in parts)),
-                aria_label="Sections",
-            ),
-        ),
+    content = html_page(
+        "sweep",
+        heading,
         tag("main", *(part for _, _, part in parts)),
-        tag("footer", tag("p", "Written by featlearn.")),
-        "</body>",
-        "</html>\n",
+        skip=("Skip to the maps", "maps"),
+        header=[tag("p", text(_summary(sweep)), class_="said")],
+        sections=[(key, name) for key, name, _ in parts],
+        styles=styles,
+        body_class="sweep",
+        footer="Written by featlearn.",
     )
-    return written(content, path)
+    return write_page(content, path)
 
 
 class Maps(NamedTuple):

@@ -1,5 +1,5 @@
 "use strict";
-/* Charts of our pages, which follow the step: build(box, block), refresh(chart), remove(chart). */
+/* Charts of our pages, which follow the step: build(box, block, zoom), remove(chart). */
 const drawing = (() => {
   const { decoded, figureTools, ofChart } = copying;
   const root = document.documentElement;
@@ -331,5 +331,5 @@ const drawing = (() => {
     charts.splice(charts.indexOf(chart), 1);
     toggles.splice(0, toggles.length, ...toggles.filter(({ button }) => !chart.legend.includes(button)));
   };
-  return { build, charts, pressed, redraw, refresh, remove, root, short, toggles };
+  return { build, charts, pressed, redraw, remove, root, toggles };
 })();

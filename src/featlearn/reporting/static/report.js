@@ -1,24 +1,36 @@
 "use strict";
-(() => {
-  const { build, charts, pressed, redraw, root, toggles } = drawing;
+/* The charts and matrices of a report: show(root, blocks, zooms), clear(). */
+const page = (() => {
+  const { build, charts, pressed, redraw, remove, root, toggles } = drawing;
   const { matrixSequence, stepsOf } = matrices;
-  const blocks = JSON.parse(document.getElementById("blocks").textContent);
+  let releases = []; // end that matrices follow the step
 
-  // one button for all lines of a run
-  for (const whole of document.querySelectorAll(".runs button"))
-    whole.addEventListener("click", () => {
-      const shown = !pressed(whole);
-      whole.setAttribute("aria-pressed", String(shown));
-      for (const { button, show } of toggles)
-        if (button.dataset.group === whole.dataset.run) show(button, shown);
-    });
-
-  for (const block of blocks) {
-    if (block.kind === "chart") build(document.getElementById(`chart-${block.key}`), block);
-    else matrixSequence(document.getElementById(`figure-${block.key}`), block);
+  function show(element, blocks, zooms = new Map()) {
+    for (const block of blocks) {
+      const id = `chart-${block.key}`;
+      if (block.kind === "chart") build(document.getElementById(id), block, zooms.get(id));
+      else releases.push(matrixSequence(document.getElementById(`figure-${block.key}`), block));
+    }
+    // one button for all lines of a run
+    for (const whole of element.querySelectorAll(".runs button"))
+      whole.addEventListener("click", () => {
+        const shown = !pressed(whole);
+        whole.setAttribute("aria-pressed", String(shown));
+        for (const { button, show } of toggles)
+          if (button.dataset.group === whole.dataset.run) show(button, shown);
+      });
+    stepping.extend(blocks.flatMap(stepsOf));
+    copying.tables(element);
   }
-  stepping.extend(blocks.flatMap(stepsOf));
-  copying.tables(document);
+
+  function clear() {
+    [...charts].forEach(remove);
+    releases.forEach((release) => release());
+    releases = [];
+  }
+
+  const data = document.getElementById("blocks"); // absent on the live page
+  if (data) show(document, JSON.parse(data.textContent));
 
   // ---- a link into what is folded opens it
   const reveal = () => {
@@ -48,4 +60,5 @@
     charts.forEach(({ plot }) => plot.redraw(false, true));
   });
   root.classList.add("drawn");
+  return { clear, show };
 })();

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from featlearn.live.server import listening, server
+from featlearn.reporting.live.server import make_server, open_socket
 
 TOKEN = "t" * 43
 
@@ -18,8 +18,8 @@ TOKEN = "t" * 43
 @contextlib.contextmanager
 def served(path: Path) -> Iterator[int]:
     """The port of a server of the page for `path`."""
-    made = server(path, TOKEN)
-    with listening() as opened:
+    made = make_server(path, TOKEN)
+    with open_socket() as opened:
         thread = threading.Thread(target=made.run, kwargs={"sockets": [opened]})
         thread.start()
         try:
@@ -68,30 +68,24 @@ class Page:
         self._file.close()
         self._line.close()
 
-    def message(self) -> dict[str, Any]:
-        """The next message; a chunk of the answer is an event here."""
+    def message(self, seconds: float = 20.0) -> tuple[str, dict[str, Any]]:
+        """The next message and its kind; a chunk of the answer is an event here."""
+        end = time.monotonic() + seconds
         while True:
+            assert time.monotonic() < end, "no message came"
             size = int(self._file.readline(), 16)
             content = self._file.read(size)
             self._file.readline()
-            if content.startswith(b"data: "):
-                found: dict[str, Any] = json.loads(content[6:])
-                return found
+            if content.startswith(b"event: "):
+                kind, data = content.decode().split("\n", 1)
+                message: dict[str, Any] = json.loads(data.removeprefix("data: "))
+                return kind.removeprefix("event: "), message
 
     def until(self, wanted: Any, seconds: float = 20.0) -> dict[str, Any]:
-        """What is known of the first run when `wanted` holds: the latest error, facts, verdict, and all curves."""
-        known: dict[str, Any] = {"error": "", "curves": {}, "messages": 0}
+        """The latest progress and report when `wanted` holds for them."""
+        latest: dict[str, Any] = {"runs": [], "errors": [], "html": "", "blocks": []}
         end = time.monotonic() + seconds
-        while not wanted(known):
-            assert time.monotonic() < end, known
-            message = self.message()
-            known["messages"] += 1
-            known["left_out"] = message["left_out"]
-            for news in message["runs"][:1]:
-                known.update({key: value for key, value in news.items() if key != "lines"})
-                for step, values in news.get("lines", ()):
-                    for name, value in values.items():
-                        curve = known["curves"].setdefault(name, [[], []])
-                        curve[0].append(step)
-                        curve[1].append(value)
-        return known
+        while not wanted(latest):
+            assert time.monotonic() < end, latest
+            latest |= self.message(end - time.monotonic())[1]
+        return latest

@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy
 import pytest
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError
-from featlearn.live import server as serving
-from featlearn.live.feed import LOOK, PAGES
-from featlearn.record import Run, RunWriter
-from tests.live.serving import TOKEN, Page, answer, raw, served
-from tests.reporting.runs import watched
+from featlearn.record import RunWriter
+from featlearn.reporting.live import server as serving
+from featlearn.reporting.live.feed import MOST_PAGES, REPORT_PERIOD
+from tests.reporting.live.serving import TOKEN, Page, answer, raw, served
 
 SECRET = "the-secret-of-another-user"
 
@@ -149,31 +146,31 @@ def test_what_is_no_request_does_not_end_it(port: int, request_: bytes):
 
 
 def test_it_listens_on_this_machine_only():
-    with serving.listening() as opened:
+    with serving.open_socket() as opened:
         assert opened.getsockname()[0] == "127.0.0.1"
         with pytest.raises(FeatlearnError, match="cannot be used"):
-            serving.listening(opened.getsockname()[1])
+            serving.open_socket(opened.getsockname()[1])
     with pytest.raises(InputValueError, match="65535"):
-        serving.listening(70000)
+        serving.open_socket(70000)
 
 
 def test_the_token_differs_and_stands_in_the_address():
     token = serving.new_token()
     assert len(token) >= 43
     assert token != serving.new_token()
-    with serving.listening() as opened:
-        assert serving.address(opened, token) == f"http://127.0.0.1:{opened.getsockname()[1]}/?token={token}"
+    with serving.open_socket() as opened:
+        assert serving.page_address(opened, token) == f"http://127.0.0.1:{opened.getsockname()[1]}/?token={token}"
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(FeatlearnError, match=r"pip install 'featlearn\[live\]'"):
-        serving.server(tmp_path, TOKEN)
+        serving.make_server(tmp_path, TOKEN)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match="expected the folder of a run"):
-        serving.server(tmp_path / "gone", TOKEN)
+        serving.make_server(tmp_path / "gone", TOKEN)
 
 
 def _link(run: Path, outside: Path) -> None:
@@ -242,9 +239,9 @@ def test_a_hostile_run_shows_an_error_and_the_server_lives(tmp_path: Path, harm,
     run = tmp_path / "runs" / "a"
     begun(run)
     with served(run) as port, Page(port) as page:
-        page.until(lambda known: known["curves"])
+        page.until(lambda known: known["runs"])
         harm(run, tmp_path / "outside")
-        known = page.until(lambda known: said in known["error"])
+        known = page.until(lambda known: said in "".join(known["errors"]))
         assert SECRET not in json.dumps(known)
         assert answer(port)[0] == 200
 
@@ -255,39 +252,37 @@ def test_links_out_of_the_folder_are_no_runs(tmp_path: Path):
     (tmp_path / "runs" / "out").symlink_to(tmp_path / "outside" / "other")
     (tmp_path / "runs" / "deep").symlink_to(tmp_path / "outside")
     with served(tmp_path / "runs") as port, Page(port) as page:
-        first = page.message()
-        while not first["runs"]:
-            first = page.message()
-        assert [run["run"] for run in first["runs"]] == ["inside"]
-        with Page(port) as again:
-            assert [run["run"] for run in again.message()["runs"]] == ["inside"]
+        known = page.until(lambda known: known["html"])
+        assert [line.partition(":")[0] for line in known["runs"]] == ["inside"]
+        assert known["left_out"] == 0
 
 
-def test_a_good_line_after_a_bad_one_is_read(tmp_path: Path):
+def test_other_runs_are_reported_beside_a_damaged_one(tmp_path: Path):
+    begun(tmp_path / "bad")
+    begun(tmp_path / "good")
+    _bad_line(tmp_path / "bad", tmp_path)
+    with served(tmp_path) as port, Page(port) as page:
+        known = page.until(lambda known: known["html"] and known["errors"])
+        assert "good" in known["html"]
+        assert "bad" in known["errors"][0]
+
+
+def test_a_finished_run_is_reported_at_once(tmp_path: Path):
     writer = begun(tmp_path / "a")
     with served(tmp_path / "a") as port, Page(port) as page:
-        _bad_line(tmp_path / "a", tmp_path)
-        writer.scalars(7, {"loss": 0.25})
-        known = page.until(lambda known: known["error"] and 7 in known["curves"].get("loss", [[]])[0])
-        assert known["curves"]["loss"][1][-1] == 0.25
-
-
-def test_a_finished_run_is_judged_at_once(tmp_path: Path):
-    writer = begun(tmp_path / "a")
-    with served(tmp_path / "a") as port, Page(port) as page:
-        page.until(lambda known: known.get("verdict"))
-        writer.scalars(9, {"loss": 0.1})
+        page.until(lambda known: known["html"])
+        writer.scalars(999, {"loss": 0.1})
         writer.describe(finished=True)
         written = time.monotonic()
-        known = page.until(lambda known: known.get("verdict", {}).get("step") == 9)
-        assert time.monotonic() - written < LOOK - 1
-        assert known["facts"]["finished"]
+        known = page.until(lambda known: "999" in known["html"])
+        assert time.monotonic() - written < REPORT_PERIOD - 1
+        assert known["runs"][0].endswith("finished")
 
 
 def test_pages_are_limited(tmp_path: Path):
     begun(tmp_path / "a")
     with served(tmp_path / "a") as port:
-        pages = [Page(port) for _ in range(PAGES)]
+        pages = [Page(port) for _ in range(MOST_PAGES)]
         for page in pages:
             page.message()
         assert answer(port, f"/events?token={TOKEN}")[0] == 503
@@ -306,7 +301,7 @@ def test_reconnects_leak_nothing(tmp_path: Path, count: int):
     begun(tmp_path / "a")
     with served(tmp_path / "a") as port:
         with Page(port) as page:
-            page.until(lambda known: known.get("verdict") and known.get("pictures"))  # all threads have begun
+            page.until(lambda known: known["html"])  # all threads have begun
         time.sleep(0.5)
         before = _held()
         for _ in range(count):
@@ -319,72 +314,27 @@ def test_reconnects_leak_nothing(tmp_path: Path, count: int):
         assert threads <= before[0]
         assert files <= before[1]
         with Page(port) as page:  # none of the pages before takes a place
-            assert page.message()["runs"]
+            assert page.message()[1]["runs"]
 
 
 def _lags(run: Path, lines: int, updates: int) -> list[float]:
+    """Seconds from writing each of `updates` steps to the message that shows it, after `lines` earlier ones."""
     writer = begun(run, 0)
     with (run / "scalars.jsonl").open("w") as file:
         for step in range(lines):
             values = {"loss": 1 / (1 + step), "accuracy": step / lines, "ntk/norm": 1.0 + step}
             file.write(json.dumps({"step": step, "seconds": step / 10, "values": values}) + "\n")
+    lags = []
     with served(run) as port, Page(port) as page:
-        page.until(lambda known: known.get("facts", {}).get("step") == lines - 1, 60)
-        sent: dict[int, float] = {}
-
-        def write() -> None:
-            for i in range(updates):
-                sent[lines + i] = time.monotonic()
-                writer.scalars(lines + i, {"loss": 0.5})
-                time.sleep(0.1)
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        came: dict[int, float] = {}
-        while len(came) < updates:
-            for news in page.message()["runs"]:
-                came |= {step: time.monotonic() for step, _ in news.get("lines", ()) if step >= lines}
-        thread.join()
-    return [came[step] - sent[step] for step in sent]
+        page.until(lambda known: known["runs"])
+        for step in range(lines, lines + updates):
+            writer.scalars(step, {"loss": 0.5})
+            written = time.monotonic()
+            page.until(lambda known, step=step: f"step {step}," in "".join(known["runs"]))
+            lags.append(time.monotonic() - written)
+    return lags
 
 
-def test_a_line_arrives_within_a_second(tmp_path: Path):
-    assert max(_lags(tmp_path / "a", 2000, 10)) < 1.0
-
-
-def test_lines_do_not_wait_for_a_slow_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    began = threading.Event()
-
-    def busy(run: Run) -> dict[str, Any]:
-        """Holds its thread, and the interpreter as far as that can be held."""
-        began.set()
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
-            pass
-        return {"html": "slow", "step": 0}
-
-    monkeypatch.setattr("featlearn.live.board.verdict", busy)
-    assert max(_lags(tmp_path / "a", 200, 20)) < 1.0
-    assert began.is_set()
-
-
-def test_pictures_do_not_wait_for_a_slow_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ended = threading.Event()
-    monkeypatch.setattr("featlearn.live.board.verdict", lambda run: {"html": str(ended.wait(30)), "step": 0})
-    run = watched(tmp_path / "a", steps=8)
-    try:
-        with served(run.path) as port, Page(port) as page:
-            known = page.until(lambda known: known.get("pictures"))
-            assert "verdict" not in known
-            assert [block["key"] for block in known["pictures"]["blocks"]] == ["spectrum", "power", "kernels"]
-            ended.set()
-            page.until(lambda known: known.get("verdict"))
-    finally:
-        ended.set()
-
-
-@pytest.mark.slow
-def test_a_line_of_a_long_run_arrives_within_a_second(tmp_path: Path):
-    lags = _lags(tmp_path / "a", 50_000, 100)
-    print(f"largest lag {max(lags):.2f} s, mean {numpy.mean(lags):.2f} s")
-    assert max(lags) < 1.0
+@pytest.mark.parametrize("lines", [2000, pytest.param(50_000, marks=pytest.mark.slow)])
+def test_a_step_arrives_within_a_second(tmp_path: Path, lines: int):
+    assert max(_lags(tmp_path / "a", lines, 10)) < 1.0

@@ -15,12 +15,10 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.errors import FeatlearnError
-from featlearn.live.process import LivePage
+from featlearn.monitoring.live_page import LivePage
 from featlearn.monitoring.watch import Watch
 from featlearn.record import RunWriter
-from tests.live.serving import answer
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets are passed to the process")
+from tests.reporting.live.serving import answer
 
 
 def trained(out: Path, **options: object) -> tuple[list[float], Watch]:
@@ -54,8 +52,12 @@ def test_the_page_of_a_training_run(
     losses, watch = trained(tmp_path / "live", live=True, quantities=["kernel"])
     monkeypatch.undo()
     (page,) = pages
-    assert page.address in capsys.readouterr().err
-    place = urlsplit(page.address)
+    said, end = "", time.monotonic() + 20
+    while "http" not in said:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        said += capsys.readouterr().err
+    place = urlsplit(re.search(r"http://\S+", said)[0])  # type: ignore[index]
     assert answer(place.port or 0, f"/?{place.query}")[0] == 200
     assert answer(place.port or 0, "/")[0] == 403
     arguments = Path(f"/proc/{page._process.pid}/cmdline")
@@ -70,7 +72,7 @@ def test_the_page_of_a_training_run(
 
 def test_it_ends_with_a_process_that_is_killed(tmp_path: Path):
     code = (
-        "import sys, time; from pathlib import Path; from featlearn.live.process import LivePage\n"
+        "import sys, time; from pathlib import Path; from featlearn.monitoring.live_page import LivePage\n"
         "page = LivePage(Path(sys.argv[1])); print(page._process.pid, flush=True); time.sleep(60)"
     )
     RunWriter(tmp_path / "a", {})

@@ -1,1 +1,0 @@
-"""A page that follows runs while they are written: `featlearn live`, `fl.watch(live=True)`."""
