@@ -251,7 +251,7 @@ def row(name: str, task: Task, device: str, steps: int, folder: Path, quantities
         f"{watched.seconds:.1f}",
         f"{run.config['overhead']:.2%}",
         ", ".join(map(str, counts)),
-        str(task.probe // run.config.get("thinned", 1)),
+        str((run.probe_samples or (0, 0))[1]),
         f"{single(task, device, folder / 'single', quantities):.3f}",
         f"{outside:.2f}",
     ]

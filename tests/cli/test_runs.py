@@ -143,8 +143,8 @@ def test_ls_marks_losses_that_are_no_squared_errors(capsys: pytest.CaptureFixtur
     assert "tr:" not in lines
 
 
-def test_show_says_on_how_many_samples_of_a_thinned_probe_a_run_rests(capsys: pytest.CaptureFixture[str]):
-    writer = RunWriter("thin", {"probe": {"samples": 130}, "thinned": 4})
+def test_show_says_how_many_samples_of_the_probe_were_measured(capsys: pytest.CaptureFixture[str]):
+    writer = RunWriter("thin", {"probe": {"samples": 130, "measured": 33}})
     writer.scalars(7, {"probe/loss": 1.0})
     writer.close()
     assert main(["runs", "show", "thin"]) == 0

@@ -179,21 +179,6 @@ def test_a_constant_that_is_learned_first_is_no_fit(tmp_path: Path):
     assert diagnose(open_run(tmp_path / "run")).regime == "rich"
 
 
-def test_outputs_from_before_the_probe_was_thinned_are_left_out(tmp_path: Path):
-    y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
-    writer = RunWriter(tmp_path / "run", {"name": "run", "loss_convention": "mean"})
-    writer.array("targets", 0, y=y.numpy())
-    for step, share, rows in ((0, 0.0, y), (4, 0.2, y.repeat(2, 1)), (16, 0.5, y), (40, 1.0, y)):
-        writer.array("outputs", step, f=(share * rows).numpy())
-        writer.scalars(step, {"probe/loss": float(((1 - share) * y).square().mean())})
-    writer.event("thinned", 16, samples=3, stride=2)
-    writer.close()
-    found = Findings(open_run(tmp_path / "run")).run_data.centered_loss
-    assert found is not None
-    assert found.steps.tolist() == [0, 16, 40]
-    assert found.values[1] == pytest.approx(0.25 * found.first)
-
-
 def test_a_step_is_given_only_if_every_run_has_one(tmp_path: Path):
     low, high = GAP.low / 3, 3 * GAP.high
     grokked, rich = late(tmp_path / "a", [low] * 6 + [high] * 2), late(tmp_path / "b", [high] * 8)

@@ -39,15 +39,15 @@ def sharing(ranks: bool, patience: float = 10.0) -> Iterator[Counter[str]]:
         asked[act] += 1
         return perform(self, act, arguments)
 
-    before = shared_measurement.LEAST_SHARE, SharedMeasurement._faster, run_ranks.PATIENCE
+    before = shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE, run_ranks.PATIENCE
     if ranks:
-        shared_measurement.LEAST_SHARE, SharedMeasurement._faster = 1, lambda *_: True  # type: ignore[method-assign]
+        shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE = 1, 0.0
     SharedMeasurement._perform, run_ranks.PATIENCE = counted, patience  # type: ignore[method-assign]
     try:
         yield asked
     finally:
         SharedMeasurement._perform = perform  # type: ignore[method-assign]
-        shared_measurement.LEAST_SHARE, SharedMeasurement._faster, run_ranks.PATIENCE = before  # type: ignore[method-assign]
+        shared_measurement.LEAST_SHARE, shared_measurement.WORTHWHILE, run_ranks.PATIENCE = before
 
 
 def same_folder() -> Path:
@@ -226,27 +226,6 @@ def ranks_that_cannot_measure_together_leave_it_to_rank_0(rank: int, size: int) 
         assert open_run(path / trouble).config["measurements"] == 5
         if word:
             assert_same_numbers(open_run(path / trouble), open_run(path / "nothing"))
-
-
-@on_ranks(2)
-def a_thinned_probe_is_divided_anew(rank: int, size: int) -> None:
-    path = same_folder()
-    for together in (False, True):
-        with sharing(together) as asked:
-            one = Watched(path / str(together))
-            with one.watch:
-                for _ in range(3):
-                    one.train()
-                if rank == 0:
-                    one.watch._thin(2)
-                for _ in range(3):
-                    one.train()
-        assert asked["probes"] == 2 * together
-        dist.barrier()
-    found = open_run(path / "True")
-    assert [found.array("kernel", step)["mean"].shape for step in (3, 6)] == [(9, 9), (5, 5)]
-    assert not events(path / "True", "failed", "undivided")
-    assert_same_numbers(found, open_run(path / "False"))
 
 
 @on_ranks(2)

@@ -87,16 +87,15 @@ def test_numbers_go_through_the_log_of_the_trainer(tmp_path: Path):
 
 
 def test_numbers_of_an_earlier_step_are_not_logged_as_those_of_now(tmp_path: Path):
-    """A thinned probe is measured again at the start, in the middle of training."""
     seen = watched(tmp_path, quantities=["kernel"], every=6)
 
-    class Thin(transformers.TrainerCallback):
+    class Log(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 4:
                 seen.log_metrics({"ntk/norm": 7.5}, 0)
                 seen.log_metrics({"ntk/trace": 2.5}, 4)
 
-    trainer = trained(tmp_path, [seen, Thin()], attach=True)
+    trainer = trained(tmp_path, [seen, Log()], attach=True)
     history = trainer.state.log_history
     assert [entry["step"] for entry in history if "ntk/norm" in entry] == [0, 6, 12]
     assert 7.5 not in [entry.get("ntk/norm") for entry in history]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CheckpointError, InputTypeError, RunError
-from featlearn.monitoring import resumption as resumption_module
+from featlearn.monitoring import description as description_module
 from featlearn.record import Run
 
 from .children import Child, children, wait_for
@@ -271,7 +271,7 @@ def test_a_start_too_large_to_be_stored_is_read_again(
     mlps: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, live = mlps
-    monkeypatch.setattr(resumption_module, "LARGEST", 10)
+    monkeypatch.setattr(description_module, "LARGEST_STATE", 10)
     given = [(step, folder / f"step{step}.pt") for step in STEPS]
     measured("mlp", given[:2], tmp_path / "run")
     run = measured("mlp", given, tmp_path / "run")
@@ -316,6 +316,8 @@ def test_a_bad_file_is_named_and_what_was_measured_before_is_kept(mlps: tuple[Pa
     cut = fl.open_run(tmp_path / "live")
     assert [line["step"] for line in cut.lines] == [0, 1, 3]
     for name, value in cut.lines[-1]["values"].items():
+        if name.startswith("ntk/test/"):  # the live run went on, and has them at its end
+            continue
         assert value == pytest.approx(live.lines[2]["values"][name], rel=1e-6, abs=1e-9, nan_ok=True), name
     bad.write_bytes((folder / "step10.pt").read_bytes())
     run = measured("mlp", tmp_path / "saved", tmp_path / "live")

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featlearn.audited_model import AuditedModel
-from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
-from featlearn.monitoring.shared_measurement import SharedMeasurement
 from featlearn.record import open_run
 
 from .children import Child, children, wait_for, wait_for_end
@@ -72,23 +69,6 @@ def test_a_rank_killed_while_all_measure_is_missed_by_training_alone(victim: int
     assert {"undivided", "interrupted"} <= set(kinds)
     assert [event["step"] for event in run.events if event["kind"] == "undivided"] == [2]
     assert measured.tolist() == [0, 1, 2], "rank 0 has measured alone what they could not measure together"
-
-
-def test_ranks_share_what_takes_rank_0_long_unless_they_are_slower(tmp_path: Path):
-    model = torch.nn.Linear(3, 2)
-    watched = WatchedNetwork(model, ProbeData(torch.randn(40, 3), None))
-    shared, request = SharedMeasurement(Ranks(tmp_path), watched, AuditedModel(model)), (40, "kernels")
-    assert not shared._faster(request), "rank 0 has not tried it alone"
-    shared._alone[request] = 0.24
-    assert not shared._faster(request)
-    shared._alone[request] = 0.26
-    assert shared._faster(request)
-    shared._together[request] = [0.9]
-    assert shared._faster(request), "the first time prepares much"
-    shared._together[request] = [0.9, 0.2]
-    assert shared._faster(request)
-    shared._together[request] = [0.9, 0.3]
-    assert not shared._faster(request)
 
 
 def test_one_process_decides_for_itself(tmp_path: Path):

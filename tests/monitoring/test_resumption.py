@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch import nn
 
 from featlearn.errors import RunError
 from featlearn.metrics import kernel_distance
-from featlearn.monitoring import resumption as resumption_module
+from featlearn.monitoring import description as description_module
 from featlearn.monitoring.entry import watch
-from featlearn.monitoring.stopwatch import Stopwatch
 from featlearn.record import open_run
 
 from .children import Child, children, wait_for, wait_for_end
@@ -151,7 +149,7 @@ def test_settings_of_a_resumed_run(tmp_path: Path):
 
 
 def test_a_start_too_large_to_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resumption_module, "LARGEST", 10)
+    monkeypatch.setattr(description_module, "LARGEST_STATE", 10)
     model, optimizer, _ = begun(tmp_path / "run", 5)
     with pytest.warns(UserWarning, match="too large to be stored"):
         seen = watch(model, probe=probe(), out=tmp_path / "run", every=1, budget=None, resume=True).__enter__()
@@ -202,14 +200,3 @@ def test_control_c_ends_a_run_in_order(tmp_path: Path):
     kinds = [event["kind"] for event in run.events]
     assert (kinds[0], kinds[-2:]) == ("started", ["interrupted", "finished"])
     assert run.scalar("ntk/norm")[0][-1] == run.config["steps"]
-
-
-def test_seconds_of_training_never_fall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # time that a step takes beside training is taken out when it ends, so that the clock may seem to go back
-    readings = count(100, -1)
-    monkeypatch.setattr(Stopwatch, "training", property(lambda _: float(next(readings))))
-    _, _, seen = begun(tmp_path / "run", 5)
-    seen.__exit__(None, None, None)
-    seconds = [line["seconds"] for line in seen.run.lines]
-    assert len(seconds) > 3
-    assert seconds == sorted(seconds)

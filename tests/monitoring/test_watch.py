@@ -16,7 +16,7 @@ from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, Ru
 from featlearn.monitoring import StepView
 from featlearn.monitoring import step_view as step_view_module
 from featlearn.monitoring.entry import watch
-from featlearn.monitoring.means import Means
+from featlearn.monitoring.means import UserNumbers
 from featlearn.monitoring.watch import Watch
 from featlearn.record import RunWriter, open_run
 
@@ -128,8 +128,6 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     expected["richness/low_rank"] = float(fl.metrics.low_rank_richness(last_features, f))
     own = torch.nn.functional.one_hot(test[1], 3).double() - 1 / 3
     expected["test/loss"] = float((model(test[0]).detach() - own).square().sum(1).mean())
-    expected["ntk/test/alignment"] = float(fl.metrics.alignment(fl.ntk(model, test[0]), own))
-    expected["ntk/test/centered_alignment"] = float(fl.metrics.centered_alignment(fl.ntk(model, test[0]), own))
     for name in ("0", "2", "4"):
         expected[f"ntk/layers/{name}/share"] = float((layers[name] * kernel).sum() / kernel.square().sum())
         expected[f"ntk/layers/{name}/alignment"] = float(fl.metrics.alignment(layers[name], y))
@@ -162,6 +160,11 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     assert set(line) - {"loss"} == set(expected)
     for name, value in expected.items():
         assert line[name] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), name
+    steps, alignments = seen.run.scalar("ntk/test/alignment")
+    assert steps.tolist() == [0, 5], "at the ends only"
+    assert alignments[1] == pytest.approx(float(fl.metrics.alignment(fl.ntk(at(5)[0], test[0]), own)))
+    centered = float(fl.metrics.centered_alignment(fl.ntk(at(5)[0], test[0]), own))
+    assert seen.run.scalar("ntk/test/centered_alignment")[1][1] == pytest.approx(centered)
 
 
 def test_arrays_are_those_of_the_functions(tmp_path: Path):
@@ -272,11 +275,11 @@ def test_losses_are_means_since_the_last_line(tmp_path: Path):
 
 def test_a_loss_on_a_device_is_not_read_at_every_step():
     """Tensors of the meta device cannot be read at all, but they can be added."""
-    means = Means()
+    means = UserNumbers()
     for _ in range(9):
         means.add("loss", torch.tensor(1.0, device="meta", requires_grad=True))
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        means.taken()
+        means.means()
 
 
 def test_own_scalars_are_averaged_if_frequent_and_kept_at_their_step_if_rare(tmp_path: Path):
@@ -980,7 +983,7 @@ def test_averages_that_settle_are_told_apart_from_learning(tmp_path: Path):
     body.requires_grad_(False)
     x = 3 * torch.randn(11, 6, dtype=torch.float64) + 1
     first = body.eval()(x)
-    with watch(model, (x, None), tmp_path / "run", every=1, budget=None, quantities=["gap"]) as seen:
+    with watch(model, (x, None), out=tmp_path / "run", every=1, budget=None, quantities=["gap"]) as seen:
         body.train()(x)
         with torch.no_grad():
             model[1].weight += 0.1

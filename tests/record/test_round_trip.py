@@ -347,11 +347,11 @@ def test_reading_a_run_loads_no_torch(recorded: Path):
     ("config", "samples"),
     [
         ({"probe": {"samples": 130}}, (130, 130)),
-        ({"probe": {"samples": 130}, "thinned": 4}, (130, len(range(0, 130, 4)))),
-        ({"probe": {"samples": 128}, "thinned": 4}, (128, 32)),
+        ({"probe": {"samples": 130, "measured": 33}}, (130, 33)),
+        ({"probe": {"samples": 128, "measured": 200}}, (128, 128)),
         ({"probe": {"samples": "many"}}, None),
         ({"probe": None}, None),
-        ({"probe": {"samples": 5}, "thinned": -2}, (5, 5)),
+        ({"probe": {"samples": 5, "measured": -2}}, (5, 5)),
         ({}, None),
     ],
 )

@@ -266,10 +266,8 @@ class RunData:
         if self.loss_kind is not SQUARE or self.targets is None:
             return None
         y, pairs = self.targets.double(), []
-        # Outputs from before the probe was thinned are of more samples than the targets.
-        thinned = max((event["step"] for event in self.run.events if event["kind"] == "thinned"), default=0)
         for step in self.array_steps("outputs"):
-            f = self.array("outputs", step, "f") if step == 0 or step >= thinned else None
+            f = self.array("outputs", step, "f")
             if f is not None:
                 off = f.double().reshape(y.shape) - y
                 pairs.append((float(step), float((off - off.mean(0)).square().sum(1).mean())))

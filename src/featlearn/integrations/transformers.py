@@ -79,11 +79,7 @@ def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any
                 self.finished = seen
 
         def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-            """To the reporters: without what they got from the Trainer itself, and without numbers of an earlier step.
-
-            `trainer.log` knows no step but the present one. When the probe is thinned, the start is measured again;
-            its numbers would be logged as if they were of now. The run on disk has them at step 0.
-            """
+            """Send the numbers of the present step to the reporters, without those that they got from the Trainer."""
             own = {key: value for key, value in metrics.items() if "/" in key}
             if self.trainer is not None and own and step == self.trainer.state.global_step:
                 control = self.trainer.control

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,12 +14,14 @@ from featlearn.contraction.proportional_outputs import ProportionalOutputs, Uneq
 from featlearn.errors import NotFiniteError
 from featlearn.gradients.directions import OutputSelection
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
-from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.plan import Plan
 from featlearn.planning.progress_line import ProgressLine
+
+if TYPE_CHECKING:
+    from featlearn.kernel.verification import KernelVerification
 
 
 class KernelExecution:
@@ -39,7 +42,7 @@ class KernelExecution:
         self.found_proportional: frozenset[str] | None = None
         """Parameters for which one output direction was found to stand for all."""
 
-    def run(self, checks: KernelVerification | None = None) -> Kernels:
+    def run(self, checks: "KernelVerification | None" = None) -> Kernels:
         """The kernels of all groups of parameters."""
         measurement, plan = self._measurement, self._plan
         total = KernelSum(

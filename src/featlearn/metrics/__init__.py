@@ -5,6 +5,9 @@ are float64 tensors on the kernel's device. A quantity that is undefined (a zero
 centering) is nan.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from featlearn.metrics.alignment import (
     Interference,
     alignment,
@@ -15,11 +18,35 @@ from featlearn.metrics.alignment import (
     specialization,
 )
 from featlearn.metrics.change import feature_rate, kernel_distance, kernel_velocity
-from featlearn.metrics.curves import Agreement, agreement, log_slope, time_to
-from featlearn.metrics.resampling import RiskCurve, learning_curve
 from featlearn.metrics.richness import features_at_convergence, low_rank_richness
-from featlearn.metrics.risk import Condition, PredictedRisk, condition, effective_dimension, predicted_risk
 from featlearn.metrics.spectrum import PowerLaw, Spectrum, effective_rank, power_law, spectrum
+
+if TYPE_CHECKING:
+    from featlearn.metrics.curves import Agreement as Agreement
+    from featlearn.metrics.curves import agreement as agreement
+    from featlearn.metrics.curves import log_slope as log_slope
+    from featlearn.metrics.curves import time_to as time_to
+    from featlearn.metrics.resampling import RiskCurve as RiskCurve
+    from featlearn.metrics.resampling import learning_curve as learning_curve
+    from featlearn.metrics.risk import Condition as Condition
+    from featlearn.metrics.risk import PredictedRisk as PredictedRisk
+    from featlearn.metrics.risk import condition as condition
+    from featlearn.metrics.risk import effective_dimension as effective_dimension
+    from featlearn.metrics.risk import predicted_risk as predicted_risk
+
+_LATE = {
+    "Agreement": "curves",
+    "agreement": "curves",
+    "log_slope": "curves",
+    "time_to": "curves",
+    "RiskCurve": "resampling",
+    "learning_curve": "resampling",
+    "Condition": "risk",
+    "PredictedRisk": "risk",
+    "condition": "risk",
+    "effective_dimension": "risk",
+    "predicted_risk": "risk",
+}
 
 __all__ = [
     "Agreement",
@@ -51,3 +78,14 @@ __all__ = [
     "spectrum",
     "time_to",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load a metric on first use, unless a watched run needs it."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

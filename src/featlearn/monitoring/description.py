@@ -12,15 +12,33 @@ from torch.optim import Optimizer
 from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, as_targets, has_labels, is_classification
 from featlearn.torch_internals import AnyBatchNorm, AnyDropout
 
+LARGEST_STATE = 2**26
+"""Bytes of initial weights, at most, that are stored in a run."""
 
-def description(watched: WatchedNetwork, outputs: Tensor, **settings: Any) -> dict[str, Any]:
-    """Arguments of the watch, with versions, seed and device."""
+
+def stored_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+    """Weights as arrays t0, t1 ..., and their names; ({}, None) if they are too large."""
+    size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, Tensor))
+    if size > LARGEST_STATE or not all(isinstance(t, Tensor) for t in state.values()):
+        return {}, None
+    return {f"t{number}": _array(tensor) for number, tensor in enumerate(state.values())}, list(state)
+
+
+def _array(tensor: Tensor) -> numpy.ndarray:
+    # numpy has no bfloat16 and smaller; float32 holds them exactly
+    small = tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    found: numpy.ndarray = (tensor.float() if small else tensor).numpy()
+    return found
+
+
+def description(watched: WatchedNetwork, given: WatchedNetwork, outputs: Tensor, **settings: Any) -> dict[str, Any]:
+    """Return the arguments of the watch, with versions, seed and device; `given` has whole probes."""
     first = next(watched.model.parameters())
     return {
         "model": model_entry(watched.model),
         "optimizer": optimizer_entry(watched.optimizer),
-        "probe": probe_entry(watched.probe, outputs),
-        "test": None if watched.test is None else probe_entry(watched.test, None),
+        "probe": _probe_entry(watched.probe, given.probe) | {"stride": watched.stride, **_task(watched.probe, outputs)},
+        "test": None if given.test is None else _probe_entry(watched.test, given.test),
         "versions": versions(),
         "seed": torch.initial_seed(),
         "device": str(first.device),
@@ -55,14 +73,16 @@ def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
-def probe_entry(data: ProbeData, outputs: Tensor | None) -> dict[str, Any]:
-    """Hash and size of a probe."""
-    found: dict[str, Any] = {"sha256": data.digest, "samples": data.samples}
-    if outputs is not None:
-        found["outputs"] = outputs.shape[1]
-        found["labels"] = has_labels(data.y, outputs.shape[1])
-        found["classification"] = data.y is not None and is_classification(as_targets(data.y, outputs))
-    return found
+def _probe_entry(measured: ProbeData | None, given: ProbeData) -> dict[str, Any]:
+    """Return the hash and the size of a probe, and how many of its samples are measured."""
+    samples = given.samples if measured is None else measured.samples
+    return {"sha256": given.digest, "samples": given.samples, "measured": samples}
+
+
+def _task(data: ProbeData, outputs: Tensor) -> dict[str, Any]:
+    classes = outputs.shape[1]
+    classification = data.y is not None and is_classification(as_targets(data.y, outputs))
+    return {"outputs": classes, "labels": has_labels(data.y, classes), "classification": classification}
 
 
 def versions() -> dict[str, str]:

@@ -14,14 +14,12 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.losses import Loss
 from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
+from featlearn.monitoring.recording import WatchOptions
 from featlearn.monitoring.schedule import Every, Schedule
 from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
-from featlearn.monitoring.sinks import checked_sinks, listed
-from featlearn.monitoring.stopwatch import checked_budget
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout
-from featlearn.record.replacement import refuse_unless_run
 from featlearn.signatures import name_keywords
 
 
@@ -58,7 +56,7 @@ def watch(
     measurement that fails or cannot be written is recorded as an event, and you are warned once.
 
     Under `torch.distributed` rank 0 decides and writes. If every rank has a watch, all of them measure kernels and
-    features together that took rank 0 at least 0.25 s alone, where each has at least 32 samples of the probe.
+    features together that are much work, where each has at least 32 samples of the probe.
 
     Args:
         model: any `nn.Module`, also one wrapped by `torch.compile` or DDP, or sharded by FSDP2; measured in eval mode.
@@ -66,11 +64,10 @@ def watch(
             labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
         out: a directory for the run, new or empty.
         every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
-        budget: the share of training time that measuring may take, a fifth of it for the linearization gap and other
-            cheap quantities. Which scheduled steps are measured follows from their numbers and from costs that are
-            taken once and rounded to factors of four. One measurement in every doubling of the step is promised: for
-            it the probe is thinned, down to 32 samples, and short runs may spend what 60 s of training earn. None: no
-            limit.
+        budget: share of the work of training that measuring may take, counted in multiply-adds. Gap, richness, weights
+            and layers come first, kernels and neural features last. The probe is reduced to every second, fourth ...
+            sample, at least 32, if its first measurement would be too much work. The first and the last measurement are
+            always made. None: every scheduled measurement, with all samples.
         test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
         quantities: names out of gap, richness, weights, kernel, features, layers, convergence (where weights decay),
@@ -95,6 +92,8 @@ def watch(
     if resume and overwrite:
         raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
     if overwrite:
+        from featlearn.record.replacement import refuse_unless_run  # late: few runs need it
+
         refuse_unless_run(Path(out))
     entries = {
         "name": name,
@@ -105,9 +104,11 @@ def watch(
     }
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
-    if live:
-        sinks = ["live", *listed(sinks)]
-    checked_sinks(sinks)
+    if live or not isinstance(sinks, list | tuple) or sinks:
+        from featlearn.monitoring.sinks import checked_sinks, listed  # late: few runs need it
+
+        sinks = [*(["live"] if live else []), *listed(sinks)]
+        checked_sinks(sinks)
     network = unwrapped(model)
     if optimizer is not None and not trains(optimizer, network):
         raise InputValueError(
@@ -118,7 +119,28 @@ def watch(
     watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout, loss=loss)
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     entries["quantities"] = [one.name for one in chosen]
-    return Watch(watched, Path(out), Schedule(every), checked_budget(budget), chosen, entries, sinks, resume, overwrite)
+    return Watch(
+        WatchOptions(
+            watched=watched,
+            path=Path(out),
+            schedule=Schedule(every),
+            budget=_checked_budget(budget),
+            quantities=chosen,
+            entries=entries,
+            sinks=sinks,
+            resume=resume,
+            overwrite=overwrite,
+        )
+    )
+
+
+def _checked_budget(share: float | None) -> float | None:
+    expected = "expected a share of the work of training between 0 and 1, or None"
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+        raise InputTypeError(f"budget={share!r}, {expected}")
+    if share is not None and not 0 < share <= 1:
+        raise InputValueError(f"budget={share}, {expected}")
+    return share
 
 
 def _plain_settings(settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Averages of the numbers of every step, without device synchronization."""
+"""Numbers that the training loop passes: means of those of every step, without device synchronization."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,18 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputTypeError
+from featlearn.errors import InputTypeError, InputValueError
+from featlearn.monitoring.names import safe_path
+from featlearn.record.layout import USER
 
 
-class Means:
-    """Sums by name. Tensors are summed on their device and read only when a line is written."""
+class UserNumbers:
+    """Numbers of the user. Those of every step are averaged; others are recorded at once.
+
+    Tensors are summed on their device and read only when a line is written.
+    """
 
     def __init__(self) -> None:
+        self.taken: set[str] = set()
+        """Names under which quantities of the user are recorded."""
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._latest: dict[str, int] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Add one number."""
+        """Add one number to a mean."""
         number = _detached(name, value)
         if name in self._sums:
             self._sums[name] = self._sums[name] + number
@@ -27,23 +35,41 @@ class Means:
             self._sums[name] = number.clone() if isinstance(number, Tensor) else number
             self._counts[name] = 1
 
-    def taken(self) -> dict[str, float]:
-        """The mean of each number since the last call."""
-        found = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+    def add_step(self, step: int, numbers: Mapping[str, Any]) -> dict[str, float]:
+        """Add the numbers of one step to their means; return those that the step before did not have."""
+        rare = {}
+        for name, value in self.named(numbers).items():
+            if self._latest.get(name) == step - 1:
+                self.add(name, value)
+            else:
+                rare[name] = value
+            self._latest[name] = step
+        return floats(rare)
+
+    def named(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the numbers under the names in which they are recorded."""
+        named = {USER + safe_path(name): value for name, value in numbers.items()}
+        if taken := sorted(self.taken & named.keys()):
+            raise InputValueError(
+                f"{taken[0].removeprefix(USER)!r} is passed as a number of a step, but one of your quantities records "
+                "a number of that name; rename one of them"
+            )
+        return named
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each number since the last call."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
-        return found
+        return means
 
 
-def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
-    """The values as floats."""
-    means = Means()
-    for name, value in values.items():
-        means.add(name, value)
-    return means.taken()
+def floats(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values as floats."""
+    return {name: float(_detached(name, value)) for name, value in values.items()}
 
 
 def _detached(name: str, value: Any) -> Any:
-    """The number as a float, or as a detached tensor if it is on another device."""
+    """Return the number as a float, or as a detached tensor if it is on another device."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         if value.device.type == "cpu":
             return value.item()

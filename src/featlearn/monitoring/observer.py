@@ -1,6 +1,5 @@
 """Measurements of one run, each compared with the first and with the previous one."""
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,15 +15,13 @@ from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
-from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, step_view
+from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, sizes_of, step_view
+from featlearn.monitoring.work import FEWEST, FIRST, Budget, forward_work, quantity_work
 from featlearn.network.copies import network_at
 from featlearn.record import Run
 
 if TYPE_CHECKING:
     from featlearn.monitoring.shared_measurement import SharedMeasurement
-
-COMPARED = {"features": 3.0}
-"""Quantity -> factor by which it is slower once there is a baseline to compare with."""
 
 
 class Observation(NamedTuple):
@@ -34,10 +31,6 @@ class Observation(NamedTuple):
     failures: list[tuple[ScheduledQuantity, Exception]]
     outputs: Tensor
     """(P, C), on the CPU."""
-    costs: dict[str, float]
-    """Quantity -> expected seconds in the middle of a run, from the time it took now."""
-    common: float
-    """Seconds shared by all quantities, without the audit of the first measurement."""
     undivided: str | None = None
     """Why this rank has measured alone what all ranks should have measured together."""
 
@@ -73,6 +66,26 @@ class Observer:
     ) -> Observation:
         """Measure the network as it is now."""
         return self._observe(self.watched, step, chosen, end, last)
+
+    def settle(self, budget: Budget, chosen: Sequence[ScheduledQuantity], *, reduce: bool) -> None:
+        """Tell the budget the work of each quantity; `reduce` the probe until the first measurement is affordable."""
+        watched, names = self.watched, {quantity.name for quantity in chosen}
+        with self._audited.measuring([watched.probe.x]) as measurement:
+            device, stride = measurement.device.type, 1
+            while True:
+                part = watched.reduced(stride)
+                sizes = sizes_of(part, measurement.classes)
+                work = quantity_work(measurement, sizes, ends=True)
+                first = sum(work[name] for name in names & work.keys())
+                affordable = first <= FIRST.get(device, FIRST["cpu"])
+                if not reduce or affordable or watched.probe.samples // (2 * stride) < FEWEST:
+                    break
+                stride *= 2
+            work = quantity_work(measurement, sizes, ends=False)
+            budget.begin(work, first, forward_work(measurement), device)
+            if self.shared is not None:
+                self.shared.work = work["kernel"]
+        self.watched = part if reduce else watched
 
     def observe_start(self, chosen: Sequence[ScheduledQuantity], *, end: bool = True) -> Observation:
         """Measure the network at the start of the run; later measurements are compared with it."""
@@ -142,10 +155,6 @@ class Observer:
         if self._on_gpu:
             torch.cuda.synchronize()
 
-    def clock(self) -> float:
-        """Seconds by which costs are compared: of this thread's work on a CPU, which other processes do not change."""
-        return time.perf_counter() if self._on_gpu else time.thread_time()
-
     @property
     def _on_gpu(self) -> bool:
         return any(p.device.type == "cuda" for p in self.watched.model.parameters())
@@ -153,37 +162,26 @@ class Observer:
     def _observe(
         self, watched: WatchedNetwork, step: int, chosen: Sequence[ScheduledQuantity], end: bool, last: bool
     ) -> Observation:
-        self.synchronize()
-        begun = self.clock()
         audited = self._audited
         if watched.model is not audited.model:
             audited = AuditedModel(watched.model, readout=watched.readout)
-        first = not audited.audits
-        context = RecordContext(self.names, end, last, self._before(step), self.clock)
+        context = RecordContext(self.names, end, last, self._before(step))
         failures: list[tuple[ScheduledQuantity, Exception]] = []
-        costs: dict[str, float] = {}
         shared = self.shared if audited is self._audited else None
         with step_view(watched, step, self.baseline, audited, self._memory, end=end, shared=shared) as now:
-            begun = self.clock() if first else begun
             record = probe(now, context)
             for one in chosen:
-                started, before = self.clock(), context.apart
                 try:
                     record.add(one.read(now, context))
                 except CoupledSamplesError:
                     raise
                 except Exception as error:
                     failures.append((one, error))
-                costs[one.name] = self.clock() - started - (context.apart - before)
             tried = {one.name for one in chosen}
             self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
             outputs = now.outputs
-        self.synchronize()
-        common = self.clock() - begun - sum(costs.values()) - context.apart
-        if now.baseline is None:
-            costs = {name: cost * COMPARED.get(name, 1.0) for name, cost in costs.items()}
         undivided = None if shared is None else shared.untold_failure()
-        return Observation(record, failures, outputs, costs, common, undivided)
+        return Observation(record, failures, outputs, undivided)
 
     def _keep(self, now: StepView, latest: Latest) -> None:
         step, read = latest.step, latest.read

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.gradients.directions import Outputs
 from featlearn.losses import Loss, form, gradient
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout, batch_size, map_tensors, tensors_in
@@ -78,6 +80,26 @@ def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
     return ProbeData(map_tensors(x, own), None if y is None else own(y))
 
 
+def joined(x: Inputs, x2: Inputs) -> Inputs | None:
+    """Return the samples of two inputs as one batch; None where they do not fit together."""
+    tensors, others = tensors_in(x), tensors_in(x2)
+    samples, more = batch_size(x), batch_size(x2)
+    if len(tensors) != len(others):
+        return None
+    parts = []
+    for tensor, other in zip(tensors, others, strict=True):
+        rows = [t.dim() > 0 and len(t) == count for t, count in ((tensor, samples), (other, more))]
+        alike = (tensor.shape[1:], tensor.dtype) == (other.shape[1:], other.dtype) and samples != 1 != more
+        if all(rows) and alike:
+            parts.append(torch.cat([tensor, other]))
+        elif not any(rows) and torch.equal(tensor, other):
+            parts.append(tensor)
+        else:
+            return None
+    remaining = iter(parts)
+    return map_tensors(x, lambda _: next(remaining))
+
+
 def _refuse_not_finite(tensor: Tensor, name: str) -> None:
     if not tensor.is_floating_point():
         return
@@ -88,6 +110,21 @@ def _refuse_not_finite(tensor: Tensor, name: str) -> None:
             f"{name}, of shape {tuple(tensor.shape)}, has {int(wrong.sum())} entries that are nan or infinite, "
             "expected finite numbers; nothing can be measured with them: leave these samples out"
         )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the work of a measurement depends on, besides the network."""
+
+    samples: int
+    tests: int
+    """Number of test points; 0 without a test probe."""
+    kernel: Outputs
+    """Output directions of the kernels."""
+    full: bool
+    """Whether the first and the last kernel are between all outputs."""
+    features: int
+    """Number of output directions of the neural features."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +139,21 @@ class WatchedNetwork:
     initial: Mapping[str, Any] = field(default_factory=dict)
     """The state dict at the first measurement, on the CPU; empty if unknown."""
     stride: int = 1
-    """Stride over the samples of the given probes."""
+    """Stride over the samples that were passed: the others are not measured."""
     loss: Loss | None = None
     """The training loss, if it is known."""
 
-    def thinned(self, stride: int) -> "WatchedNetwork":
-        """The same with every `stride`-th sample of the probes."""
+    @cached_property
+    def both(self) -> Inputs | None:
+        """Inputs of the probe and then of the test probe, in one batch; None where there is no such batch."""
+        return None if self.test is None else joined(self.probe.x, self.test.x)
+
+    def reduced(self, stride: int) -> "WatchedNetwork":
+        """Return the same network with every `stride`-th sample of its probes."""
+        if stride == 1:
+            return self
         test = None if self.test is None or self.test.samples < 2 * stride else self.test.every(stride)
-        return replace(self, probe=self.probe.every(stride), test=test or self.test, stride=self.stride * stride)
+        return replace(self, probe=self.probe.every(stride), test=test or self.test, stride=stride)
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

@@ -1,9 +1,7 @@
 """What is recorded at one step: numbers under their names, and arrays."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,19 +47,6 @@ class RecordContext:
     """Whether it is the last."""
     previous: tuple[int, Tensor] | None = None
     """Step and kernel of the previous measurement."""
-    clock: Callable[[], float] = time.perf_counter
-    """By which costs are taken."""
-    apart: float = 0.0
-    """Seconds spent on what only the first and the last measurement record; excluded from cost estimates."""
-
-    @contextmanager
-    def only_at_an_end(self) -> Iterator[None]:
-        """Time this block separately."""
-        begun = self.clock()
-        try:
-            yield
-        finally:
-            self.apart += self.clock() - begun
 
 
 Read = Callable[[StepView, RecordContext], Record]
@@ -104,9 +89,8 @@ def kernel(view: StepView, context: RecordContext) -> Record:
     record = Record(found, {"spectrum": {"eigenvalues": spectrum.eigenvalues}})
     record.arrays["kernel"] = _arrays(mean=view.kernel)
     if context.end:
-        with context.only_at_an_end():
-            each = view.kernel_each if len(view.kernel_each) > 1 else None
-            record.arrays["kernel"] |= _arrays(each=each, full=view.kernel_full)
+        each = view.kernel_each if len(view.kernel_each) > 1 else None
+        record.arrays["kernel"] |= _arrays(each=each, full=view.kernel_full)
     first = whole if view.baseline is None else view.baseline.kernel
     if first is not None:
         found["ntk/distance"] = float(metrics.kernel_distance(whole, first))
@@ -263,19 +247,17 @@ def _moved(name: str, norm: Tensor, gone: Tensor, size: Tensor) -> dict[str, flo
 
 
 def test(view: StepView, context: RecordContext) -> Record:
-    """Fit and kernel of the test probe."""
+    """Fit of the test probe; at the first and the last measurement also its kernels."""
     data, f, y = view.watched.test, view.test_outputs, view.test_targets
-    if data is None or f is None or view.test_kernel is None:
+    if data is None or f is None:
         return Record()
-    found = _fit("test", data, f, y)
-    if y is not None:
-        found["ntk/test/alignment"] = float(metrics.alignment(view.test_kernel, y))
-        found["ntk/test/centered_alignment"] = float(metrics.centered_alignment(view.test_kernel, y))
-    record = Record(found)
+    record = Record(_fit("test", data, f, y))
     if context.end:
-        with context.only_at_an_end():
-            cross, whole = view.cross_kernels or (None, None)
-        record.arrays["test"] = _arrays(cross=cross, cross_full=whole, kernel=view.test_kernel, f=f, y=y)
+        kernel, (cross, whole) = view.test_kernel, view.cross_kernels or (None, None)
+        if y is not None and kernel is not None:
+            record.scalars["ntk/test/alignment"] = float(metrics.alignment(kernel, y))
+            record.scalars["ntk/test/centered_alignment"] = float(metrics.centered_alignment(kernel, y))
+        record.arrays["test"] = _arrays(cross=cross, cross_full=whole, kernel=kernel, f=f, y=y)
     elif f.numel() <= LARGE:
         record.arrays["test"] = _arrays(f=f)
     return record
@@ -291,9 +273,8 @@ def optimizer(view: StepView, context: RecordContext) -> Record:
         found["ntk/optimizer/alignment"] = float(metrics.alignment(kernel, view.targets))
     record = Record(found)
     if context.last:
-        with context.only_at_an_end():
-            cross, whole = view.optimizer_cross_kernels or (None, None)
-            full = view.optimizer_kernel_full
+        cross, whole = view.optimizer_cross_kernels or (None, None)
+        full = view.optimizer_kernel_full
         record.arrays["optimizer_kernel"] = _arrays(mean=kernel, full=full, cross=cross, cross_full=whole)
     return record
 

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import torch
-from torch import Tensor
 
 from featlearn.errors import RunError
 from featlearn.monitoring.names import Names
@@ -16,24 +14,6 @@ from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.step_view import Baseline
 from featlearn.monitoring.stopwatch import Cost
 from featlearn.record import Run
-
-LARGEST = 2**26
-"""Bytes of initial weights, at most, that are stored in a run."""
-
-
-def stored_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
-    """Weights as arrays t0, t1 ..., and their names; ({}, None) if they are too large."""
-    size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, Tensor))
-    if size > LARGEST or not all(isinstance(t, Tensor) for t in state.values()):
-        return {}, None
-    return {f"t{number}": _array(tensor) for number, tensor in enumerate(state.values())}, list(state)
-
-
-def _array(tensor: Tensor) -> numpy.ndarray:
-    # numpy has no bfloat16 and smaller; float32 holds them exactly
-    small = tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
-    found: numpy.ndarray = (tensor.float() if small else tensor).numpy()
-    return found
 
 
 def resumed(observer: Observer, run: Run) -> None:
@@ -46,9 +26,8 @@ def resumed(observer: Observer, run: Run) -> None:
             f"{run.path} was recorded with another probe, expected the same samples in the same order; pass them, or "
             "start a new run"
         )
-    stride = config.get("thinned", 1)
-    if isinstance(stride, int) and stride > 1:
-        watched = watched.thinned(stride)
+    stride = probe.get("stride", 1)
+    watched = watched.reduced(stride if isinstance(stride, int) and stride > 1 else 1)
     names = config.get("layer_names")
     if isinstance(names, Mapping):
         observer.names = Names({str(key): str(value) for key, value in names.items()})
@@ -76,18 +55,11 @@ def cost_before(run: Run) -> Cost | None:
     return Cost(trained_before(run), float(measuring)) if isinstance(measuring, int | float) else None
 
 
-def costs_before(run: Run) -> dict[str, float | None]:
-    """The rounded costs by which earlier processes chose their steps; empty if they were not known."""
-    told = run.config.get("costs")
-    given = told if isinstance(told, Mapping) else {}
-    return {str(key): float(value) for key, value in given.items() if isinstance(value, int | float) and value > 0}
-
-
-def measured_by_class(run: Run) -> dict[str, list[int]]:
-    """Steps at which cheap and expensive quantities were measured."""
+def measured_by_share(run: Run) -> tuple[list[int], list[int]]:
+    """Return the steps at which frequent quantities, and at which kernels were measured."""
     names = {line["step"]: line["values"] for line in run.lines}
-    cheap = [step for step, values in names.items() if any(name.startswith("weights/") for name in values)]
-    return {"cheap": cheap, "expensive": list(run.arrays.get("kernel", ()))}
+    frequent = [step for step, values in names.items() if any(name.startswith("weights/") for name in values)]
+    return frequent, list(run.arrays.get("kernel", ()))
 
 
 def _initial(run: Run, watched: WatchedNetwork) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featlearn.errors import FeatlearnError
-from featlearn.monitoring.sinks import Sink, sinks
 from featlearn.record import RunWriter
 from featlearn.record.layout import shown_name
+
+if TYPE_CHECKING:
+    from featlearn.monitoring.sinks import Sink
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -22,7 +24,11 @@ class RunLog:
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool, sinks_: Any) -> None:
         self.path = Path(path)
         self._writer = RunWriter(path, config, resume=resume)
-        self._sinks: list[Sink] = sinks(sinks_, self.path)
+        self._sinks: list[Sink] = []
+        if sinks_:
+            from featlearn.monitoring.sinks import sinks  # late: few runs need it
+
+            self._sinks = sinks(sinks_, self.path)
         self._warned: set[str] = set()
         self._failing: dict[tuple[str, str], int] = {}  # kind and what -> the latest step
         self._repeated: Counter[tuple[str, str]] = Counter()

@@ -1,10 +1,9 @@
 """One measurement made by all ranks of a run: rank 0 asks for a kernel or features, and every rank measures its part.
 
 Rank 0 alone has the run, its quantities and its schedule. It measures everything alone for the first time, and has the
-others take part where that took long. They wait for what it asks for, until it is done.
+others take part where that is much work. They wait for what it asks for, until it is done.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -27,15 +26,13 @@ from featlearn.quantities.neural_features import neural_features_of
 
 LEAST_SHARE = 32
 """Samples of the probe that every rank has, at least, where a measurement is divided."""
-WORTHWHILE = 0.25
-"""Seconds that rank 0 took alone, at least, for what is divided: ranks lose some hundredths by talking."""
+WORTHWHILE = 5e9
+"""Multiply-adds of a kernel from which measurements are divided: ranks lose time by talking to each other."""
 UNDIVIDED = {"gap", "moved", "richness", "weights", "layers", "convergence", "optimizer"}
 """Quantities that rank 0 measures alone: a few passes, or rates of an optimizer that it alone has set gradients aside
 for."""
 
 T = TypeVar("T")
-Request = tuple[int, str]
-"""Samples of the probe, and what is asked for."""
 
 
 class SharedMeasurement:
@@ -49,10 +46,10 @@ class SharedMeasurement:
         self._initial: Mapping[str, Any] = {}
         self._sent: tuple[object, object] = (None, None)
         """The probe and the initial weights that the other ranks have, of rank 0."""
-        self._alone: dict[Request, float] = {}
-        """Seconds that rank 0 took alone."""
-        self._together: dict[Request, list[float]] = {}
-        """Seconds that all ranks took together, each time."""
+        self.work = 0.0
+        """Multiply-adds of a kernel of the probe."""
+        self._audited_alone = False
+        """Whether rank 0 has measured alone, so that its audits are made."""
         self._leads = self._asking = False
         """Whether rank 0 measures together with the others now; whether it has asked them for something."""
         self._failure: str | None = None
@@ -60,11 +57,11 @@ class SharedMeasurement:
         self._untold: str | None = None
 
     def divides(self, names: Collection[str], samples: int) -> bool:
-        """On rank 0: whether all ranks measure these quantities of a probe now, because that is faster.
+        """On rank 0: return whether all ranks measure these quantities of a probe now, because they are much work.
 
-        They are waited for, some seconds at most, and once in vain.
+        Wait for the other ranks, for some seconds at most, and once in vain.
         """
-        long = any(request[0] == samples and self._faster(request) for request in self._alone)
+        long = self._audited_alone and self.work >= WORTHWHILE
         enough = samples >= LEAST_SHARE * self._ranks.size and not UNDIVIDED.issuperset(names)
         if not long or not enough or self._failure is not None or not self._ranks.all_watch:
             return False
@@ -142,15 +139,12 @@ class SharedMeasurement:
 
     def _measured(self, watched: WatchedNetwork, alone: Callable[[], T], act: str, *arguments: Any) -> T:
         """What all ranks measure together, or rank 0 alone; if they cannot, rank 0 alone now and from now on."""
-        request = (watched.probe.samples, f"{act} {arguments}")
-        if not self._leads or self._failure is not None or not self._faster(request):
-            begun = time.perf_counter()
+        if not self._leads or self._failure is not None:
             measured = alone()
-            self._alone[request] = time.perf_counter() - begun
+            self._audited_alone = True
             return measured
         self._asking, why = True, ""
         found: T | None = None
-        begun = time.perf_counter()
         try:
             self._send(watched, initial=act == "features" and arguments[0])
             found = self._ask(act, *arguments)
@@ -160,19 +154,14 @@ class SharedMeasurement:
         if found is None:
             found = alone()  # raises if the network itself cannot be measured
             self._failure = self._untold = why
-        self._together.setdefault(request, []).append(time.perf_counter() - begun)
         return found
-
-    def _faster(self, request: Request) -> bool:
-        """Whether all ranks are faster than rank 0 alone, which took long. They are given two tries: one prepares."""
-        alone, together = self._alone.get(request, 0.0), self._together.get(request, [])
-        return alone >= WORTHWHILE and (len(together) < 2 or min(together) < alone)
 
     def _send(self, watched: WatchedNetwork, *, initial: bool) -> None:
         """Samples and initial weights for ranks that do not have them."""
         probe, begun = self._sent
         if probe is not watched.probe:
-            self._probes = {"probe": watched.probe.x} | ({} if watched.test is None else {"test": watched.test.x})
+            probes = {"probe": watched.probe.x, "test": watched.test and watched.test.x, "both": watched.both}
+            self._probes = {name: x for name, x in probes.items() if x is not None}
             self._ask("probes", map_tensors(self._probes, lambda one: one.to("meta")))
         if initial and begun is not watched.initial:
             if not all(isinstance(one, Tensor) for one in watched.initial.values()):

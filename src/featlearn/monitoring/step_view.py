@@ -18,7 +18,7 @@ from featlearn.kernel.jacobian_products import JvpMethod
 from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
-from featlearn.monitoring.probe_data import WatchedNetwork, as_targets, pull_on_outputs
+from featlearn.monitoring.probe_data import Sizes, WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
@@ -40,8 +40,10 @@ from featlearn.quantities.representation import outputs_with_features
 if TYPE_CHECKING:
     from featlearn.monitoring.shared_measurement import SharedMeasurement
 
-MANY_OUTPUTS, DIRECTIONS = 16, 8
-"""Number of outputs up to which each has its own kernel; above, 8 fixed random directions estimate the mean."""
+MANY_OUTPUTS = 16
+"""Number of outputs up to which each has its own kernel; above, fixed random directions estimate the mean."""
+DIRECTIONS, FEATURE_DIRECTIONS = 8, 4
+"""Number of random directions of kernels and of neural features."""
 LARGEST_FULL = 2048
 """Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
 SHRUNK = 0.95
@@ -196,23 +198,45 @@ class StepView:
     @cached_property
     def layer_kernels(self) -> dict[str, Tensor]:
         """Layer -> (C, P, P), one kernel per output; (1, P, P), their mean, where outputs are many."""
+        probe = slice(self.watched.probe.samples)
+        return {name: kernel[:, probe, probe].contiguous() for name, kernel in self._each_by_layer.items()}
+
+    @cached_property
+    def _each_by_layer(self) -> dict[str, Tensor]:
+        """Layer -> (C, N, N) or (1, N, N) for N samples: the probe, and the test probe at an end of the run."""
         if self._full_by_layer is not None:
             return {name: torch.einsum("pqcc->cpq", kernel) for name, kernel in self._full_by_layer.items()}
-        return {name: kernel.cpu() for name, kernel in self._kernels(self._now, "layer").items()}
+        return {name: kernel.cpu() for name, kernel in self._kernels(self._measured_samples, "layer").items()}
 
     @cached_property
     def _full_by_layer(self) -> dict[str, Tensor] | None:
-        """Layer -> (P, P, C, C), where both kernels are asked for: each output's is then part of it."""
-        samples, classes = self.watched.probe.samples, self._now.classes
-        layers = len({name.rpartition(".")[0] for name in self._now.parameters})
+        """Layer -> (N, N, C, C), where both kernels are asked for: each output's is then part of it."""
+        measurement = self._measured_samples
+        classes, samples = measurement.classes, measurement.batches[0].samples
+        layers = len({name.rpartition(".")[0] for name in measurement.parameters})
         size = (samples * classes) ** 2
-        if not self._end or classes > MANY_OUTPUTS or not self._wants_full(self._now) or layers * size > LARGEST_SUM:
+        if not self._end or classes > MANY_OUTPUTS or not self._wants_full(measurement) or layers * size > LARGEST_SUM:
             return None
         try:
-            found = self._measured(self._now, "full", "layer")
+            found = self._measured(measurement, "full", "layer")
         except MemoryBudgetError:
             return None
         return {name: kernel.cpu() for name, kernel in found.items()}
+
+    @cached_property
+    def _measured_samples(self) -> Measurement:
+        """The probe; at the first and the last measurement with the test probe in the same batch, where it fits."""
+        if not self._end or self.watched.both is None:
+            return self._now
+        return self._stack.enter_context(self._audited.measuring([self.watched.both], reuse=True))
+
+    @cached_property
+    def _full_of_all(self) -> Tensor | None:
+        """(N, N, C, C) between all outputs; None if it is too large, or for a single output."""
+        if self._full_by_layer is not None:
+            whole: Tensor = sum(self._full_by_layer.values(), torch.zeros(()))
+            return whole
+        return self._full(self._measured_samples, {})
 
     @cached_property
     def kernel_each(self) -> Tensor:
@@ -228,15 +252,13 @@ class StepView:
     @cached_property
     def kernel_full(self) -> Tensor | None:
         """(P, P, C, C) between all outputs; None if it is too large, or for a single output."""
-        if self._full_by_layer is not None:
-            whole: Tensor = sum(self._full_by_layer.values(), torch.zeros(()))
-            return whole
-        return self._full(self._now, {})
+        probe = slice(self.watched.probe.samples)
+        return None if self._full_of_all is None else self._full_of_all[probe, probe].contiguous()
 
     @cached_property
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
-        outputs = Directions(DIRECTIONS // 2) if self._now.classes > MANY_OUTPUTS else None
+        outputs = Directions(FEATURE_DIRECTIONS) if self._now.classes > MANY_OUTPUTS else None
         compared = self.baseline is not None and bool(self.watched.initial)
 
         def alone() -> NeuralFeatures:
@@ -308,12 +330,24 @@ class StepView:
     @cached_property
     def test_kernel(self) -> Tensor | None:
         """(P', P') kernel of the test probe, the mean over outputs."""
+        if self._measured_samples is not self._now:
+            return self._mean_of_all[self.watched.probe.samples :, self.watched.probe.samples :].contiguous()
         return None if self._test is None else self._mean(self._test, {})
 
     @cached_property
     def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
         """Kernels of the test probe with the probe: (P', P), the mean over outputs, and (P', P, C, C) between all."""
+        if self._measured_samples is not self._now:
+            probe, test = slice(self.watched.probe.samples), slice(self.watched.probe.samples, None)
+            full = self._full_of_all
+            return self._mean_of_all[test, probe].contiguous(), None if full is None else full[test, probe].contiguous()
         return None if self.watched.test is None else self._cross({})
+
+    @cached_property
+    def _mean_of_all(self) -> Tensor:
+        """(N, N), the mean over outputs."""
+        total: Tensor = sum(self._each_by_layer.values(), torch.zeros(()))
+        return total.mean(0)
 
     def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
         """The values with which later steps are compared."""
@@ -373,8 +407,7 @@ class StepView:
             return None
 
     def _wants_full(self, measurement: Measurement) -> bool:
-        samples = max(self.watched.probe.samples, 0 if self.watched.test is None else self.watched.test.samples)
-        return measurement.classes > 1 and samples * measurement.classes <= LARGEST_FULL
+        return sizes_of(self.watched, measurement.classes).full
 
     def _measured_layers(self, audited: AuditedModel) -> Measurement:
         measuring = audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
@@ -383,7 +416,7 @@ class StepView:
     def _kernels(self, measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
         """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""
         many = measurement.classes > MANY_OUTPUTS
-        outputs: Outputs = Directions(DIRECTIONS) if many else "each" if by == "layer" else "mean"
+        outputs: Outputs = sizes_of(self.watched, measurement.classes).kernel if by == "layer" or many else "mean"
         kernels = self._measured(measurement, outputs, by, rates)
         divisor = measurement.classes if many else 1
         return {key: kernel if kernel.dim() == 3 else kernel[None] / divisor for key, kernel in kernels.items()}
@@ -399,12 +432,25 @@ class StepView:
         if self._shared is None or rates:
             return alone()
         test = ("test", "probe") if len(measurement.batches) > 1 else ("test",)
-        of = ("probe",) if measurement is self._now else test
+        of = ("probe",) if measurement is self._now else ("both",) if measurement is self._measured_samples else test
         return self._shared.kernels(self.watched, of, outputs, by, alone)
 
     def _mean(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
         """(P, P2), the mean over outputs."""
         return self._kernels(measurement, "network", rates)[""].mean(0).cpu()
+
+
+def sizes_of(watched: WatchedNetwork, classes: int) -> Sizes:
+    """Return the samples and output directions that are measured."""
+    samples, tests = watched.probe.samples, 0 if watched.test is None else watched.test.samples
+    many = classes > MANY_OUTPUTS
+    return Sizes(
+        samples=samples,
+        tests=tests,
+        kernel=Directions(DIRECTIONS) if many else "each",
+        features=FEATURE_DIRECTIONS if many else classes,
+        full=classes > 1 and max(samples, tests) * classes <= LARGEST_FULL,
+    )
 
 
 @contextmanager

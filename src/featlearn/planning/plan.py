@@ -4,14 +4,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes, readable_count
-from featlearn.planning.rank_costs import RankCosts
+
+if TYPE_CHECKING:
+    from featlearn.planning.rank_costs import RankCosts
 
 VERIFIED = 64
 """Samples whose rows are verified together, at most."""
@@ -49,7 +51,7 @@ class Plan:
     """Whether backward passes of their own verify the kernel."""
     gathered_bytes: int | None = None
     """Bytes of weights that are gathered at most at a time, where they stay sharded; None where all are held."""
-    rank_costs: RankCosts | None = None
+    rank_costs: "RankCosts | None" = None
     """What it would cost on several devices, where that was asked for."""
 
     @property

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.linalg.sampling import student
-from featlearn.quantities.feature_table import feature_table
 
 Kind = Literal["cosine", "pearson"]
 QUANTITIES = (
@@ -428,4 +427,6 @@ class NeuralFeatures(dict[str, LayerFeatures]):
         return sum(defined) / len(defined) if defined else torch.nan
 
     def __str__(self) -> str:
+        from featlearn.quantities.feature_table import feature_table  # late: few features are printed
+
         return feature_table(self, self.left_out)

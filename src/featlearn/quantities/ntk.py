@@ -18,7 +18,6 @@ from featlearn.errors import ChangedOutputsError, InputTypeError, InputValueErro
 from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
 from featlearn.kernel.step_rates import Rate, elementwise, step_rates
-from featlearn.kernel.verification import KernelVerification
 from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
@@ -261,7 +260,11 @@ def measured_kernels(
         if kernels is not None:
             return kernels
     execution = KernelExecution(measurement, known.plan, directions, rates, by, None)
-    checks = KernelVerification(measurement, directions, rates, known.plan) if verify else None
+    checks = None
+    if verify:
+        from featlearn.kernel.verification import KernelVerification  # late: few kernels need it
+
+        checks = KernelVerification(measurement, directions, rates, known.plan)
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
     if checks is not None:

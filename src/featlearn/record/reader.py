@@ -65,14 +65,10 @@ class Run:
 
     @property
     def probe_samples(self) -> tuple[int, int] | None:
-        """Samples of the probe as it was given, and how many of them are measured: fewer if the probe was thinned.
-
-        None if the run does not say.
-        """
+        """Number of samples of the probe that was passed, and of those that are measured; None if unknown."""
         probe = self.config.get("probe")
-        given = _whole(probe.get("samples")) if isinstance(probe, dict) else 0
-        # thinning keeps every n-th sample, the first included
-        return (given, -(-given // max(_whole(self.config.get("thinned")), 1))) if given > 0 else None
+        given, measured = (_whole(probe.get(key)) if isinstance(probe, dict) else 0 for key in ("samples", "measured"))
+        return (given, measured if 0 < measured <= given else given) if given > 0 else None
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:

@@ -113,11 +113,11 @@ def _optimizer(run: Run) -> str:
 
 
 def _samples(run: Run) -> str:
-    """Samples of the probe; of a thinned one also how many were measured."""
+    """Return the number of samples of the probe, and how many of them were measured."""
     given, measured = run.probe_samples or (0, 0)
     if not given:
         return "–"
-    return str(given) if measured == given else f"{measured} of {given}: the probe was thinned, see the events"
+    return str(given) if measured == given else f"{measured} of {given}"
 
 
 _FACTS: Mapping[str, Callable[[Run], str]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import featlearn as fl
-from featlearn.monitoring.watch import Watch
+from featlearn.monitoring.recording import Recording
 
 FOLDER, OUT, STOP = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
@@ -31,6 +31,6 @@ def data(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 if STOP == "end":
-    Watch._last = die  # type: ignore[method-assign]
+    Recording.end = die  # type: ignore[method-assign]
 network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 fl.watch_checkpoints(network, FOLDER, probe=data(9, 1), test=data(7, 2), out=OUT, load=load)
