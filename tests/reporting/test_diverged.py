@@ -46,7 +46,7 @@ def test_values_after_a_divergence_do_not_stretch_an_axis(tmp_path: Path):
     assert (low, high) == (pytest.approx(2 / 4**0.05, rel=1e-4), pytest.approx(8 * 4**0.05, rel=1e-4))
     assert page.text().count(CUT) == 3
     assert written(1e9) in page.text("td"), "the table has it"
-    ax = figures.weight_distance(runs)
+    ax = figures.draw(runs, "weight_distance")
     assert ax.get_ylim() == pytest.approx((-0.03, 0.63))
 
 
@@ -61,7 +61,7 @@ def test_a_gap_far_above_one_does_not_hide_those_of_other_runs(tmp_path: Path):
     assert BEYOND.format(LARGEST_GAP) in page.text()
     assert CUT not in page.text()
     assert written(25.0) in page.text("td"), "the table has it"
-    assert figures.gap(runs).get_ylim() == (0.0, LARGEST_GAP)
+    assert figures.draw(runs, "gap").get_ylim() == (0.0, LARGEST_GAP)
     page = Page(report(runs[:1], tmp_path / "one.html"))
     assert "yLimits" not in page.blocks["gap"]
 

@@ -28,16 +28,13 @@ def _closed():
     plt.close("all")
 
 
-DRAWN = [name for name in figures.__all__ if name not in ("save_figures", "style")]
-
-
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_draws_into_given_axes(run: Run, name: str):
     from matplotlib.figure import Figure
 
     ax = Figure().subplots()
     before = dict(matplotlib.rcParams)
-    assert getattr(figures, name)(run, ax=ax) is ax
+    assert figures.draw(run, name, ax=ax) is ax
     assert ax.lines or ax.images
     assert ax.get_xlabel()
     assert ax.get_ylabel()
@@ -45,19 +42,24 @@ def test_every_figure_draws_into_given_axes(run: Run, name: str):
 
 
 def test_lines_are_the_numbers_of_the_run(run: Run):
-    ax = figures.kernel_norm(run)
+    ax = figures.draw(run, "kernel_norm")
     steps, values = run.scalar("ntk/norm")
     assert ax.lines[0].get_xdata() == pytest.approx(steps)
     assert ax.lines[0].get_ydata() == pytest.approx(values)
     assert ax.get_figure().get_size_inches().tolist() == pytest.approx([3.25, 2.4])
-    kernel = figures.kernel(run).images[0].get_array()
+    kernel = figures.draw(run, "kernel").images[0].get_array()
     assert kernel.shape == (30, 30)
+
+
+def test_an_unknown_figure_is_named(run: Run):
+    with pytest.raises(InputValueError, match="did you mean 'spectrum'"):
+        figures.draw(run, "spectra")
 
 
 def test_what_is_missing_is_an_error_with_the_reason(tmp_path: Path):
     run = by_hand(tmp_path / "a", {"probe/loss": [1.0, 0.5]}, [0, 1])
-    with pytest.raises(InputValueError, match=r"'features-uncentered': neural features were not recorded"):
-        figures.features(run)
+    with pytest.raises(InputValueError, match=r"'features': neural features were not recorded"):
+        figures.draw(run, "features")
 
 
 def test_all_are_saved_with_their_numbers(tmp_path: Path):

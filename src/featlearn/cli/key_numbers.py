@@ -1,4 +1,4 @@
-"""The last values of a run under labels that say what they are: one scalar to each label."""
+"""The last values of a run, one scalar to each label."""
 
 import math
 from typing import TYPE_CHECKING
@@ -27,19 +27,14 @@ NUMBERS = {
 
 
 def key_numbers(run: "Run") -> dict[str, float]:
-    """Label -> last value; nan if there is none."""
+    """Return label -> last value; nan if there is none."""
     return {label: float(run.scalar(name)[1][-1]) if name in run.names else math.nan for label, name in NUMBERS.items()}
 
 
-def trained_on(run: "Run") -> tuple[str, ...]:
-    """The losses to compare a run by: what it was trained on, or all that were recorded if it does not say."""
-    told = run.config.get("loss_convention")
-    if isinstance(told, str):
-        return ({ENTROPY: ENTROPY, "bce": BINARY}.get(told, SQUARED),)
-    return tuple(kind for kind in (SQUARED, ENTROPY, BINARY) if NUMBERS[f"probe {kind}"] in run.names)
-
-
 def loss_label(run: "Run") -> str:
-    """Label of the loss that the run was trained on: on the probe, or while training if that is all there is."""
-    labels = [f"probe {kind}" for kind in (*reversed(trained_on(run)), SQUARED)]
+    """Return the label of the loss that the run was trained on: on the probe, or while training if that is all."""
+    convention = run.config.get("loss_convention")
+    known = {"cross-entropy": [ENTROPY], "bce": [BINARY]}.get(str(convention), [])
+    kinds = known if isinstance(convention, str) else [BINARY, ENTROPY]
+    labels = [f"probe {kind}" for kind in (*kinds, SQUARED)]
     return next((label for label in labels if NUMBERS[label] in run.names), "training loss")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
 from featlearn.cli.comparison import comparison, word
-from featlearn.cli.comparison import verdict as verdict_of
-from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label, trained_on
+from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
 from featlearn.errors import FeatlearnError, RunError
@@ -57,7 +56,7 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
             entry["path"],
             _date(entry),
             str(entry["steps"]),
-            verdict_of(entry),
+            f"{entry['regime']}, diverged" if entry["diverged"] else entry["regime"],
             _loss(entry),
             number(entry["numbers"]["kernel moved"]),
         ]
@@ -122,7 +121,7 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
     if len(paths) < 2:
         raise UsageError(f"{len(paths)} runs are given, expected two at least; featlearn runs show RUN shows one")
     entries = [_entry(path, strict=True) for path in paths]
-    return Answer(data={"runs": entries}, text=comparison(entries))
+    return Answer(data={"runs": entries}, text=comparison(paths, [_loss(entry) for entry in entries]))
 
 
 def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
@@ -151,7 +150,6 @@ def _places(folder: Path) -> list[Path]:
 
 def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """Key numbers of one run; an entry with the error if it cannot be read, unless strict."""
-    from featlearn.cli.diagnose import of_command
     from featlearn.diagnosis import diagnose
 
     try:
@@ -164,7 +162,7 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
         return {"path": str(path), "error": f"cannot be read: {error}"}
     created = run.config.get("created")
     times = {f"step of {key}": value for key, value in verdict.times.items()}
-    decisive = {key: float(one) for key, one in verdict.numbers.items()}
+    decisive = {key: float(value) for key, value in verdict.numbers.items()}
     numbers = {**decisive, "feature_rate": verdict.feature_rate, **times}
     settings = run.config.get("settings")
     return {
@@ -177,10 +175,8 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
         "seed": run.config.get("seed"),
         "numbers": key_numbers(run),
         "loss": loss_label(run),
-        "trained_on": trained_on(run),
         "verdict": {key: value if math.isfinite(value) else None for key, value in numbers.items()},
         "settings": settings if isinstance(settings, dict) else {},
-        "options": of_command(run),
     }
 
 

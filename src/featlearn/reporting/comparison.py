@@ -1,4 +1,4 @@
-"""Several runs side by side: the settings in which they differ, regime and key numbers."""
+"""Several runs side by side: the settings in which they differ, regime, and key numbers. For pages and terminals."""
 
 import json
 import math
@@ -13,6 +13,8 @@ from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.rendering import data_cell, swatch
 from featlearn.reporting.verdict import chip
 
+UNKNOWN = "–"
+"""Cell of a number that is not known."""
 LONGEST = 40
 """Largest number of characters of a setting."""
 MOST_SETTINGS = 6
@@ -20,21 +22,18 @@ MOST_SETTINGS = 6
 
 
 def comparison(groups: Sequence[RunGroup]) -> Html:
-    """A sentence that counts regimes, and the table."""
+    """Return a sentence that counts regimes, and the table."""
     caption = "Runs: settings that differ, regime, key numbers"
-    settings = settings_that_differ(groups)
-    columns = {name: [read(group, group.diagnosis) for group in groups] for name, read in _NUMBERS.items()}
-    columns = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
-    head = ["run", *settings, "regime", *columns]
+    settings, numbers = settings_that_differ(groups), key_numbers(groups)
     rows = [
         _row(
             group,
             {name: values[i] for name, values in settings.items()},
-            {name: cells[i] for name, cells in columns.items()},
+            {name: cells[i] for name, cells in numbers.items()},
         )
         for i, group in enumerate(groups)
     ]
-    names = tag("tr", *(tag("th", text(cell), scope="col") for cell in head))
+    names = tag("tr", *(tag("th", text(name), scope="col") for name in ["run", *settings, "regime", *numbers]))
     table = tag("table", tag("caption", text(caption)), tag("thead", names), tag("tbody", *rows))
     return Html(
         tag("p", text(counted_regimes(groups)), class_="said")
@@ -43,18 +42,24 @@ def comparison(groups: Sequence[RunGroup]) -> Html:
     )
 
 
+def key_numbers(groups: Sequence[RunGroup]) -> dict[str, list[Cell]]:
+    """Return label -> a cell for each group, of the numbers that any group has."""
+    columns = {name: [read(group, group.diagnosis) for group in groups] for name, read in _NUMBERS.items()}
+    return {name: cells for name, cells in columns.items() if set(cells) != {UNKNOWN}}
+
+
 def counted_regimes(groups: Sequence[RunGroup]) -> str:
-    """How many runs there are of each regime, and which."""
-    found: dict[str, list[str]] = {}
+    """Return how many runs there are of each regime, and which."""
+    regimes: dict[str, list[str]] = {}
     for group in groups:
-        found.setdefault(group.diagnosis.regime, []).append(group.label)
-    told = "; ".join(f"{len(names)} {regime} ({', '.join(names)})" for regime, names in found.items())
-    broken = [group.label for group in groups if any(one.run_data.diverged is not None for one in group.findings)]
-    return f"{told}." + (f" Training broke down in {', '.join(broken)}." if broken else "")
+        regimes.setdefault(group.diagnosis.regime, []).append(group.label)
+    counts = "; ".join(f"{len(names)} {regime} ({', '.join(names)})" for regime, names in regimes.items())
+    broken = [group.label for group in groups if any(f.run_data.diverged is not None for f in group.findings)]
+    return f"{counts}." + (f" Training broke down in {', '.join(broken)}." if broken else "")
 
 
 def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cell]) -> Html:
-    """A row; cells carry their column's name, which a narrow screen shows in place of the head."""
+    """Return a row. Cells carry their column's name, which a narrow screen shows in place of the head."""
     name = group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} seeds)"
     return tag(
         "tr",
@@ -66,41 +71,42 @@ def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cel
 
 
 def _two_lines(cell: Cell) -> list[Html]:
-    """A number, and its error below it."""
+    """Return a number, and its error below it."""
     number, sign, error = (cell.shown if isinstance(cell, Number) else cell).partition(" ± ")
     return [text(f"{number} "), tag("small", text(f"± {error}"))] if sign else [text(number)]
 
 
-def _kernels(_: RunGroup, found: Diagnosis) -> Cell:
-    useful = found.useful
+def _kernel_errors(_: RunGroup, diagnosis: Diagnosis) -> Cell:
+    useful = diagnosis.useful
     if not math.isfinite(useful.first + useful.later):
-        return "–"
+        return UNKNOWN
     shown = f"{useful.first:.3g} → {with_error(useful.later, useful.error)}"
     return Number(shown, f"{float(useful.first)!r} → {float(useful.later)!r}", useful.error)
 
 
-def _accuracy(group: RunGroup, _: Diagnosis) -> Cell:
-    last = [curve[1][-1] for run in group.runs if (curve := finite(run, "test/accuracy")) is not None]
-    return Number(f"{sum(last) / len(last):.3g}", sum(last) / len(last)) if last else "–"
+def _last_mean(scalar: str) -> Callable[[RunGroup, Diagnosis], Cell]:
+    """Return a function that gives the mean of the last values of a scalar over seeds."""
 
+    def read(group: RunGroup, _: Diagnosis) -> Cell:
+        last = [curve[1][-1] for run in group.runs if (curve := finite(run, scalar)) is not None]
+        return Number(f"{sum(last) / len(last):.3g}", sum(last) / len(last)) if last else UNKNOWN
 
-def _loss(_: RunGroup, found: Diagnosis) -> Cell:
-    return estimate_cell(found.numbers["loss_left"])
+    return read
 
 
 def _broken(group: RunGroup, _: Diagnosis) -> str:
-    steps = [one.run_data.diverged for one in group.findings if one.run_data.diverged is not None]
-    return "–" if not steps else f"step {min(steps)}"
+    steps = [f.run_data.diverged for f in group.findings if f.run_data.diverged is not None]
+    return UNKNOWN if not steps else f"step {min(steps)}"
 
 
 _NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
-    "linearization gap": lambda _, found: estimate_cell(found.numbers["gap"]),
-    "departure": lambda _, found: estimate_cell(found.numbers["departure"]),
-    "kernel turned": lambda _, found: estimate_cell(found.turning),
-    "kernel grew": lambda _, found: estimate_cell(found.growth),
-    "test error, first → last kernel": _kernels,
-    "test accuracy": _accuracy,
-    "loss left": _loss,
+    "linearization gap": lambda _, diagnosis: estimate_cell(diagnosis.numbers["gap"]),
+    "departure": lambda _, diagnosis: estimate_cell(diagnosis.numbers["departure"]),
+    "kernel turned": lambda _, diagnosis: estimate_cell(diagnosis.turning),
+    "kernel grew": lambda _, diagnosis: estimate_cell(diagnosis.growth),
+    "test error, first → last kernel": _kernel_errors,
+    "test accuracy": _last_mean("test/accuracy"),
+    "loss left": lambda _, diagnosis: estimate_cell(diagnosis.numbers["loss_left"]),
     "broke down": _broken,
 }
 _NOTE = (
@@ -114,32 +120,40 @@ _NOTE = (
 
 
 def settings_that_differ(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Name -> its value in every group, of what is not the same in all; at most MOST_SETTINGS, the user's own first."""
-    flat = [_flat(group.first.run.config) for group in groups]
-    names = dict.fromkeys(name for one in flat for name in one)
-    found = {name: [one.get(name, "–") for one in flat] for name in names}
-    return dict([(name, values) for name, values in found.items() if len(set(values)) > 1][:MOST_SETTINGS])
+    """Return name -> value in every group of the settings that differ: at most MOST_SETTINGS, the user's first."""
+    settings = [_flat(group) for group in groups]
+    names = dict.fromkeys(name for each in settings for name in each)
+    values = {name: [each.get(name, UNKNOWN) for each in settings] for name in names}
+    return dict([(name, cells) for name, cells in values.items() if len(set(cells)) > 1][:MOST_SETTINGS])
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of one run: the user's own, then what the run knows of optimizer, model and probe."""
-    own = config.get("settings")
-    found = {str(key): _short(value) for key, value in own.items() if key != "seed"} if isinstance(own, Mapping) else {}
+def _flat(group: RunGroup) -> dict[str, str]:
+    """Return the settings of a group: the user's, then what the run knows of optimizer, model, and probe."""
+    config = group.first.run.config
+    users = config.get("settings")
+    settings = {str(key): _short(value) for key, value in users.items()} if isinstance(users, Mapping) else {}
+    settings.pop("seed", None)
     optimizer, model, probe = (config.get(key) for key in ("optimizer", "model", "probe"))
     if isinstance(optimizer, Mapping):
         groups = optimizer.get("groups")
         first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
-        found |= {"optimizer": _short(optimizer.get("class", "–"))}
-        found |= {
+        settings |= {"optimizer": _short(optimizer.get("class", UNKNOWN))}
+        settings |= {
             name.replace("_", " "): _short(first[name])
             for name in ("lr", "momentum", "weight_decay")
-            if name in first and name not in found
+            if name in first and name not in settings
         }
     if isinstance(model, Mapping):
-        found |= {"model": _short(model.get("class", "–")), "parameters": _short(model.get("trainable", "–"))}
+        settings |= {
+            "model": _short(model.get("class", UNKNOWN)),
+            "parameters": _short(model.get("trainable", UNKNOWN)),
+        }
     if isinstance(probe, Mapping):
-        found |= {"probe samples": _short(probe.get("samples", "–"))}
-    return found | {"loss": _short(config.get("loss_convention", "–")), "precision": _short(config.get("dtype", "–"))}
+        settings["probe samples"] = _short(probe.get("samples", UNKNOWN))
+    settings |= {
+        name: _short(config.get(key, UNKNOWN)) for name, key in (("loss", "loss_convention"), ("precision", "dtype"))
+    }
+    return settings | ({"seed": _short(config.get("seed", UNKNOWN))} if len(group.runs) == 1 else {})
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,4 @@
-"""The sections of a report as matplotlib figures, for print: one column (3.25 in), 8 pt, colors of Okabe and Ito.
-
-Every function takes a run, its path or several, and draws into `ax` or a new figure; what the runs do not hold is an
-error that says why. `save_figures` writes them all, with the plotted numbers.
-"""
+"""The sections of a report as matplotlib figures for print: one column (3.25 in), 8 pt, colors of Okabe and Ito."""
 
 import csv
 import math
@@ -15,32 +11,13 @@ from typing import Any
 
 import numpy
 
-from featlearn.errors import InputValueError, RunError
+from featlearn.errors import InputValueError, RunError, did_you_mean
 from featlearn.reporting import curves, layers, matrices
 from featlearn.reporting.content_blocks import NEUTRAL, POINTS, Chart, MatrixSequence, Section, shade
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
 
-__all__ = [
-    "accuracy",
-    "alignment",
-    "departure",
-    "features",
-    "gap",
-    "kernel",
-    "kernel_distance",
-    "kernel_norm",
-    "layer_alignment",
-    "loss",
-    "save_figures",
-    "specialization",
-    "spectrum",
-    "style",
-    "task_power",
-    "timeline",
-    "weight_distance",
-    "weight_norms",
-]
+__all__ = ["FIGURES", "draw", "save_figures", "style"]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#595959")
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
@@ -52,85 +29,36 @@ def style() -> str:
     return str(files("featlearn.reporting") / "static" / "figures.mplstyle")
 
 
-def gap(runs: Any, *, ax: Any = None) -> Any:
-    """Linearization gap on probe and test points, with its thresholds; returns the axes."""
-    return _drawn(runs, curves.overview, "gap", ax)
+def draw(
+    runs: Any, name: str, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0
+) -> Any:
+    """Draw one figure of a run, its path, or several, and return the axes.
 
+    Raise an error that gives the reason if the runs do not hold what the figure needs.
 
-def departure(runs: Any, *, ax: Any = None) -> Any:
-    """Departure from training with the frozen first kernel, with its threshold; returns the axes."""
-    return _drawn(runs, _without_theory(curves.frozen), "departure", ax)
+    Args:
+        runs: As for `fl.report`.
+        name: Name of the figure, one of `FIGURES`.
+        ax: Axes to draw into; a new figure by default.
+        theory: As for `fl.report`, for "loss", "alignment" and "kernel_norm".
+        time_scale: As for `fl.report`.
+    """
+    if name not in FIGURES:
+        raise InputValueError(f"name={name!r}, expected one of {', '.join(FIGURES)}{did_you_mean(name, FIGURES)}")
+    build, key = FIGURES[name]
+    section = build(groups(runs, points=POINTS), Overlay(theory, time_scale))
+    assert section is not None
+    block = next((each for each in section.blocks if each.key == key), None)
+    if block is None:
+        reasons = "; ".join(section.missing) or "it was not recorded"
+        raise InputValueError(f"the runs have nothing to draw for {name!r}: {reasons}")
+    import matplotlib.style
 
-
-def loss(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
-    """Loss on the probe, for one run also the losses that kernels predict; returns the axes."""
-    return _drawn(runs, curves.overview, "loss", ax, theory, time_scale)
-
-
-def accuracy(runs: Any, *, ax: Any = None) -> Any:
-    """Accuracy on probe and test points; returns the axes."""
-    return _drawn(runs, curves.overview, "accuracy", ax)
-
-
-def timeline(runs: Any, *, ax: Any = None) -> Any:
-    """Loss, alignment and kernel norm on one axis, the window of silent alignment marked; returns the axes."""
-    return _drawn(runs, curves.timeline, "timeline", ax)
-
-
-def alignment(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
-    """Kernel-task alignment; returns the axes."""
-    return _drawn(runs, curves.overview, "alignment", ax, theory, time_scale)
-
-
-def kernel_norm(runs: Any, *, ax: Any = None, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0) -> Any:
-    """Norm of the kernel; returns the axes."""
-    return _drawn(runs, curves.overview, "ntk-norm", ax, theory, time_scale)
-
-
-def kernel_distance(runs: Any, *, ax: Any = None) -> Any:
-    """1 - cosine of the first kernel and the later ones, centered and not; returns the axes."""
-    return _drawn(runs, curves.overview, "distance", ax)
-
-
-def spectrum(runs: Any, *, ax: Any = None) -> Any:
-    """Eigenvalues of the kernel, before and after; returns the axes."""
-    return _drawn(runs, _without_theory(matrices.spectra), "spectrum", ax)
-
-
-def task_power(runs: Any, *, ax: Any = None) -> Any:
-    """Cumulative task power over the eigenvectors of the kernel, before and after; returns the axes."""
-    return _drawn(runs, _without_theory(matrices.spectra), "power", ax)
-
-
-def specialization(runs: Any, *, ax: Any = None) -> Any:
-    """The last specialization matrix of the (first) run; returns the axes."""
-    return _drawn(runs, _without_theory(matrices.specialization), "specialization", ax)
-
-
-def features(runs: Any, *, ax: Any = None, centered: bool = False) -> Any:
-    """Neural feature correlations of the layers; returns the axes."""
-    key = "features-centered" if centered else "features-uncentered"
-    return _drawn(runs, _without_theory(layers.features), key, ax)
-
-
-def layer_alignment(runs: Any, *, ax: Any = None) -> Any:
-    """Alignment of consecutive layers; returns the axes."""
-    return _drawn(runs, _without_theory(layers.layers), "layers", ax)
-
-
-def weight_norms(runs: Any, *, ax: Any = None) -> Any:
-    """Norms of the weights, as shares of the first; returns the axes."""
-    return _drawn(runs, _without_theory(layers.layers), "norms", ax)
-
-
-def weight_distance(runs: Any, *, ax: Any = None) -> Any:
-    """Distance of the weights from their initial values; returns the axes."""
-    return _drawn(runs, _without_theory(layers.layers), "weights", ax)
-
-
-def kernel(runs: Any, *, ax: Any = None) -> Any:
-    """The last kernel of the (first) run, with samples sorted by their target; returns the axes."""
-    return _drawn(runs, _kernels, "kernels", ax)
+    with matplotlib.style.context(style()):
+        if isinstance(block, Chart):
+            return _chart(block, ax)
+        assert isinstance(block, MatrixSequence)
+        return _picture(block, 0, -1, _axes(ax))
 
 
 def save_figures(
@@ -193,22 +121,26 @@ _SECTIONS: tuple[Build, ...] = (
 )
 
 
-def _drawn(
-    runs: Any, build: Build, key: str, ax: Any, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0
-) -> Any:
-    section = build(groups(runs, points=POINTS), Overlay(theory, time_scale))
-    assert section is not None
-    block = next((each for each in section.blocks if each.key == key), None)
-    if block is None:
-        reasons = "; ".join(section.missing) or "it was not recorded"
-        raise InputValueError(f"the runs have nothing to draw for {key!r}: {reasons}")
-    import matplotlib.style
-
-    with matplotlib.style.context(style()):
-        if isinstance(block, Chart):
-            return _chart(block, ax)
-        assert isinstance(block, MatrixSequence)
-        return _picture(block, 0, -1, _axes(ax))
+FIGURES: dict[str, tuple[Build, str]] = {
+    "gap": (curves.overview, "gap"),
+    "departure": (_without_theory(curves.frozen), "departure"),
+    "loss": (curves.overview, "loss"),
+    "accuracy": (curves.overview, "accuracy"),
+    "timeline": (curves.timeline, "timeline"),
+    "alignment": (curves.overview, "alignment"),
+    "kernel_norm": (curves.overview, "ntk-norm"),
+    "kernel_distance": (curves.overview, "distance"),
+    "spectrum": (_without_theory(matrices.spectra), "spectrum"),
+    "task_power": (_without_theory(matrices.spectra), "power"),
+    "specialization": (_without_theory(matrices.specialization), "specialization"),
+    "features": (_without_theory(layers.features), "features-uncentered"),
+    "features_centered": (_without_theory(layers.features), "features-centered"),
+    "layer_alignment": (_without_theory(layers.layers), "layers"),
+    "weight_norms": (_without_theory(layers.layers), "norms"),
+    "weight_distance": (_without_theory(layers.layers), "weights"),
+    "kernel": (_kernels, "kernels"),
+}
+"""Section and key of each figure. Matrices show the last one of the first run."""
 
 
 def _axes(ax: Any, size: tuple[float, float] | None = None) -> Any:
