@@ -260,6 +260,7 @@ class AuditedModel:
                 copied_bytes=copied_bytes,
                 gathered_bytes=gathered_bytes,
                 reuse=reuse,
+                use_proofs=self.request.use_proofs,
                 passes=self._passes,
                 readings=self._readings,
                 weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),

@@ -85,6 +85,8 @@ class Measurement:
     """By kind of inputs and number of samples."""
     reuse: bool = False
     """Keep the last chunk, for several quantities of the same samples."""
+    use_proofs: bool = True
+    """Whether samples may be left together where the ops prove that they do not influence each other."""
     deferred: DeferredChecks | None = None
     """Where checks go that wait for a device; None evaluates them at once, and acts on what fails."""
     has_gradient: bool = False
@@ -136,6 +138,8 @@ class Measurement:
             chunk = Chunk(batch, indices, self.parameters)
         if proof.calls_higher_order:
             refuse_closures(chunk)
+        if not self.use_proofs:
+            chunk.proved = None
         kind = self.kind(batch)
         self.passes[kind] = chunk.proved
         self._recorded.add(kind)

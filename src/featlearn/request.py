@@ -35,6 +35,8 @@ class Request:
     dtype: torch.dtype | None
     memory: str | int | None
     group: RankGroup
+    use_proofs: bool = True
+    """Skip the passes that compare samples in parts where the ops prove that samples stay apart. Tests turn it off."""
 
     @staticmethod
     def of(**settings: Unpack[Settings]) -> "Request":
