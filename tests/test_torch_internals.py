@@ -315,7 +315,7 @@ def test_settings_of_the_process_are_read_and_set_back():
         internals.restore_precisions(changed)
         assert internals.product_precisions() == changed
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        internals.restore_precisions(before)
     assert internals.product_precisions() == before
     enabled = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
     with internals.without_fused_recurrent_layers():

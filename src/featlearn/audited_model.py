@@ -329,8 +329,10 @@ def _first_look(
 ) -> OutputFacts:
     """Run a few samples, and refuse what cannot be measured."""
     before = dict(measurement.model.named_parameters())
-    example = measurement.example(number)
-    _refuse_rewriting(measurement.model, before, isolation)
+    try:
+        example = measurement.example(number)
+    finally:  # where a pass has failed, weights that it has set are the likely cause
+        _refuse_rewriting(measurement.model, before, isolation)
     if measurement.model is not original:
         _refuse_followers(measurement.originals, results, example)
     measurement.has_gradient = example.graph is not None

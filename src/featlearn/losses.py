@@ -133,7 +133,7 @@ def _checked_name(loss: str) -> LossName:
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Return the options of a loss module; a buffer (class weights) counts as one."""
     options = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-    return options | {key: value is not None for key, value in module._buffers.items()} | {"training": None}
+    return options | {key: True for key, _ in module.named_buffers(recurse=False)} | {"training": None}
 
 
 def _refuse_other_shape(outputs: Tensor, y: Tensor) -> None:

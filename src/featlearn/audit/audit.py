@@ -114,6 +114,9 @@ def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torc
     name = _differing_gradient(chunk, probed, generator)
     if name is None or _is_rounding(chunk, probed, name) or _agrees_nearby(chunk, generator):
         return
+    from featlearn.audit.coupling_cause import refuse_nonlinear  # loaded where something is refused
+
+    refuse_nonlinear(chunk, [name], generator)
     doubt = "" if chunk.precision < 1e-12 else ". If they do not, rounding is amplified: try dtype=torch.float64"
     raise CoupledSamplesError(
         f"the gradient of {name} for a sample depends on the other samples of its batch, though the outputs do "

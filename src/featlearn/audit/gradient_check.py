@@ -232,6 +232,9 @@ def refuse_unequal_sums(
         total, reference = terms.sum((0, 1)), _flat(expected[name], gradients.gradient[0, 0])
         size = max(*numbers([terms.norm(), reference.norm()]), whole)
         if not float((total - reference).norm()) <= chunk.precision**0.5 * size and math.isfinite(size):
+            from featlearn.audit.coupling_cause import refuse_nonlinear  # loaded where something is refused
+
+            refuse_nonlinear(chunk, [name], generator)
             raise CoupledSamplesError(
                 f"the gradients of {name} for single samples do not add up to that of the batch: a sample's gradient "
                 "depends on the other samples; expected samples that do not influence each other, in a backward pass "

@@ -6,15 +6,14 @@ Every sample of a batch is run again among other samples, in another order, and 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.chunk import Chunk
-from featlearn.network.inputs import ModelWithInputs, map_tensors, tensors_in
+from featlearn.network.inputs import ModelWithInputs, tensors_in
 
 SMALL = 4
 """Samples in a small part: a decision taken for a whole batch shows there."""
@@ -144,12 +143,16 @@ def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
     expect_independent(deferred, chunk, parts)
     if deferred.hold():
         return
+    from featlearn.audit.coupling_cause import refusal  # loaded where something is refused
+
     whole = chunk.outputs.detach()
     largest, precision = _largest(whole), chunk.precision
     rounding: Tensor | None = None
     for part in parts:
         if part.outputs.shape[1] != whole.shape[1]:
-            _refuse(chunk, part, f"{part.outputs.shape[1]} outputs in one batch, {whole.shape[1]} in another")
+            raise refusal(
+                chunk, part.places, f"{part.outputs.shape[1]} outputs in one batch, {whole.shape[1]} in another"
+            )
         gap = _largest(_gap(whole, part))
         if bool((gap <= precision**0.5 * largest).all()):
             continue
@@ -159,7 +162,7 @@ def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
         if not bool((excess <= 0).all()):
             worst = int(excess.argmax())
             change = float(gap[worst] / largest[worst].clamp_min(1e-300))
-            _refuse(chunk, part, f"output {worst} by {change:.1e} of its largest value")
+            raise refusal(chunk, part.places, f"output {worst} by {change:.1e} of its largest value", change)
 
 
 def _gap(whole: Tensor, part: Part) -> Tensor:
@@ -194,60 +197,3 @@ def last_digit_changed(model: nn.Module, units: int = 1, seed: int = 3) -> Itera
     finally:
         for parameter, before in zip(parameters, kept, strict=True):
             parameter.data.copy_(before)
-
-
-def _refuse(chunk: Chunk, part: Part, difference: str) -> None:
-    raise CoupledSamplesError(
-        f"the outputs of a sample depend on the other samples of its batch ({difference})"
-        f"{_first_difference(chunk.batch, chunk.indices[: chunk.count], part.places)}, or the model draws random "
-        "numbers in eval mode; expected f(x)[i] = f(x[i]). Use running statistics, check batch_first, and let a "
-        "readout take what belongs to samples from x rather than from outside"
-    )
-
-
-def _first_difference(batch: ModelWithInputs, indices: Tensor, places: Tensor) -> str:
-    """Where it happens: the first module to finish whose output for a sample changes with the batch."""
-    places = places.cpu()
-    with _recorded(batch.model) as whole:
-        batch.outputs(indices)
-    with _recorded(batch.model) as part:
-        batch.outputs(indices[places])
-    for (name, kind, a), (_, _, b) in zip(whole, part, strict=False):
-        if len(a) == len(b) and not all(_same(s, t, len(indices), places) for s, t in zip(a, b, strict=True)):
-            return f", first seen in {name or 'the model itself'} ({kind})"
-    return ""
-
-
-def _same(whole: Tensor, part: Tensor, samples: int, drawn: Tensor) -> bool:
-    """Whether `part` holds the drawn samples of `whole` along one of the axes where they can lie."""
-    if whole.is_nested or part.is_nested or not whole.is_floating_point():
-        return True
-    axes = [i for i, size in enumerate(whole.shape) if size == samples and part.shape[i : i + 1] == (len(drawn),)]
-    if not axes:
-        return True  # no sample axis to compare along: says nothing
-    slack = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
-    return any(
-        bool((whole.index_select(i, drawn.to(whole.device)) - part).abs().max() <= slack)
-        for i in axes
-        if whole.index_select(i, drawn.to(whole.device)).shape == part.shape
-    )
-
-
-@contextmanager
-def _recorded(model: nn.Module) -> Iterator[list[tuple[str, str, list[Tensor]]]]:
-    """The output tensors of every module, in the order in which the modules finish."""
-    calls: list[tuple[str, str, list[Tensor]]] = []
-    handles = []
-    for name, part in model.named_modules():
-
-        def keep(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-            found: list[Tensor] = []
-            map_tensors(output, lambda tensor: found.append(tensor.detach().clone()))
-            calls.append((name, type(module).__name__, found))
-
-        handles.append(part.register_forward_hook(keep))
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()

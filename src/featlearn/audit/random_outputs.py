@@ -3,6 +3,7 @@
 A model that draws weights or masks in eval mode would otherwise be measured for one draw, without a sign of it.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,9 +41,10 @@ def refuse_random_outputs(
             changed = _change(measure(replace(sample, rewind=partial(_reseed, batch, random_state, seed))), expected)
             # The same random numbers may give other rounding on a GPU.
             if changed > 0.0 and changed > _precision(expected) + 10 * _change(measure(sample), expected):
+                by = "altogether" if changed == math.inf else f"by {changed:.1e} of their largest value"
                 raise UnsupportedModelError(
-                    f"the model draws random numbers in eval mode: other ones change its outputs or gradients by "
-                    f"{changed:.1e} of their largest value, expected outputs that x and the weights determine. To "
+                    f"the model draws random numbers in eval mode: other ones change its outputs or gradients {by}, "
+                    f"expected outputs that x and the weights determine. To "
                     "measure one draw, fix it: draw the noise once into a buffer, or call torch.manual_seed(0) at the "
                     "beginning of forward. Switch dropout off in eval mode: F.dropout(..., training=self.training)"
                 )
@@ -67,7 +69,7 @@ def _reseed(batch: ModelWithInputs, random_state: RandomState, seed: int) -> Non
 
 def _change(groups: Groups, expected: Groups) -> float:
     if [[a.shape for a in group] for group in groups] != [[b.shape for b in group] for group in expected]:
-        return float("inf")
+        return math.inf
     return max(_relative_gap(group, reference) for group, reference in zip(groups, expected, strict=True))
 
 

@@ -191,6 +191,14 @@ def sample_blocks(samples: int, size: int) -> list[slice]:
     return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
 
 
+NOT_FINITE = (
+    "gradients overflow, the weights are not finite, or an op has no derivative at its input (the root of zero, a "
+    "softmax over masked entries alone). Measure with dtype=torch.float64, lower the learning rate of the run, or find "
+    "the op with torch.autograd.detect_anomaly()"
+)
+"""Causes of gradients that are not finite, and what to do."""
+
+
 def refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> None:
     """Raise where a kernel is not finite, or where it may have lost all of its digits."""
     for key, kernel in kernels.items():
@@ -200,7 +208,4 @@ def refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> No
         if max(-low, high) < torch.finfo(kernel.dtype).tiny:
             measurement.audit_again()  # gradients may be too small for their squares
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise NotFiniteError(
-                f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: gradients overflow or the "
-                "weights are not finite; measure with dtype=torch.float64, or lower the learning rate of the run"
-            )
+            raise NotFiniteError(f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: {NOT_FINITE}")

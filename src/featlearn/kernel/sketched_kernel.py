@@ -11,6 +11,7 @@ from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables, add_sketch
 from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
 from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
+from featlearn.kernel.execution import NOT_FINITE
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
@@ -65,10 +66,7 @@ def sketched_kernels(
         right = left if plan.symmetric else sides[1].pop(key)
         found[key] = gram_estimate(left, right, directions.divisor, plan.scratch)
         if not bool(found[key].value.isfinite().all()):  # type: ignore[union-attr]
-            raise NotFiniteError(
-                "the kernel is not finite: gradients overflow or the weights are not finite; measure with "
-                "dtype=torch.float64, or lower the learning rate of the run"
-            )
+            raise NotFiniteError(f"the kernel is not finite: {NOT_FINITE}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -88,9 +89,12 @@ def batch_size(x: Inputs, name: str = "x") -> int:
     if isinstance(x, nn.utils.rnn.PackedSequence):
         raise InputTypeError(f"{name} is a PackedSequence, expected padded tensors, batch first; pack inside the model")
     if not isinstance(x, Tensor | tuple | Mapping):
+        remedy = "convert arrays with torch.as_tensor"
+        if type(x).__module__.partition(".")[0] == "torch_geometric":
+            remedy = "hold edge_index in the model, and pass node features of shape (graphs, nodes, features)"
         raise InputTypeError(
             f"{name} is {describe(x)}, expected a tensor, a tuple (called as model(*{name})) or a mapping "
-            f"(called as model(**{name})); convert arrays with torch.as_tensor"
+            f"(called as model(**{name})); {remedy}"
         )
     tensors = tensors_in(x)
     if not tensors:
@@ -106,13 +110,23 @@ def batch_size(x: Inputs, name: str = "x") -> int:
     if samples < 0:
         raise InputValueError(
             f"{name} is {describe(x)}: the first axes differ; expected the same number of samples everywhere, "
-            "or 1 for what all samples share"
+            f"or 1 for what all samples share{_graph_advice(tensors)}"
         )
     if samples == 0:
         raise InputValueError(f"{name} is {describe(x)}: no samples; expected at least one")
     if not isinstance(x, Tensor):
         _refuse_uncut(x, samples, name)
     return samples
+
+
+def _graph_advice(tensors: Sequence[Tensor]) -> str:
+    """Return how graphs are measured, where one of the tensors looks like the edges of one."""
+    if not any(t.dim() == 2 and t.shape[0] == 2 and not t.is_floating_point() for t in tensors):
+        return ""
+    return (
+        ". Nodes of one graph influence each other and are no samples: hold edge_index in the model, and pass node "
+        "features of shape (graphs, nodes, features)"
+    )
 
 
 def _refuse_uncut(thing: Any, samples: int, name: str) -> None:
@@ -240,6 +254,7 @@ class ModelWithInputs:
             raise UnsupportedModelError(
                 f"the model or its readout failed on {self.name}, {describe(x)} (a few of the {self.samples} samples "
                 f"are run at a time): {type(error).__name__}: {error}{_dtype_advice(self, x)}{_argument_advice(error)}"
+                f"{_state_advice(self, error)}"
             ) from error
 
     def _called(self, x: Inputs) -> Any:
@@ -258,6 +273,20 @@ def _argument_advice(error: Exception) -> str:
             "; everything in x is passed to the model: leave targets out of it, or, for a readout that needs them, "
             "wrap the model in a module whose forward takes them and passes on the rest"
         )
+    return ""
+
+
+def _state_advice(batch: ModelWithInputs, error: Exception) -> str:
+    """Return what to do about tensors of an earlier pass, where their size does not fit the batch."""
+    sizes = set(map(int, re.findall(r"\d+", str(error))))
+    weights = set(map(id, batch.model.parameters()))
+    for tensor in (tensor for tensor in batch.held if id(tensor) not in weights and tensor.dim()):
+        if tensor.grad_fn is not None or tensor.shape[0] in sizes - {1}:
+            return (
+                f"; the model holds {describe(tensor)}, perhaps the state of an earlier pass: reset it first "
+                "(snntorch: utils.reset(net) or init_hidden at the beginning of forward; spikingjelly: "
+                "functional.reset_net(net))"
+            )
     return ""
 
 

@@ -30,18 +30,24 @@ class TensorCopies:
 
     def put_in_place(self) -> list[Tensor]:
         """Give tensors the memory they had. Return those that held something else in another one."""
+        moved = self._moved()
+        for tensor, place in zip(self.tensors, self._places, strict=True):
+            if not _lies_at(tensor, place):
+                tensor.data = place
+        return moved
+
+    def _moved(self) -> list[Tensor]:
         moved = []
         for tensor, place, copy in zip(self.tensors, self._places, self._copies, strict=True):
             if not _lies_at(tensor, place):
                 alike = (tensor.shape, tensor.dtype, tensor.device) == (place.shape, place.dtype, place.device)
                 if not alike or not torch.equal(_bits(tensor.data), copy):
                     moved.append(tensor)
-                tensor.data = place
         return moved
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors whose memory holds something else than it did."""
-        return [self.tensors[k] for k in self._changed()]
+        """Return the tensors that hold something else than they did, or whose memory does."""
+        return [*(self.tensors[k] for k in self._changed()), *self._moved()]
 
     def _changed(self) -> list[int]:
         if torch.equal(self._flattened(), self._copy):

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.squared_norms import squared_norms
-from featlearn.errors import InputValueError
+from featlearn.errors import InputValueError, NotFiniteError
 from featlearn.gradients.directions import Outputs, output_directions
+from featlearn.kernel.execution import NOT_FINITE
 from featlearn.network.inputs import Inputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
@@ -89,6 +90,9 @@ def ntk_diagonal_of(
         finally:
             progress.close()
         measurement.refuse_no_gradient()
+    for key, total in totals.items():
+        if not bool(total.isfinite().all()):
+            raise NotFiniteError(f"the diagonal{f' of {key}' if by != 'network' else ''} is not finite: {NOT_FINITE}")
     each = directions.mode == "each"
     found = {key: t.T.contiguous() if each else t.sum(1) / directions.divisor for key, t in totals.items()}
     return found[""] if by == "network" else found

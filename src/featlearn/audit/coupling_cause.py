@@ -1,0 +1,146 @@
+"""Why the outputs of a sample change with its batch: an error text for each cause."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.errors import CoupledSamplesError
+from featlearn.gradients.chunk import Chunk
+from featlearn.graph.graph import numbers, parameter_gradients
+from featlearn.network.inputs import ModelWithInputs, map_tensors
+from featlearn.network.isolation import random_state_kept
+
+SMALL_CHANGE = 1e-2
+"""Relative change of outputs below which an adaptive solver is the likely cause."""
+
+
+def refusal(chunk: Chunk, places: Tensor, difference: str, change: float = 1.0) -> CoupledSamplesError:
+    """Return the error for outputs that differ in a batch of the samples at `places`; `change`: by how much."""
+    batch, indices = chunk.batch, chunk.indices[: chunk.count]
+    if _draws_random_numbers(batch, indices):
+        return CoupledSamplesError(
+            "the model draws random numbers in eval mode, so that the outputs of a sample change with its batch "
+            f"({difference}); expected outputs that x and the weights determine. Pass the noise in as an input, draw "
+            "it once into a buffer that all samples share, or return the mean in eval mode (of a VAE, decode the mean)"
+        )
+    whole, part = _recorded_calls(batch, indices), _recorded_calls(batch, indices[places.cpu()])
+    cause, remedy = _cause(batch.model, whole, part, len(indices), change)
+    return CoupledSamplesError(
+        f"the outputs of a sample depend on the other samples of its batch ({difference})"
+        f"{_first_difference(whole, part, len(indices), places.cpu())}{cause}; expected f(x)[i] = f(x[i]). {remedy}"
+    )
+
+
+def _draws_random_numbers(batch: ModelWithInputs, indices: Tensor) -> bool:
+    batch.rewind()
+    with random_state_kept() as state:
+        batch.outputs(indices)
+        return state.has_drawn()
+
+
+Calls = list[tuple[str, str, list[Tensor]]]
+"""Name, type and outputs of modules, in the order in which they finish."""
+
+
+def _cause(model: nn.Module, whole: Calls, part: Calls, samples: int, change: float) -> tuple[str, str]:
+    """Return the likely cause, to follow the first difference, and what to do."""
+    if [name for name, *_ in whole] != [name for name, *_ in part]:
+        return (
+            ": it runs other modules, or as many other times, for another batch, as solvers do that stop once all "
+            "samples have converged",
+            "Fix the number of steps, or tighten the tolerance of the solver until the difference vanishes",
+        )
+    if any(type(module).__module__.partition(".")[0] == "torch_geometric" for module in model.modules()):
+        return (
+            ": messages pass between nodes",
+            "Let the samples be graphs: hold one edge_index in the model and pass node features of shape "
+            "(graphs, nodes, features)",
+        )
+    if change < SMALL_CHANGE:
+        return (
+            " by so little that an adaptive solver may choose its steps from the whole batch",
+            "Fix the steps (method='rk4' with step_size in torchdiffeq), or tighten the tolerance",
+        )
+    return (
+        "",
+        "Use running statistics, check batch_first, and let a readout take what belongs to samples from x rather than "
+        "from outside",
+    )
+
+
+def refuse_nonlinear(chunk: Chunk, names: list[str], generator: torch.Generator) -> None:
+    """Raise if gradients of parameters do not scale with the gradient of the outputs.
+
+    A backward pass that clamps gradients or takes their signs has no gradients of single samples to be added.
+    """
+    named = {name: chunk.parameters[name] for name in names}
+    drawn = torch.randn(chunk.outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(chunk.outputs)
+    unit = parameter_gradients(chunk.outputs, named, drawn)
+    for factor in (2.0**10, 2.0**-10):  # powers of two: nothing is rounded otherwise
+        scaled = parameter_gradients(chunk.outputs, named, factor * drawn)
+        if wrong := _not_scaled({name: (unit[name], scaled[name]) for name in named}, factor, chunk.precision):
+            raise CoupledSamplesError(
+                f"the backward pass to {', '.join(wrong[:5])} is not linear in the gradient of the outputs (it clamps "
+                "or normalizes gradients, or takes their signs), so that the gradient of a batch is not the sum of "
+                "those of its samples; expected the derivative of the forward pass. Leave out what changes gradients "
+                "(a hook, a custom autograd.Function) while measuring"
+            )
+
+
+def _not_scaled(pairs: Mapping[str, tuple[Tensor | None, Tensor | None]], factor: float, precision: float) -> list[str]:
+    both = {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a.numel()}
+    gaps = numbers([(b / factor - a).abs().max() for a, b in both.values()])
+    sizes = numbers([torch.maximum(a.abs().max(), b.abs().max() / factor) for a, b in both.values()])
+    return [name for name, gap, size in zip(both, gaps, sizes, strict=True) if gap > precision**0.5 * size]
+
+
+def _first_difference(whole: Calls, part: Calls, samples: int, places: Tensor) -> str:
+    """Return where it happens: the first module to finish whose output for a sample changes with the batch."""
+    for (name, kind, a), (_, _, b) in zip(whole, part, strict=False):
+        if len(a) == len(b) and not all(_same(s, t, samples, places) for s, t in zip(a, b, strict=True)):
+            return f", first seen in {name or 'the model itself'} ({kind})"
+    return ""
+
+
+def _same(whole: Tensor, part: Tensor, samples: int, drawn: Tensor) -> bool:
+    """Return whether `part` holds the drawn samples of `whole` along one of the axes where they can lie."""
+    if whole.is_nested or part.is_nested or not whole.is_floating_point():
+        return True
+    axes = [i for i, size in enumerate(whole.shape) if size == samples and part.shape[i : i + 1] == (len(drawn),)]
+    if not axes:
+        return True  # no sample axis to compare along: says nothing
+    slack = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    return any(
+        bool((whole.index_select(i, drawn.to(whole.device)) - part).abs().max() <= slack)
+        for i in axes
+        if whole.index_select(i, drawn.to(whole.device)).shape == part.shape
+    )
+
+
+def _recorded_calls(batch: ModelWithInputs, indices: Tensor) -> Calls:
+    with _recorded(batch.model) as calls:
+        batch.outputs(indices)
+    return calls
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[Calls]:
+    """Record the output tensors of every module, in the order in which the modules finish."""
+    calls: Calls = []
+    handles = []
+    for name, part in model.named_modules():
+
+        def keep(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+            found: list[Tensor] = []
+            map_tensors(output, lambda tensor: found.append(tensor.detach().clone()))
+            calls.append((name, type(module).__name__, found))
+
+        handles.append(part.register_forward_hook(keep))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
