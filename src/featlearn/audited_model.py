@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.audit import Audit
 from featlearn.audit.random_outputs import outputs_and_gradients, refuse_random_outputs
 from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation, RankGroup
@@ -17,8 +16,7 @@ from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, shar
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
 from featlearn.gradients.chunk import Chunk
 from featlearn.graph.graph import build_graph
-from featlearn.graph.repeated_pass import ProvedPass
-from featlearn.measurement import KnownReading, Measurement
+from featlearn.measurement import Audits, Measurement, OutputFacts
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
 from featlearn.network.copies import StoredResult, cast_inputs, copied_with_results, needs_copy
 from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, map_tensors, tensors_in
@@ -32,17 +30,6 @@ if TYPE_CHECKING:
     from featlearn.distributed.layered_weights import LayeredWeights
 
 
-class OutputFacts(NamedTuple):
-    """What a model gives for inputs of one kind."""
-
-    classes: int
-    dtype: torch.dtype
-    """The precision in which kernels are accumulated."""
-    device: torch.device
-    launch_bytes: int
-    """Bytes of one sample's activations on a GPU, 0 on a CPU."""
-
-
 class AuditedModel:
     """The arguments that all measurements of a model share, and what they have found out.
 
@@ -52,13 +39,8 @@ class AuditedModel:
 
     def __init__(self, model: nn.Module, request: Request | None = None, **settings: Unpack[Settings]) -> None:
         self.model, self.request = model, request or Request.of(**settings)
-        self.audits: dict[tuple[str, ...], Audit] = {}
+        self.audits = Audits()
         self.plans: dict[object, PlannedKernel] = {}
-        self._facts: dict[object, OutputFacts] = {}
-        self._passes: dict[object, ProvedPass | None] = {}
-        self._readings: dict[object, KnownReading] = {}
-        self._kinds: dict[object, int] = {}
-        """Kinds of weights, by number: they are compared again and again."""
 
     @contextmanager
     def measuring(
@@ -249,21 +231,16 @@ class AuditedModel:
             gathered_bytes = None if layered is None else layered.largest
             copied_bytes += gathered_bytes or 0
             measurement = Measurement(
-                twin,
-                parameters,
-                originals,
-                batches,
-                self.audits,
-                0,
-                torch.float32,
-                torch.device("cpu"),
-                copied_bytes=copied_bytes,
+                model=twin,
+                parameters=parameters,
+                originals=originals,
+                batches=batches,
+                request=self.request,
+                audits=self.audits,
+                weight_kind=self.audits.weight_kind((tuple(parameters), inside.kind)),
                 gathered_bytes=gathered_bytes,
+                copied_bytes=copied_bytes,
                 reuse=reuse,
-                use_proofs=self.request.use_proofs,
-                passes=self._passes,
-                readings=self._readings,
-                weight_kind=self._kinds.setdefault((tuple(parameters), inside.kind), len(self._kinds)),
             )
             stack.callback(measurement.close)
             measure = partial(outputs_and_gradients, parameters=parameters)
@@ -277,38 +254,30 @@ class AuditedModel:
         self, measurement: Measurement, original: nn.Module, results: Sequence[StoredResult], isolation: Isolation
     ) -> bool:
         """Set number of outputs, precision and device; return whether samples were run to find them."""
-        facts = []
-        known_kinds = len(self._facts)
+        all_facts, ran = [], False
         for number, batch in enumerate(measurement.batches):
-            kind = measurement.kind(batch)
-            if kind not in self._facts:
-                self._facts[kind] = _first_look(measurement, number, original, results, isolation)
-            facts.append(self._facts[kind])
-        if len({one.classes for one in facts}) > 1:
+            known = measurement.known(batch)
+            if known.facts is None:
+                known.facts, ran = _first_look(measurement, number, original, results, isolation), True
+            all_facts.append(known.facts)
+        first, last = all_facts[0], all_facts[-1]
+        if first.classes != last.classes:
             raise InputValueError(
-                f"the model gives {facts[0].classes} outputs on x and {facts[1].classes} on x2, expected the same "
-                "number; pass a readout= that makes them equal"
+                f"the model gives {first.classes} outputs on x and {last.classes} on x2, expected the same number; "
+                "pass a readout= that makes them equal"
             )
-        measurement.classes, measurement.dtype, measurement.device = facts[0][:3]
-        measurement.launch_bytes = max(one.launch_bytes for one in facts)
-        return len(self._facts) > known_kinds
-
-    def forget_outputs(self) -> None:
-        """Drop what is known of the number, precision and device of outputs."""
-        self._facts.clear()
+        measurement.facts = replace(first, launch_bytes=max(first.launch_bytes, last.launch_bytes))
+        return ran
 
     def forget(self) -> None:
-        """Drop what is known of outputs, and the plans made from it; audits stay."""
-        self.forget_outputs()
-        self._passes.clear()
-        self._readings.clear()
+        """Drop facts about outputs, and the plans made from them. Audits of graphs stay."""
+        self.audits.forget_inputs()
         self.plans.clear()
 
     def of_copy(self, model: nn.Module) -> "AuditedModel":
-        """The same for a copy of the model with other weights: what was found out holds for it, too."""
+        """Return the same for a copy of the model with other weights, which shares the audits."""
         twin = AuditedModel(model, replace(self.request, parameters=None, group=RankGroup()))
-        twin.audits, twin._facts, twin._passes = self.audits, self._facts, self._passes
-        twin._readings, twin._kinds = self._readings, self._kinds
+        twin.audits = self.audits
         return twin
 
 
@@ -339,7 +308,12 @@ def _first_look(
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
         activations = max(1, example.graph.structure.output_bytes // len(example.indices))
-    return OutputFacts(outputs.shape[1], example.accumulate, outputs.device, activations)
+    return OutputFacts(
+        classes=outputs.shape[1],
+        dtype=example.accumulate,
+        device=outputs.device,
+        launch_bytes=activations,
+    )
 
 
 def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:

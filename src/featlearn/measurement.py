@@ -1,6 +1,7 @@
 """One call: a network in isolation, its samples captured chunk by chunk, every chunk checked. Gone when it ends."""
 
 import gc
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from featlearn.graph.separation import SeparationProof
 from featlearn.network.compiler import CompilerNotLoadedError, load_compiler
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
+from featlearn.request import Request
 
 
 def fixed_generator() -> torch.Generator:
@@ -46,47 +48,87 @@ class KnownReading(NamedTuple):
     """How the graph of a batch was read, for batches of the same kind and number of samples."""
 
     reading: GraphReading
-    proof: ProvedPass
-    """The pass that it was run like."""
+    proof: ProvedPass | None
+    """The pass that it repeats."""
     audit: Audit
     """The audit that it was read by."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputFacts:
+    """What a model gives for inputs of one kind."""
+
+    classes: int
+    """C, the number of outputs."""
+    dtype: torch.dtype
+    """The precision in which kernels are accumulated."""
+    device: torch.device
+    """Where the outputs, and so the kernels, live."""
+    launch_bytes: int
+    """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
+
+
 @dataclass
+class KnownInputs:
+    """What earlier measurements of a model have shown for inputs of one kind."""
+
+    facts: OutputFacts | None = None
+    is_recorded: bool = False
+    """Whether the ops of a pass of a few samples were recorded."""
+    proof: ProvedPass | None = None
+    """The recorded pass, if its ops prove that samples do not influence each other and larger batches repeat it."""
+    readings: dict[int, KnownReading] = field(default_factory=dict)
+    """By number of samples."""
+
+
+class Audits:
+    """What is kept of a model between measurements: an audit for each graph, and facts for each kind of inputs.
+
+    Everything that may change with the weights or the samples is checked in each measurement.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: dict[tuple[str, ...], Audit] = {}
+        """Audits by the names of all nodes of a graph."""
+        self.inputs: defaultdict[object, KnownInputs] = defaultdict(KnownInputs)
+        """By kind of inputs and of weights."""
+        self._weights: dict[object, int] = {}
+
+    def weight_kind(self, kind: object) -> int:
+        """Return a number that stands for the names, shapes and types of all weights: it is quick to compare."""
+        return self._weights.setdefault(kind, len(self._weights))
+
+    def forget_outputs(self) -> None:
+        """Drop the number, precision and device of outputs."""
+        for known in self.inputs.values():
+            known.facts = None
+
+    def forget_inputs(self) -> None:
+        """Drop everything but the audits of graphs."""
+        self.inputs.clear()
+
+
+@dataclass(kw_only=True)
 class Measurement:
-    """A network and its batches, ready to be captured."""
+    """A model in isolation with its batches, ready to be captured."""
 
     model: nn.Module
     parameters: Mapping[str, Tensor]
     originals: Mapping[str, Tensor]
     """The user's own parameters under the same names: `parameters` may be copies in another precision."""
     batches: tuple[ModelWithInputs, ...]
-    audits: dict[tuple[str, ...], Audit]
-    """Audits of earlier graphs by the names of their nodes; new ones are added."""
-    classes: int
-    """How many outputs the network has."""
-    dtype: torch.dtype
-    """The precision in which kernels are accumulated."""
-    device: torch.device
-    """Where the outputs, and so the kernels, live."""
-    gathered_bytes: int | None = None
-    """Bytes of weights that are gathered at most at a time, where they are spread over ranks; None where all are
-    held."""
-    launch_bytes: int = 0
-    """Bytes of one sample's activations on a GPU, 0 on a CPU: see `piece_count`."""
-    copied_bytes: int = 0
-    """Bytes that are held of the weights and buffers a second time, or gathered at a time."""
-    weight_kind: object = None
-    """What two states of a model share for which the same is planned: a layer may have become wider."""
-    passes: dict[object, ProvedPass | None] = field(default_factory=dict)
-    """By kind of inputs, a pass of a few samples whose ops prove that they do not influence each other; None where
-    nothing is proved, or where the whole batch is not run by the same calls."""
-    readings: dict[object, KnownReading] = field(default_factory=dict)
-    """By kind of inputs and number of samples."""
+    request: Request
+    audits: Audits
+    weight_kind: int
+    """States of the model with equal numbers share audits and plans: a layer may have become wider."""
+    gathered_bytes: int | None
+    """Largest number of bytes of weights gathered at a time, where they are sharded; else None."""
+    copied_bytes: int
+    """Bytes that weights and buffers take a second time."""
+    facts: OutputFacts = None  # type: ignore[assignment]
+    """What the model gives. Set once a few samples of every batch were run."""
     reuse: bool = False
-    """Keep the last chunk, for several quantities of the same samples."""
-    use_proofs: bool = True
-    """Whether samples may be left together where the ops prove that they do not influence each other."""
+    """Keep the last chunk of every batch, for several quantities of the same samples."""
     deferred: DeferredChecks | None = None
     """Where checks go that wait for a device; None evaluates them at once, and acts on what fails."""
     has_gradient: bool = False
@@ -94,8 +136,24 @@ class Measurement:
     _recorded: set[object] = field(default_factory=set)
     """Kinds of inputs whose pass was recorded in this measurement."""
     _examples: dict[int, Chunk] = field(default_factory=dict)
-    _last: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
+    _last: dict[int, tuple[int, int, Chunk]] = field(default_factory=dict)
+    """Batch -> begin, end and chunk of the samples that were captured last."""
     _generator: torch.Generator = field(default_factory=fixed_generator)
+
+    @property
+    def classes(self) -> int:
+        """C, the number of outputs."""
+        return self.facts.classes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which kernels are accumulated."""
+        return self.facts.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the outputs, and so the kernels, live."""
+        return self.facts.device
 
     def example(self, number: int = 0) -> Chunk:
         """A few samples of a batch, captured and read: what they show of uses and sizes holds for all."""
@@ -110,16 +168,16 @@ class Measurement:
 
     def _example(self, batch: ModelWithInputs, *, anew: bool = False) -> Chunk:
         """A few samples, audited if their graph is not known yet, or `anew`."""
-        chunk = self._few(batch, proving=self.kind(batch) not in self.passes)
+        chunk = self._few(batch, proving=not self.known(batch).is_recorded)
         if chunk.graph is None:
             return chunk
-        known = self.audits.get(chunk.graph.structure.names)
+        known = self.audits.graphs.get(chunk.graph.structure.names)
         if known is not None and not anew and known.axes_in(chunk.graph, len(chunk.outputs)) is not None:
             self._read(chunk)
             return chunk
         audit = audited(chunk, fixed_generator())
         if known is None or anew or known.unseen or not audit.unseen:
-            self.audits[audit.nodes] = audit
+            self.audits.graphs[audit.nodes] = audit
         chunk.unproved = _unproved(chunk)
         return chunk
 
@@ -138,11 +196,11 @@ class Measurement:
             chunk = Chunk(batch, indices, self.parameters)
         if proof.calls_higher_order:
             refuse_closures(chunk)
-        if not self.use_proofs:
+        if not self.request.use_proofs:
             chunk.proved = None
-        kind = self.kind(batch)
-        self.passes[kind] = chunk.proved
-        self._recorded.add(kind)
+        known = self.known(batch)
+        known.proof, known.is_recorded = chunk.proved, True
+        self._recorded.add(self.kind(batch))
         return chunk
 
     def defer(self, checks: DeferredChecks | None) -> None:
@@ -157,29 +215,32 @@ class Measurement:
         for batch in self.batches:
             chunk = self._example(batch, anew=True)
             if chunk.graph is not None:
-                refuse_underflow(self.audits[chunk.graph.structure.names].largest, chunk.accumulate)
+                refuse_underflow(self.audits.graphs[chunk.graph.structure.names].largest, chunk.accumulate)
 
     def kind(self, batch: ModelWithInputs) -> object:
-        """What batches share of which the same is expected."""
+        """Cache key: batches with equal keys share facts, proofs and plans."""
         return (batch.kind, self.weight_kind)
 
-    def like(self, kind: object, samples: int) -> ProvedPass | None:
-        """The pass that so many samples are compared with, None where they are run in parts."""
-        found = self.passes.get(kind)
-        # As many samples as those of the proof would not show whether their number matters.
-        return None if found is None or max(samples, 2) == found.samples else found
+    def known(self, batch: ModelWithInputs) -> KnownInputs:
+        """What earlier measurements have shown for such inputs."""
+        return self.audits.inputs[self.kind(batch)]
 
-    def of_pair(self, first: ModelWithInputs, second: ModelWithInputs) -> "Measurement":
-        """The same network on two other batches of the same kind."""
-        example = self.example()
-        return replace(self, batches=(first, second), _examples={0: example, 1: example}, _last={})
+    def of_batches(self, *batches: ModelWithInputs) -> "Measurement":
+        """The same model on some of its batches, or on others of the same kind. Chunks that are kept are shared.
+
+        >>> with audited.measuring([probe, test], reuse=True) as measurement:
+        ...     on_probe = measurement.of_batches(measurement.batches[0])  # quantities of the probe capture it once
+        ...     crossed = measurement.of_batches(*measurement.batches[::-1])
+        """
+        places = {id(batch): number for number, batch in enumerate(self.batches)}
+        examples = {number: self.example(places.get(id(batch), 0)) for number, batch in enumerate(batches)}
+        return replace(self, batches=batches, _examples=examples)
 
     def chunk(self, batch: ModelWithInputs, begin: int, end: int) -> Chunk:
         """Samples [begin, end) of a batch: captured, checked for influence on each other, and read."""
-        key = (id(batch), begin, end)
-        if key in self._last:
-            return self._last[key]
-        self._last.clear()
+        if (last := self._last.pop(id(batch), None)) is not None and last[:2] == (begin, end):
+            self._last[id(batch)] = last
+            return last[2]
         if self.has_gradient and not gc.isenabled():
             gc.collect(1)  # what earlier chunks have left
         whole = end - begin == batch.samples
@@ -200,55 +261,52 @@ class Measurement:
             self.has_gradient = True
             self._read(chunk)
         if self.reuse:
-            self._last[key] = chunk
+            self._last[id(batch)] = begin, end, chunk
         return chunk
 
     def _run(self, batch: ModelWithInputs, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""
-        kind = self.kind(batch)
-        known = self.readings.get((kind, end - begin))
-        while (proof := self.like(kind, end - begin)) is not None:
+        known, samples = self.known(batch), end - begin
+        reading = known.readings.get(samples)
+        # A batch of the proof's size cannot reveal that the number of samples matters.
+        while (proof := known.proof) is not None and max(samples, 2) != proof.samples:
             # Another proof is of other calls, whose graph may have the same nodes and other shapes.
-            structure = None if known is None or known.proof is not proof else known.reading.structure
+            structure = None if reading is None or reading.proof is not proof else reading.reading.structure
             chunk = Chunk(batch, indices, self.parameters, like=proof, structure=structure)
             if chunk.proved is not None:
                 return chunk, []
             del chunk  # before the next one is made
-            if kind in self._recorded:  # the number of samples makes a difference, it seems
-                self.passes[kind] = None
+            if self.kind(batch) in self._recorded:  # the number of samples makes a difference
+                known.proof = None
             else:  # a flag of the model has changed, say
                 self._few(batch, proving=True)
         # Parts first: rewinding state for another pass invalidates what a graph has saved of it.
-        parts = run_parts(batch, begin, end, piece_count(end - begin, self.launch_bytes), self._generator)
+        parts = run_parts(batch, begin, end, piece_count(samples, self.facts.launch_bytes), self._generator)
         return Chunk(batch, indices, self.parameters), parts
 
     def _read(self, chunk: Chunk) -> None:
         """Read the uses of all parameters, with the sample axes of an audit, or of one made now."""
         graph = chunk.graph
         assert graph is not None
-        key = (self.kind(chunk.batch), chunk.count)
-        known = self.readings.get(key) if chunk.structured else None
-        audit = self.audits.get(graph.structure.names)
+        readings = self.known(chunk.batch).readings
+        known = readings.get(chunk.count) if chunk.structured else None
+        audit = self.audits.graphs.get(graph.structure.names)
         if known is not None and audit is not None and known.audit is audit and known.proof is chunk.proved:
             chunk.read_like(known.reading)
         else:
             axes = None if audit is None else audit.axes_in(graph, len(chunk.outputs))
             if audit is None or axes is None:
                 audit = audited(chunk, fixed_generator())
-                self.audits.setdefault(audit.nodes, audit)
+                self.audits.graphs.setdefault(audit.nodes, audit)
                 chunk.unproved = _unproved(chunk)
                 return
             _read_by(chunk, audit, *axes)
-            if chunk.proved is not None:
-                self._keep_reading(key, chunk, chunk.proved, audit)
+            repeatable = chunk.proved is not None and not chunk.structured and not chunk.hooked
+            if repeatable and (reading := chunk.reading()) is not None:
+                readings[chunk.count] = KnownReading(reading, chunk.proved, audit)
         chunk.send_to_fallback(audit.to_fallback)
         if doubted := _unchecked(chunk, audit):
             self._check(chunk, audit, doubted)
-
-    def _keep_reading(self, key: object, chunk: Chunk, proof: ProvedPass, audit: Audit) -> None:
-        """Keep how a chunk was read, for graphs of the same structure."""
-        if not chunk.structured and not chunk.hooked and (found := chunk.reading()) is not None:
-            self.readings[key] = KnownReading(found, proof, audit)
 
     def _check(self, chunk: Chunk, audit: Audit, names: list[str]) -> None:
         """Check the readings of parameters that the audit did not see against autograd, on this chunk."""
@@ -260,7 +318,7 @@ class Measurement:
         failed = failing_parameters(chunk, names, expected, grads)
         chunk.send_to_fallback(failed)
         if seen & audit.unseen and not chunk.hooked:
-            self.audits[audit.nodes] = replace(
+            self.audits.graphs[audit.nodes] = replace(
                 audit, unseen=audit.unseen - seen, to_fallback={**audit.to_fallback, **failed}
             )
 

@@ -65,7 +65,7 @@ class Session:
         return self._audited.model
 
     def __repr__(self) -> str:
-        samples, audits = batch_size(self.x), len(self._audited.audits)
+        samples, audits = batch_size(self.x), len(self._audited.audits.graphs)
         counted = f"{samples} sample{'s' * (samples != 1)}, {audits} audited graph{'s' * (audits != 1)}"
         return f"Session({type(self.model).__name__}, {counted})"
 

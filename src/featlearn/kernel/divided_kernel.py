@@ -64,7 +64,7 @@ def divided_kernels(
     division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
 
-    audited.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
+    audited.audits.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
     with collector_paused(), audited.measuring_together(own, common=x, by_layer=True) as measurement:
         kernels, directions = _measured(measurement, audited, division, outputs, by, rates, verify)
     if directions.mode == "each":
@@ -92,7 +92,7 @@ def _measured(
 ) -> tuple[Kernels, OutputSelection]:
     """The rows of this rank, by the plan of rank 0, which has as many samples as any."""
     ranks, batches = division.ranks, measurement.batches
-    pair = measurement.of_pair(batches[0], batches[0]) if division.symmetric else measurement
+    pair = measurement.of_batches(batches[0], batches[0]) if division.symmetric else measurement
     with ranks.together():
         directions = output_directions(outputs, pair.classes)
         budget = byte_budget(audited.request.memory, pair.device)

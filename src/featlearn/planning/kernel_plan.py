@@ -74,7 +74,7 @@ def plan_kernel(
     )
     available, symmetric = budget - needed - measurement.copied_bytes, len(sizes) == 1
     one_by_one = directions.mode == "each" and symmetric and shares_rows(measurement, samples[0], count)
-    proofs = [measurement.passes.get(measurement.kind(batch)) for batch in measurement.batches]
+    proofs = [measurement.known(batch).proof for batch in measurement.batches]
     proved_by = frozenset(proof.samples for proof in proofs if proof is not None)
     groups = grouped(
         plans,
@@ -103,7 +103,7 @@ def plan_kernel(
         budget,
         int(0.2 * available),
         peak,
-        launch_bytes=measurement.launch_bytes,
+        launch_bytes=measurement.facts.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
         confirmed=confirmed,
         verified=verify,

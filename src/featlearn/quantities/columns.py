@@ -107,7 +107,7 @@ def row_blocks(
     progress = ProgressLine("kernel columns", -(-others // step))
     try:
         for batch, places in sweeps.batches(-(-step // sweeps.ranks.size), wanted):
-            pair = sweeps.measurement.of_pair(left, batch)
+            pair = sweeps.measurement.of_batches(left, batch)
             kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
             rows = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel
             yield rows.double(), places

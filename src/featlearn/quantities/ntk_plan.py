@@ -149,7 +149,7 @@ def _rank_costs(
         with FlopCounterMode(display=False) as counted:
             outputs = batch.outputs(torch.arange(min(2, own), device="cpu"))
         memory = int(device.memory / 2) if audited.request.memory is None else found.memory
-        pair = measurement.of_pair(batch, batch)
+        pair = measurement.of_batches(batch, batch)
         kernel = shared_kernel(ranks, (samples, samples), True, directions, measurement, by, memory)
         plan = plan_kernel(pair, directions, elementwise(rates), by, memory - kernel.reserved, found.verified, samples)
         return rank_costs(
