@@ -15,8 +15,8 @@ FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_inter
 # from per-sample gradients to kernels, in the order in which data flows
 CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
-MEASUREMENT = GRADIENTS | {"audit", "measurement"}
-AUDITED_MODEL = MEASUREMENT | {"planning", "distributed", "request", "audited_model"}
+MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
+AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
@@ -37,12 +37,12 @@ ALLOWED: dict[str, set[str]] = {
     "network": {"errors", "shapes", "readouts", "torch_internals"},
     "gradients": GRADIENTS - {"gradients"},
     "audit": GRADIENTS,
-    "measurement": GRADIENTS | {"audit"},
-    "planning": MEASUREMENT,
+    "measurement": GRADIENTS | {"audit", "request"},
+    "planning": MEASUREMENT - {"distributed"},
     "distributed": {"errors", "shapes", "torch_internals", "contraction", "network"},
-    "linear_maps": MEASUREMENT - {"audit"},
+    "linear_maps": MEASUREMENT - {"audit", "distributed"},
     "request": {"network", "distributed"},
-    "audited_model": MEASUREMENT | {"planning", "distributed", "request"},
+    "audited_model": MEASUREMENT | {"planning"},
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},

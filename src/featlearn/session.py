@@ -1,12 +1,13 @@
 """What users hold for many calls: one model and batch, audited once and checked on every call; all quantities."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
+from featlearn.contraction.factors import Gradients
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.gradients.directions import Directions, Outputs
@@ -26,6 +27,7 @@ from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_plan import kernel_plan
 from featlearn.quantities.representation import representation_kernels
+from featlearn.quantities.sample_gradients import gradients_of
 from featlearn.quantities.velocity import feature_speed_of, ntk_velocity_of
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
@@ -180,6 +182,17 @@ class Session:
     ) -> Tensor | dict[str, Tensor]:
         """The kernel's diagonal: see `fl.quantities.ntk_diagonal`."""
         return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
+
+    @name_keywords()
+    def gradients(
+        self,
+        *,
+        x: Inputs | None = None,
+        outputs: int | Literal["each"] | Directions | Tensor = "each",
+        by: Literal["parameter", "layer"] = "parameter",
+    ) -> Iterator[tuple[slice, str, Gradients]]:
+        """Yield per-sample gradients, chunk by chunk: see `fl.quantities.gradients`."""
+        return gradients_of(self._audited, self._given(x), outputs=outputs, by=by)
 
     @name_keywords()
     def neural_features(

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from featlearn.contraction.factors import Dense, Factor, Factors, as_dense
-from featlearn.contraction.squared_norms import squared_norms, weighted_squared_norms
+from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, squared_norms, weighted_squared_norms
 
 
 def drawn(*shape: int) -> Tensor:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from featlearn.quantities.gradient_products import egop as egop
     from featlearn.quantities.preactivation_kernel import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
+    from featlearn.quantities.sample_gradients import gradients as gradients
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
 
@@ -19,6 +20,7 @@ _MODULES = {
     "egop": "gradient_products",
     "feature_speed": "velocity",
     "features_moved": "feature_change",
+    "gradients": "sample_gradients",
     "layer_balance": "balance",
     "ntk_diagonal": "diagonal",
     "ntk_velocity": "velocity",
@@ -31,6 +33,7 @@ __all__ = [
     "egop",
     "feature_speed",
     "features_moved",
+    "gradients",
     "layer_balance",
     "ntk_diagonal",
     "ntk_velocity",

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featlearn.contraction.squared_norms import weighted_squared_norms
+from featlearn.contraction.factors import weighted_squared_norms
 from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs

@@ -7,14 +7,12 @@ from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import kernel_keys
-from featlearn.contraction.squared_norms import squared_norms
 from featlearn.errors import InputValueError, NotFiniteError
 from featlearn.gradients.directions import Outputs, output_directions
 from featlearn.kernel.execution import NOT_FINITE
 from featlearn.network.inputs import Inputs
-from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.quantities.sample_gradients import each_chunk
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -71,25 +69,15 @@ def ntk_diagonal_of(
         (batch,) = measurement.batches
         directions = output_directions(outputs, measurement.classes)
         keys = kernel_keys(measurement.parameters, by)
-        every = directions.rows(slice(0, directions.count))
         shape = (batch.samples, directions.count)
         totals = {
             key: torch.zeros(shape, dtype=measurement.dtype, device=measurement.device)
             for key in dict.fromkeys(keys.values())
         }
-        budget = byte_budget(audited.request.memory, measurement.device)
-        size = samples_within(measurement, 0.5 * budget, directions.count)
-        progress = ProgressLine("kernel diagonal", -(-batch.samples // size))
-        try:
-            for begin in range(0, batch.samples, size):
-                end = min(begin + size, batch.samples)
-                chunk = measurement.chunk(batch, begin, end)
-                for name, gradients in measurement.each_gradient(chunk, measurement.parameters, every, last=True):
-                    totals[keys[name]][begin:end] += squared_norms(gradients, budget // 8)
-                progress.advance()
-        finally:
-            progress.close()
-        measurement.refuse_no_gradient()
+        scratch = byte_budget(audited.request.memory, measurement.device) // 8
+        every = directions.rows(slice(0, directions.count))
+        for samples, name, part in each_chunk(measurement, every, "kernel diagonal"):
+            totals[keys[name]][samples] += part.squared_norms(scratch)
     for key, total in totals.items():
         if not bool(total.isfinite().all()):
             raise NotFiniteError(f"the diagonal{f' of {key}' if by != 'network' else ''} is not finite: {NOT_FINITE}")

@@ -1,0 +1,108 @@
+"""Per-sample gradients of a model, chunk by chunk: what quantities are made of."""
+
+from collections.abc import Iterator
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from featlearn.audited_model import AuditedModel
+from featlearn.contraction.factors import Gradients
+from featlearn.contraction.kernel_sum import kernel_keys
+from featlearn.errors import InputValueError
+from featlearn.gradients.directions import Directions, output_directions
+from featlearn.measurement import Measurement
+from featlearn.network.inputs import Inputs
+from featlearn.planning.chunks import samples_within
+from featlearn.planning.memory import byte_budget
+from featlearn.planning.progress_line import ProgressLine
+from featlearn.request import Settings
+from featlearn.shapes import checked_finite
+from featlearn.signatures import name_keywords
+
+
+@name_keywords()
+def gradients(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: int | str | Directions | Tensor = "each",
+    by: str = "parameter",
+    **settings: Unpack[Settings],
+) -> Iterator[tuple[slice, str, Gradients]]:
+    """Yield the gradient of every output for every sample, a chunk of samples and a parameter at a time.
+
+    Chunks are as large as the memory budget allows. The model is isolated until the loop ends, and then put back as it
+    was, also after a `break` or an error. Random numbers that the loop draws are drawn again after it.
+
+    >>> norms = torch.zeros(len(x))  # of the gradient of output 0
+    >>> for samples, name, part in fl.quantities.gradients(model, x, outputs=0):
+    ...     norms[samples] += part.squared_norms()[:, 0]
+
+    Args:
+        model, x: As for `fl.ntk`.
+        outputs: `"each"` for all C outputs, the number of one of them, `fl.Directions(k)`, or a tensor of K output
+            directions, (K, C): `torch.ones(1, C)` gives the gradient of the sum of the outputs.
+        by: Name of the gradients: `"parameter"`, or `"layer"`, which has one item for each of its parameters.
+        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
+
+    Yields:
+        Samples as a slice, a name, and gradients: `.tensor()` has shape (samples, K, entries of the parameter), and
+        `.squared_norms()` (samples, K) does not form it where that is cheaper. Parameters that no sample of the chunk
+        reaches are left out.
+    """
+    return gradients_of(AuditedModel(model, **settings), x, outputs=outputs, by=by)
+
+
+def gradients_of(
+    audited: AuditedModel, x: Inputs, *, outputs: int | str | Directions | Tensor = "each", by: str = "parameter"
+) -> Iterator[tuple[slice, str, Gradients]]:
+    """Yield the gradients of an audited model: see `fl.quantities.gradients`."""
+    if by not in ("parameter", "layer"):
+        raise InputValueError(f"by={by!r}, expected 'parameter' or 'layer'")
+    if isinstance(outputs, str) and outputs != "each":
+        raise InputValueError(
+            f"outputs={outputs!r}, expected 'each', an output's number, fl.Directions(k) or directions (K, C); sum or "
+            "average what you make of each output"
+        )
+    with audited.measuring([x]) as measurement:
+        keys = kernel_keys(measurement.parameters, by)
+        directions = _directions(outputs, measurement.classes)
+        for samples, name, part in each_chunk(measurement, directions, "gradients", dense=True):
+            yield samples, keys[name], part
+
+
+def each_chunk(
+    measurement: Measurement, directions: Tensor, title: str, *, dense: bool = False
+) -> Iterator[tuple[slice, str, Gradients]]:
+    """Yield the gradients of a measurement under way along output directions (K, C), in chunks that fit into memory.
+
+    `dense`: leave room for the gradient of one parameter to be formed.
+    """
+    (batch,) = measurement.batches
+    budget = byte_budget(measurement.request.memory, measurement.device)
+    size = samples_within(measurement, 0.5 * budget, len(directions), dense=dense)
+    progress = ProgressLine(title, -(-batch.samples // size))
+    try:
+        for begin in range(0, batch.samples, size):
+            samples = slice(begin, min(begin + size, batch.samples))
+            chunk = measurement.chunk(batch, samples.start, samples.stop)
+            for name, part in measurement.each_gradient(chunk, measurement.parameters, directions, last=True):
+                yield samples, name, part
+            del chunk  # before the next one is made
+            progress.advance()
+    finally:
+        progress.close()
+    measurement.refuse_no_gradient()
+
+
+def _directions(outputs: int | str | Directions | Tensor, classes: int) -> Tensor:
+    """Return output directions (K, C)."""
+    if isinstance(outputs, Tensor):
+        directions = checked_finite(outputs, "outputs")
+        if directions.dim() != 2 or directions.shape[1] != classes:
+            raise InputValueError(
+                f"outputs has shape {tuple(outputs.shape)}, expected directions (K, C) with C = {classes}"
+            )
+        return directions
+    selection = output_directions(outputs, classes)  # type: ignore[arg-type]
+    return selection.rows(slice(0, selection.count))
