@@ -162,7 +162,7 @@ def test_the_table_has_no_cycle():
         ("featlearn.ops.form", "from featlearn import novelty"),
         ("featlearn.theory.ofe", "from featlearn.network import inputs"),
         ("featlearn.contraction.gram", "from featlearn.graph.layout import Layout"),
-        ("featlearn.gradients.chunk", "from featlearn.audit.audit import audited"),
+        ("featlearn.gradients.captured", "from featlearn.audit.audit import audited"),
         ("featlearn.audit.audit", "from featlearn.measurement import Measurement"),
         ("featlearn.measurement", "from featlearn.planning.chunks import grouped"),
         ("featlearn.quantities.ntk", "from featlearn.session import Session"),
@@ -184,7 +184,7 @@ def test_a_forbidden_import_is_caught(module: str, source: str):
     [
         ("featlearn.ops", "from . import form\nfrom ..errors import FeatlearnError", True),
         ("featlearn.ops.matmul", "from .form import Use\nfrom featlearn.ops import registry\nimport torch", False),
-        ("featlearn.quantities.ntk", "from featlearn.gradients.chunk import Chunk", False),
+        ("featlearn.quantities.ntk", "from featlearn.gradients.captured import Chunk", False),
         ("featlearn.session", "from featlearn.quantities.ntk import tangent_kernel", False),
         ("featlearn.models", "from featlearn.theory import arguments", True),
         ("featlearn.data.digits", "def f():\n    from sklearn.datasets import load_digits", False),

@@ -23,7 +23,7 @@ from featlearn.errors import (
     InputValueError,
     UnsupportedModelError,
 )
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.ops import registry
 from featlearn.planning import chunks, kernel_plan
 from featlearn.quantities import ntk as ntk_module
@@ -650,15 +650,15 @@ class Tied(nn.Module):
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Directions are captured one by one although they are few; how many there were in each capture."""
     seen: list[int] = []
-    original = Chunk.backpropagate
+    original = measurement.backpropagate
 
-    def noted(self: Chunk, names: Any, directions: Tensor, **named: Any) -> Any:
-        if self.count == SAMPLES:
+    def noted(chunk: Chunk, names: Any, directions: Tensor, **named: Any) -> Any:
+        if chunk.count == SAMPLES:
             seen.append(len(directions))
-        return original(self, names, directions, **named)
+        return original(chunk, names, directions, **named)
 
     monkeypatch.setattr(chunks, "MANY_NUMBERS", 0)
-    monkeypatch.setattr(Chunk, "backpropagate", noted)
+    monkeypatch.setattr(measurement, "backpropagate", noted)
     return seen
 
 

@@ -14,7 +14,7 @@ from featlearn.distributed.agreement import same_arguments, same_outputs, same_t
 from featlearn.distributed.group import Expectation, RankGroup
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import build_graph
 from featlearn.measurement import Audits, Measurement, OutputFacts
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped

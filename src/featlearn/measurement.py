@@ -24,8 +24,9 @@ from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedModelError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.gradients.fallback import sample_gradients
+from featlearn.gradients.formed import backpropagate, formed_gradients
 from featlearn.gradients.graph_reading import GraphReading
 from featlearn.graph.graph import Node, backward_to
 from featlearn.graph.layout import Layout
@@ -336,15 +337,15 @@ class Measurement:
         """Per-sample gradients of direction . f for every row of `directions` (K, C), parameter by parameter.
 
         What is made of one parameter can be dropped before the next. `dense`, `proportional`, `apart`: see
-        `Chunk.formed` and `Chunk.backpropagate`. `last`: nothing else will be asked of this chunk.
+        `formed_gradients` and `backpropagate`. `last`: nothing else will be asked of this chunk.
         """
         readable, lost = chunk.readable(names)
         nodes = chunk.use_layouts(readable)
         doubtful = [node for node in nodes if node in chunk.unproved]
         at_once = bool(doubtful) and self.deferred is None
         final = last and not lost and not at_once and not self.reuse and chunk.is_fetched(readable)
-        found = chunk.backpropagate(
-            nodes, directions, apart=apart, last=final, coded=doubtful, generator=self._generator
+        found = backpropagate(
+            chunk, nodes, directions, apart=apart, last=final, coded=doubtful, generator=self._generator
         )
         grads = found.grads
         if doubtful and self.deferred is not None:
@@ -355,7 +356,7 @@ class Measurement:
             nodes = chunk.use_layouts(readable)
             grads = {value: found.grads.pop(value) for value in list(found.grads) if value[0] in nodes}
         del found
-        yield from chunk.formed(readable, grads, dense, proportional)
+        yield from formed_gradients(chunk, readable, grads, dense, proportional)
         if lost:
             gradients = sample_gradients(chunk, lost, directions)
             refuse_unequal_sums(chunk, gradients, directions, fixed_generator())
@@ -367,8 +368,8 @@ class Measurement:
         doubtful = [node for node in chunk.use_layouts(readable) if node in chunk.unproved]
         if doubtful:
             direction = torch.randn(1, self.classes, generator=self._generator, dtype=torch.float64, device="cpu")
-            found = chunk.backpropagate(
-                chunk.use_layouts(readable), direction, coded=doubtful, generator=self._generator
+            found = backpropagate(
+                chunk, chunk.use_layouts(readable), direction, coded=doubtful, generator=self._generator
             )
             _correct(chunk, corrected_axes(chunk, found))
             chunk.unproved = frozenset()

@@ -15,7 +15,7 @@ from featlearn import measurement
 from featlearn.audit.audit import AUDITED, Audit
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, InputValueError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.ops import registry
 from tests.references.jacobian import dense_ntk
 

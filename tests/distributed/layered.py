@@ -82,7 +82,7 @@ def other_quantities_from_sharded_weights(rank: int, size: int) -> None:
         for group in (None, "world"):
             assert abs(float(estimate_alignment(model, x, y, group=group)) - exact) < 1e-14
         with pytest.MonkeyPatch.context() as patch:  # as on a GPU
-            patch.setattr("featlearn.gradients.chunk._worth_batching", lambda chunk, directions: True)
+            patch.setattr("featlearn.gradients.formed._worth_batching", lambda chunk, directions: True)
             found, expected = (ntk(m, x, outputs="each") for m in (model, one))
             assert_close(found, expected)
         drawn = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from featlearn.gradients.stacks import StackedGradients, side_by_side, stacked, used_positions
+from featlearn.gradients.formed import StackedGradients, side_by_side, stacked, used_positions
 
 
 def test_gradients_that_lie_side_by_side_are_not_copied():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions, nearest
 from featlearn.linear_maps.consecutive import consecutive
 from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices

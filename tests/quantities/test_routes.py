@@ -12,7 +12,8 @@ from featlearn.audit import attribution
 from featlearn.audit.audit import AUDITED, Audit
 from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.gram import Route
-from featlearn.gradients import chunk
+from featlearn.gradients import formed
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph
 from featlearn.graph.layout import splits
 from featlearn.planning import chunks, cost
@@ -108,15 +109,15 @@ def test_gradients_are_formed_slice_by_slice(least: int, monkeypatch: pytest.Mon
 
 def test_all_directions_in_one_pass(case: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch):
     calls = []
-    original = chunk.Chunk._batched_gradients
+    original = formed._batched_gradients
 
-    def counted(self: chunk.Chunk, *arguments: object) -> bool:
-        found = original(self, *arguments)  # type: ignore[arg-type]
+    def counted(*arguments: object) -> bool:
+        found = original(*arguments)  # type: ignore[arg-type]
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(chunk.Chunk, "_batched_gradients", counted)
-    monkeypatch.setattr(chunk, "_worth_batching", lambda *_: True)
+    monkeypatch.setattr(formed, "_batched_gradients", counted)
+    monkeypatch.setattr(formed, "_worth_batching", lambda *_: True)
     assert_exact(case)
     assert calls
     assert all(calls)
@@ -128,7 +129,7 @@ def audited_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     original = measurement.audited
 
-    def counted(part: chunk.Chunk, generator: torch.Generator) -> Audit:
+    def counted(part: Chunk, generator: torch.Generator) -> Audit:
         sizes.append(len(part.outputs))
         return original(part, generator)
 
@@ -220,13 +221,13 @@ class Read(nn.Module):
 )
 def test_positions_without_a_gradient_are_left_out(places, used: int, monkeypatch: pytest.MonkeyPatch):
     seen = []
-    original = chunk.stacked
+    original = formed.stacked
 
     def counted(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
         seen.append((len(grads[0]), grads[0].shape[1]))
         return original(grads, dtype)
 
-    monkeypatch.setattr(chunk, "stacked", counted)
+    monkeypatch.setattr(formed, "stacked", counted)
     torch.manual_seed(0)
     model, ids = Read().double(), torch.randint(6, (20, 9))
     x, x2 = (ids, places(20)), (ids[:5], places(5))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.gradients.chunk import Backpropagated, Chunk
+from featlearn.gradients.captured import Chunk
+from featlearn.gradients.formed import Backpropagated
 from featlearn.graph.graph import Node, numbers
 from featlearn.graph.layout import Layout, splits
 from featlearn.graph.sample_axis import sample_error

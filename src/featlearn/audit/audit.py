@@ -19,7 +19,7 @@ from featlearn.audit.gradient_check import (
 )
 from featlearn.audit.independence import Part, last_digit_changed, refuse_coupled
 from featlearn.errors import CoupledSamplesError, InputValueError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, parameter_gradients
 from featlearn.graph.layout import Layout, sample_dimension
 from featlearn.graph.repeated_pass import RepeatedPass

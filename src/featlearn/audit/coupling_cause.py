@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import CoupledSamplesError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import numbers, parameter_gradients
 from featlearn.network.inputs import ModelWithInputs, map_tensors
 from featlearn.network.isolation import random_state_kept

@@ -14,7 +14,8 @@ from torch import Tensor
 from featlearn.contraction.factors import Dense, Factor, Gradients, as_dense
 from featlearn.contraction.windows import Windows
 from featlearn.errors import CoupledSamplesError, UnsupportedModelError
-from featlearn.gradients.chunk import Chunk, UseGradients
+from featlearn.gradients.captured import Chunk
+from featlearn.gradients.formed import UseGradients, backpropagate, formed_gradients
 from featlearn.graph.graph import backward_to, numbers, parameter_gradients
 from featlearn.network.compiler import OPERANDS
 
@@ -70,7 +71,7 @@ def failing_parameters(
     """Parameters whose rules fail or disagree with autograd, with the reason; `grads` at the ops if they are known."""
     readable, _ = chunk.readable(names)
     if grads is None:
-        grads = chunk.backpropagate(chunk.use_layouts(readable), expected.direction).grads
+        grads = backpropagate(chunk, chunk.use_layouts(readable), expected.direction).grads
     failed: dict[str, str] = {}
     try:  # a rule may be the user's
         checks = _compared(chunk, readable, grads, expected)
@@ -116,7 +117,7 @@ def _compared(chunk: Chunk, names: Sequence[str], grads: UseGradients, expected:
     weights = expected.weights
     if len(weights) > chunk.count:  # the copy of a single sample
         weights = weights.sum(0, keepdim=True)
-    found = chunk.formed(names, {(node, 0): grads[node, 0] for node in chunk.use_layouts(names)})
+    found = formed_gradients(chunk, names, {(node, 0): grads[node, 0] for node in chunk.use_layouts(names)})
     return [(name, *_difference(gradients, weights, expected.gradients[name])) for name, gradients in found]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.network.inputs import ModelWithInputs, tensors_in
 
 SMALL = 4

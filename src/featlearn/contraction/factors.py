@@ -143,6 +143,12 @@ class Dense:
 Gradients = Factors | Dense
 
 
+def in_type(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Its values alone, in this type; what has both already is not touched, which takes as long as an op."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
+
+
 class Reused:
     """Memory that is taken again and again: fresh memory is slow, because the system clears it page by page."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.contraction.factors import Dense
 from featlearn.errors import FeatlearnError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import backward
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from featlearn.contraction.factors import in_type
 from featlearn.errors import UnsupportedModelError
-from featlearn.gradients.stacks import in_type
 from featlearn.graph.graph import Graph, Node, Value, backward
 from featlearn.graph.uses import REARRANGEMENTS
 from featlearn.ops import Outer

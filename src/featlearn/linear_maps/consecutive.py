@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions
 from featlearn.graph.graph import Graph, Node, Value
 from featlearn.graph.uses import REARRANGEMENTS

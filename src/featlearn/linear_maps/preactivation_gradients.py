@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import UnsupportedModelError
+from featlearn.gradients.formed import preactivation_gradients
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import matching
@@ -39,7 +40,7 @@ class PreactivationGradients:
         """
         chosen = {name: self.weight_matrix(name) for name in names}
         readings = [reading for one in chosen.values() for reading in one.readings]
-        arrived = iter(self._chunk.preactivation_gradients(readings, direction))
+        arrived = iter(preactivation_gradients(self._chunk, readings, direction))
         found = {}
         for name, one in chosen.items():
             whole = torch.cat([next(arrived) for _ in one.readings], 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.contraction.factors import Factors, matrix_view
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import attentions, nearest
 from featlearn.graph.graph import Node, backward
 from featlearn.ops import Outer

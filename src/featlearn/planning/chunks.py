@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from featlearn.contraction.blocking import formed_bytes
 from featlearn.contraction.gram import Mode, Route
 from featlearn.errors import MemoryBudgetError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 from featlearn.planning.cost import ParameterPlan

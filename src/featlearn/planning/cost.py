@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from featlearn.contraction.gram import Extent, Mode, Route, costs, window_cost
 from featlearn.contraction.hardware import elementwise_cost
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchRoute, View, formed_cost, route_costs, sample_bytes
 from featlearn.errors import MemoryBudgetError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer

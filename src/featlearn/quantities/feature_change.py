@@ -14,7 +14,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.windows import Windows
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
-from featlearn.gradients.chunk import Chunk
+from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node
 from featlearn.graph.link import hidden_units
 from featlearn.linalg.estimate import Estimate
