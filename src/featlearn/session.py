@@ -22,7 +22,7 @@ from featlearn.quantities.diagonal import ntk_diagonal_of
 from featlearn.quantities.feature_change import FeatureChange, features_moved_of
 from featlearn.quantities.layer_alignment import LayerPair, LayerPairs, Norm, layer_alignment_of
 from featlearn.quantities.layer_features import NeuralFeatures
-from featlearn.quantities.linearization_gap import linearization_gap_of
+from featlearn.quantities.linearization_gap import LinearizationGap, linearization_gap_of
 from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_plan import kernel_plan
@@ -208,18 +208,23 @@ class Session:
 
     @overload
     def linearization_gap(
-        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["network"] = "network"
-    ) -> float: ...
+        self,
+        initial: Mapping[str, Tensor],
+        *,
+        x: Inputs | None = None,
+        by: Literal["network"] = "network",
+        link: bool = True,
+    ) -> LinearizationGap: ...
     @overload
     def linearization_gap(
-        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"], link: bool = True
     ) -> dict[str, float]: ...
     @name_keywords()
     def linearization_gap(
-        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
-    ) -> float | dict[str, float]:
+        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network", link: bool = True
+    ) -> LinearizationGap | dict[str, float]:
         """What the linearization at an earlier state misses: see `fl.linearization_gap`."""
-        return linearization_gap_of(self._audited, self._given(x), initial, by=by)
+        return linearization_gap_of(self._audited, self._given(x), initial, by=by, link=link)
 
     @overload
     def features_moved(

@@ -62,14 +62,17 @@ def at(step: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
 def gaps(model: nn.Module, start: nn.Module, x: Tensor, test: Tensor) -> dict[str, float]:
     """The numbers under gap/, with standard errors by leaving out one sample after the other."""
     found = {}
-    for name, inputs in (("probe", x), ("test", test)):
+    for name, linked, inputs in (("probe", "link", x), ("test", "link_test", test)):
         every = torch.arange(len(inputs))
-        found[f"gap/{name}"] = fl.linearization_gap(model, inputs, start.state_dict())
+        gap = fl.linearization_gap(model, inputs, start.state_dict())
+        found[f"gap/{name}"] = float(gap)
         parts = [
             fl.linearization_gap(model, inputs[every % 16 != i], start.state_dict()) for i in range(min(16, len(x)))
         ]
         left = torch.tensor(parts[: len(inputs)], dtype=torch.float64)
         found[f"gap/{name}_error"] = math.sqrt(float((left - left.mean()).square().sum()) * (len(left) - 1) / len(left))
+        found |= {f"gap/{linked}": found[f"gap/{name}"], f"gap/{linked}_error": found[f"gap/{name}_error"]}
+    found["gap/rounding"] = fl.linearization_gap(model, x, start.state_dict()).rounding
     change = (model(x) - start(x)).detach()
     found["gap/change"] = float((change - change.mean(0)).norm()) / math.sqrt(len(x))
     return found

@@ -6,24 +6,29 @@ reaches past its modules; fused ops have second derivatives that are missing, or
 tried on a few samples, and taken where <w, J u> = <J^T w, u>. What is left is read from per-sample gradients.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.contraction.factors import as_dense
 from featlearn.graph.graph import backward
+from featlearn.kernel.output_function import UNDIVIDED, Division, Reparametrized, changed_outputs
 from featlearn.measurement import Measurement
 from featlearn.network.elementary_ops import ElementaryOps
+from featlearn.network.function_calls import Change, NoFastPaths
 from featlearn.network.inputs import ModelWithInputs
 
 Tangents = Mapping[str, Tensor]
 """Parameter name -> (m, *its shape): m vectors in parameter space."""
 JvpMethod = Callable[[Measurement, ModelWithInputs, Tangents], Tensor]
+PassContext = Callable[[], AbstractContextManager[Any]]
+"""Makes what a pass runs in."""
 
 
 def add_pulled_back(totals: Tangents, measurement: Measurement, batch: ModelWithInputs, cotangents: Tensor) -> None:
@@ -69,7 +74,7 @@ def jvp_method(measurement: Measurement) -> JvpMethod:
     wanted = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
     # What a backward pass of a backward pass needs of weights is not gathered again.
     by_layer = measurement.gathered_bytes is not None
-    methods: list[JvpMethod] = [_forward_mode]
+    methods: list[JvpMethod] = [_forward_mode, _forward_mode_math]
     methods += [] if by_layer else [_twice_backward, _twice_backward_elementary]
     for method in methods:
         try:
@@ -110,50 +115,114 @@ def _entries(u: Tensor) -> Tensor:
     return (torch.view_as_real(u.resolve_conj()) if u.is_complex() else u).reshape(len(u), -1)
 
 
-class _Reparametrized(nn.Module):
-    """A network called with other tensors in the places of its parameters."""
+class Linearized(NamedTuple):
+    """A network and its linearization in the direction u, on n samples."""
 
-    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._tensors = tensors
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network gives with them."""
-        return torch.func.functional_call(self.model, self._tensors, args, kwargs)
+    outputs: Tensor
+    """(n, C) outputs f."""
+    product: Tensor
+    """(n, C) J u."""
+    through_link: Tensor
+    """(n, C) g(h + J_h u), for f = g(h)."""
 
 
-def outputs_and_product(
-    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents
+def linearized(
+    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, division: Division
+) -> Linearized:
+    """Linearize a network, and its part up to h, in one direction."""
+    parameters = dict(measurement.parameters)
+    if division.head is None or method is _per_sample:
+        if method in _FORWARD:
+            outputs, product = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method])
+        else:
+            outputs, product = batch.outputs(_all(batch)).detach(), method(measurement, batch, tangents)[0].detach()
+        return Linearized(outputs, product, outputs + product)
+    if method in _FORWARD:
+        heads: list[tuple[Tensor, Tensor]] = []
+        keep = {division.head: lambda function, arguments, result: _seen(heads, _parts_of_dual(result), result)}
+        outputs, product = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method], division, keep)
+        ((h, change),) = heads
+    else:
+        h, change = _head_twice_backward(method, measurement, batch, tangents, division)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(h, change)
+            again = changed_outputs(
+                division, batch, parameters, {division.head: lambda function, arguments, result: dual}
+            )
+            outputs, product = _parts_of_dual(again)
+    moved = h + change
+    through = changed_outputs(division, batch, parameters, {division.head: lambda function, arguments, result: moved})
+    return Linearized(outputs, product, through.detach())
+
+
+T = TypeVar("T")
+
+
+def _seen(seen: list[Any], thing: Any, result: T) -> T:
+    """Note something, and return the result."""
+    seen.append(thing)
+    return result
+
+
+def _head_twice_backward(
+    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, division: Division
 ) -> tuple[Tensor, Tensor]:
-    """(n, C) outputs and J u for one u; forward mode has both from one pass."""
-    if method is _forward_mode:
-        return _dual_outputs(measurement, batch, tangents, 0)
-    return batch.outputs(_all(batch)).detach(), method(measurement, batch, tangents)[0].detach()
+    """Return h and J_h u."""
+    heads: list[Tensor] = []
+    assert division.head is not None
+    keep = {division.head: lambda function, arguments, result: _seen(heads, result, result)}
+    with _TWICE_BACKWARD[method]():
+        changed_outputs(division, batch, dict(measurement.parameters), keep)
+        (h,) = heads
+        return h.detach(), _derivatives_by_cotangent(measurement, h, tangents)[0].detach()
 
 
 def _forward_mode(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u, one forward pass for each u; nothing of the graph is kept."""
-    return torch.stack([_dual_outputs(measurement, batch, tangents, k)[1] for k in range(_count(tangents))])
+    return _forward_products(measurement, batch, tangents, nullcontext)
+
+
+def _forward_mode_math(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
+    """The same with attention from elementary ops: fused attention has no forward derivative."""
+    return _forward_products(measurement, batch, tangents, _math_attention)
+
+
+def _forward_products(
+    measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, context: PassContext
+) -> Tensor:
+    every = range(_count(tangents))
+    return torch.stack([_dual_outputs(measurement, batch, tangents, k, context)[1] for k in every])
 
 
 def _dual_outputs(
-    measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, k: int
+    measurement: Measurement,
+    batch: ModelWithInputs,
+    tangents: Tangents,
+    k: int,
+    context: PassContext,
+    division: Division = UNDIVIDED,
+    changes: Mapping[int, Change] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    with forward_ad.dual_level():
+    """(n, C) outputs, and the product with the k-th vector."""
+    with context(), forward_ad.dual_level():
         duals = {
             name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
             for name, parameter in measurement.parameters.items()
         }
-        outputs = replace(batch, model=_Reparametrized(batch.model, duals)).outputs(_all(batch))
-        primal, tangent = forward_ad.unpack_dual(outputs)
-        primal = primal.detach().clone()
-        return primal, torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
+        if changes is not None:
+            return _parts_of_dual(changed_outputs(division, batch, duals, changes))
+        return _parts_of_dual(replace(batch, model=Reparametrized(batch.model, duals)).outputs(_all(batch)))
+
+
+def _parts_of_dual(dual: Tensor) -> tuple[Tensor, Tensor]:
+    primal, tangent = forward_ad.unpack_dual(dual)
+    primal = primal.detach().clone()
+    return primal, torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
 
 
 def _twice_backward(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """(m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
-    with sdpa_kernel(SDPBackend.MATH):  # the only attention with a second derivative
+    with _math_attention():
         outputs = batch.paired_outputs(_all(batch))
         return _derivatives_by_cotangent(measurement, outputs, tangents)
 
@@ -163,6 +232,20 @@ def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs,
     with ElementaryOps():
         outputs = batch.paired_outputs(_all(batch))
     return _derivatives_by_cotangent(measurement, outputs, tangents)
+
+
+@contextmanager
+def _math_attention() -> Iterator[None]:
+    """Attention from elementary ops, the only one with a second derivative; encoder layers take no faster path."""
+    with sdpa_kernel(SDPBackend.MATH), NoFastPaths():
+        yield
+
+
+_FORWARD: dict[JvpMethod, PassContext] = {_forward_mode: nullcontext, _forward_mode_math: _math_attention}
+_TWICE_BACKWARD: dict[JvpMethod, PassContext] = {
+    _twice_backward: _math_attention,
+    _twice_backward_elementary: ElementaryOps,
+}
 
 
 def _derivatives_by_cotangent(measurement: Measurement, outputs: Tensor, tangents: Tangents) -> Tensor:

@@ -118,19 +118,19 @@ def kernel(view: StepView, context: RecordContext) -> Record:
 
 
 def gap(view: StepView, context: RecordContext) -> Record:
-    """The linearization gap since the start, on the probe and on the test points, and what common shrinking leaves."""
+    """The linearization gap since the start: of the outputs and through the link, on the probe and the test points."""
     if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
-    found = {
-        "gap/probe": view.gap.value,
-        "gap/probe_error": view.gap.stderr,
-        "gap/change": float(view.gap.change.norm()) / math.sqrt(len(view.gap.change)),
-    }
+    gaps = {"link": view.gap, "probe": view.gap.plain}
     if view.test_gap is not None:
-        found |= {"gap/test": view.test_gap.value, "gap/test_error": view.test_gap.stderr}
+        gaps |= {"link_test": view.test_gap, "test": view.test_gap.plain}
     if view.unshrunk_gap is not None:
-        found |= {"gap/unshrunk": view.unshrunk_gap.value, "gap/unshrunk_error": view.unshrunk_gap.stderr}
-    return Record(found)
+        gaps["unshrunk"] = view.unshrunk_gap
+    scalars = {f"gap/{name}": one.value for name, one in gaps.items()}
+    scalars |= {f"gap/{name}_error": one.error for name, one in gaps.items()}
+    scalars["gap/rounding"] = view.gap.relative_rounding
+    scalars["gap/change"] = float(view.gap.change.norm()) / math.sqrt(len(view.gap.change))
+    return Record(scalars)
 
 
 def moved(view: StepView, context: RecordContext) -> Record:

@@ -1,7 +1,7 @@
 """The linearization gap: how much of the change of a network's outputs its linearization at the start misses."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, overload
 
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
-from featlearn.kernel.jacobian_products import JvpMethod, Tangents, jvp_method, outputs_and_product
+from featlearn.kernel.jacobian_products import JvpMethod, Linearized, Tangents, jvp_method, linearized
+from featlearn.kernel.output_function import UNDIVIDED, Division, divided
+from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
@@ -25,8 +27,29 @@ TOGETHER = 128
 """Samples of one Jacobian-vector product: as many as a training batch may have."""
 LEAST = 3
 """Fewest samples that show a standard error."""
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 ROUNDING = 4.0
 """A change of the outputs below this many units of rounding is none."""
+
+
+class LinearizationGap(float):
+    """A linearization gap: a number, with its errors and with what it was measured through."""
+
+    estimate: Estimate
+    """The number with its standard error for other samples of the same kind, rounding included."""
+    plain: float
+    """The gap of the outputs themselves, in the parameters themselves."""
+    rounding: float
+    """Rounding error of the number."""
+    link: tuple[str, ...]
+    """Nonlinear ops of the output function through which it was measured; empty where there are none."""
+
+    def __new__(cls, gap: "Gap") -> "LinearizationGap":
+        """Take the numbers of a gap on some samples."""
+        number = super().__new__(cls, gap.value)
+        number.estimate = Estimate(gap.value, gap.error, len(gap.change))
+        number.plain, number.rounding, number.link = gap.plain.value, gap.relative_rounding, gap.link
+        return number
 
 
 @overload
@@ -36,50 +59,75 @@ def linearization_gap(
     initial: Mapping[str, Tensor],
     *,
     by: Literal["network"] = "network",
+    link: bool = True,
     **settings: Unpack[Settings],
-) -> float: ...
+) -> LinearizationGap: ...
 @overload
 def linearization_gap(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: Literal["layer"], **settings: Unpack[Settings]
+    model: nn.Module,
+    x: Inputs,
+    initial: Mapping[str, Tensor],
+    *,
+    by: Literal["layer"],
+    link: bool = True,
+    **settings: Unpack[Settings],
 ) -> dict[str, float]: ...
 @name_keywords()
 def linearization_gap(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", **settings: Unpack[Settings]
-) -> float | dict[str, float]:
-    """|f - f0 - J0 (theta - theta0)| / |f - f0|: 0 for lazy training, near 1 where features were learned.
+    model: nn.Module,
+    x: Inputs,
+    initial: Mapping[str, Tensor],
+    *,
+    by: str = "network",
+    link: bool = True,
+    **settings: Unpack[Settings],
+) -> LinearizationGap | dict[str, float]:
+    """Measure the share of the change of a network's outputs that its linearization at an earlier state misses.
 
-    f and f0 are the outputs with the parameters of now and of `initial`, J0 the Jacobian at `initial`. Outputs are
-    centered over the samples: a constant that all outputs learn does not count. Buffers are those of now in all three
-    terms: BatchNorm averages that settle are no learning. No labels, loss or optimizer are needed, and any two states
-    of a model can be compared. It takes forward passes with both weights, and one Jacobian-vector product.
+    It is 0 for lazy training, and near 1 where features were learned:
+    ``|f - g(h0 + J0 (theta - theta0))| / |f - f0|``. Here f and f0 are the outputs now and then, and f = g(h). The
+    output function g is all that follows the last op with a parameter: a softmax, a sigmoid, a readout that takes a
+    log-probability. J0 is the Jacobian of h at the earlier state. So the gap is 0 for every generalized linear model,
+    and where no nonlinear op follows h it is that of the outputs.
+
+    Outputs are centered over the samples, so that a constant that all outputs learn does not count. All terms have the
+    buffers of now, so that averages of BatchNorm that settle do not count. No labels, loss, or optimizer are needed.
+    Half precision is measured in float32.
+
+    >>> gap = fl.linearization_gap(model, x, initial)
+    >>> float(gap), gap.plain, gap.link  # 0.03, 0.48, ("LogSoftmax",)
+    >>> fl.linearization_gap(model, x, initial, by="layer")  # {"0": 0.01, "2": 0.02}
 
     Args:
-        model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
-        x: probe inputs as for `fl.ntk`, P >= 2 samples.
-        initial: the `state_dict()` of an earlier state, **cloned** when it was taken.
-        by: `"network"` gives one number, `"layer"` a dict of parts that add up to it. Layers are moved from `initial`
-            to now one after the other; the part of a layer is what its linearization misses of the change that it
+        model: Module to measure, in eval mode.
+        x: Batch with the sample axis first, at least 2 samples.
+        initial: The `state_dict()` of an earlier state, cloned when it was taken.
+        by: `"network"` for one number, `"layer"` for a dict of parts that add up to it. Layers are moved from `initial`
+            to now one after the other. The part of a layer is what its linearization misses of the change that it
             makes, along all that is missed, as a mean over the orders first to last and last to first. This takes
-            three more passes for every layer.
+            three more passes for every layer, seven where a nonlinear op follows h.
+        link: False linearizes the outputs themselves.
         **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
 
     Returns:
-        The gap; nan where the outputs have not changed by more than rounding.
+        The gap, a float with `.estimate` (its standard error), `.plain` (with `link=False`), `.rounding`, and `.link`
+        (the nonlinear ops of g). Units that are added up behind a nonlinear op are hidden units: there g is the
+        identity and `.link` is empty. nan where the outputs have not changed by more than rounding.
     """
-    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by)
+    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by, link=link)
 
 
 def linearization_gap_of(
-    audited: AuditedModel, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network"
-) -> float | dict[str, float]:
-    """The gap of an audited model: see `fl.linearization_gap`."""
+    audited: AuditedModel, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", link: bool = True
+) -> LinearizationGap | dict[str, float]:
+    """Measure the gap of an audited model: see `fl.linearization_gap`."""
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: outputs are centered over the samples")
     with whole_weights(unwrapped(audited.model)):
-        states = TwoStates(audited, initial)
-        return states.parts(x) if by == "layer" else states.gap(x).value
+        states = TwoStates(audited, initial, link=link)
+        return states.parts(x) if by == "layer" else LinearizationGap(states.gap(x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +138,28 @@ class Gap:
     """(P, C) change of the centered outputs, float64"""
     missed: Tensor
     """(P, C) what the linearization misses of it"""
+    missed_plainly: Tensor
+    """(P, C) what the linearization of the outputs themselves misses of it"""
     rounding: float
     """size of a change that is rounding"""
+    link: tuple[str, ...] = ()
+    """nonlinear ops of the output function"""
+
+    @property
+    def plain(self) -> "Gap":
+        """The gap of the outputs themselves."""
+        return replace(self, missed=self.missed_plainly, link=())
+
+    @property
+    def relative_rounding(self) -> float:
+        """Rounding error of the gap."""
+        change = float(self.change.norm())
+        return self.rounding / change if change else math.inf
+
+    @property
+    def error(self) -> float:
+        """Standard error for other samples of the same kind, with the rounding error."""
+        return math.hypot(self.stderr, self.relative_rounding)
 
     @property
     def value(self) -> float:
@@ -119,9 +187,14 @@ class Gap:
 class TwoStates:
     """A model, and a copy with the parameters of an earlier state and the buffers of now."""
 
-    def __init__(self, audited: AuditedModel, initial: Mapping[str, Any], *, unshrunk: bool = False) -> None:
+    def __init__(
+        self, audited: AuditedModel, initial: Mapping[str, Any], *, unshrunk: bool = False, link: bool = True
+    ) -> None:
         """`unshrunk`: the earlier parameters of each layer are multiplied by what is left of them, see `shrinking`."""
-        self._audited = audited
+        low = any(p.dtype in LOW_PRECISION for p in audited.model.parameters()) and audited.request.dtype is None
+        if low:  # rounding would pass for a gap
+            audited = AuditedModel(audited.model, replace(audited.request, dtype=torch.float32))
+        self._audited, self._link, self._cast = audited, link, low
         earlier = network_at(audited.model, initial)
         self._now = {name: p.detach() for name, p in audited.model.named_parameters()}
         parameters = dict(earlier.named_parameters())
@@ -139,59 +212,60 @@ class TwoStates:
         self._earlier = audited.of_copy(earlier)
 
     def gap(self, x: Inputs, *, method: JvpMethod | None = None, outputs: Tensor | None = None) -> Gap:
-        """The gap on these samples; `method` and `outputs` of now where they are known."""
-        f = self._outputs_now(x) if outputs is None else outputs
+        """Return the gap on these samples; `method` and `outputs` of now where they are known."""
+        f = self._outputs_now(x) if outputs is None or self._cast else outputs
         if not self._moved:
-            return _gap(f, f, torch.zeros_like(f))
+            return _gap(f, Linearized(f, torch.zeros_like(f), f), UNDIVIDED)
         with self._earlier.measuring([x]) as measurement:
-            first, (linear,) = self._pushed(measurement, method or jvp_method(measurement), [set(self._moved)])
-            return _gap(f, first, linear)
+            line = self._line(measurement, method)
+            return _gap(f, line.at(self._moved), line.division)
 
     def method(self, x: Inputs) -> JvpMethod | None:
-        """How Jacobian-vector products are made for this model; None where nothing has moved."""
+        """Return how Jacobian-vector products are made for this model; None where nothing has moved."""
         if not self._moved:
             return None
         with self._earlier.measuring([x]) as measurement:
             return jvp_method(measurement)
 
     def parts(self, x: Inputs) -> dict[str, float]:
-        """Layer -> its part of the gap."""
+        """Return layer -> its part of the gap."""
         layers = list(dict.fromkeys(map(_layer, self._now)))
         changed = [layer for layer in layers if any(_layer(name) == layer for name in self._moved)]
         f = self._outputs_now(x)
         if not changed:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x]) as measurement:
-            groups = [{name for name in self._moved if _layer(name) == layer} for layer in changed]
-            first, pushed = self._pushed(measurement, jvp_method(measurement), groups)
-            linear = dict(zip(changed, pushed, strict=True))
-        whole = _gap(f, first, sum(linear.values(), torch.zeros_like(f)))
-        if math.isnan(whole.value):
-            return dict.fromkeys(layers, math.nan)
-        missed = {layer: -centered(linear[layer].double()) for layer in changed}
-        for order in (changed, changed[::-1]):
-            for layer, before, after in self._one_by_one(x, order, first, f):
-                missed[layer] += centered(after.double() - before.double()) / 2
+            line = self._line(measurement, None)
+            whole = _gap(f, line.at(self._moved), line.division)
+            if math.isnan(whole.value):
+                return dict.fromkeys(layers, math.nan)
+            orders = (changed, changed[::-1])
+            approximations = [list(line.along([self._names(layer) for layer in order])) for order in orders]
+        missed = {layer: torch.zeros_like(whole.missed) for layer in changed}
+        for order, approximated in zip(orders, approximations, strict=True):
+            outputs = list(self._outputs_along(x, order, f))
+            for number, layer in enumerate(order):
+                made = outputs[number + 1].double() - outputs[number].double()
+                missed[layer] += centered(made - (approximated[number + 1] - approximated[number])) / 2
         # Along all that is missed, in units of the change: parts add up to the gap.
         unit = float(whole.missed.norm() * whole.change.norm())
-        found = {layer: float((part * whole.missed).sum()) / unit if unit else 0.0 for layer, part in missed.items()}
-        return {layer: found.get(layer, 0.0) for layer in layers}
+        shares = {layer: float((part * whole.missed).sum()) / unit if unit else 0.0 for layer, part in missed.items()}
+        return {layer: shares.get(layer, 0.0) for layer in layers}
 
-    def _one_by_one(
-        self, x: Inputs, order: Sequence[str], first: Tensor, last: Tensor
-    ) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Layer, outputs before and after it is moved, in this order; the earlier state is put back."""
-        kept = {name: p.detach().clone() for name, p in self._moved.items()}
-        before = first
+    def _names(self, layer: str) -> set[str]:
+        return {name for name in self._moved if _layer(name) == layer}
+
+    def _outputs_along(self, x: Inputs, order: Sequence[str], last: Tensor) -> Iterator[Tensor]:
+        """Yield the outputs at the earlier state and after each layer is moved; the earlier state is put back."""
+        before = {name: p.detach().clone() for name, p in self._moved.items()}
         try:
-            for layer in order:
-                self._set({name: self._now[name] for name in self._moved if _layer(name) == layer})
+            for count in range(len(order)):
                 with self._earlier.measuring([x]) as measurement:
-                    after = last if layer == order[-1] else measurement.outputs(measurement.batches[0])
-                yield layer, before, after
-                before = after
+                    yield measurement.outputs(measurement.batches[0])
+                self._set({name: self._now[name] for name in self._names(order[count])})
+            yield last
         finally:
-            self._set(kept)
+            self._set(before)
 
     def _set(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -202,18 +276,41 @@ class TwoStates:
         with self._audited.measuring([x]) as measurement:
             return measurement.outputs(measurement.batches[0])
 
-    def _pushed(
-        self, measurement: Measurement, method: JvpMethod, groups: Sequence[set[str]]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """(P, C) outputs of the earlier state, and J0 (theta - theta0) for the parameters of each group."""
-        (batch,) = measurement.batches
+    def _line(self, measurement: Measurement, method: JvpMethod | None) -> "_Line":
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
-        found = []
-        for group in groups:
-            tangents: Tangents = {name: u if name in group else torch.zeros_like(u) for name, u in way.items()}
-            pieces = [outputs_and_product(method, measurement, part, tangents) for part in _parts(batch)]
-            found.append([torch.cat(column) for column in zip(*pieces, strict=True)])
-        return found[0][0], [linear for _, linear in found]
+        division = divided(measurement) if self._link else UNDIVIDED
+        return _Line(measurement, method or jvp_method(measurement), way, division)
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """The network linearized at its earlier state, in directions between the two states."""
+
+    measurement: Measurement
+    method: JvpMethod
+    way: Tangents
+    """All parameters now less those of the earlier state."""
+    division: Division
+
+    def at(self, names: Collection[str]) -> Linearized:
+        """Linearize in the direction of some parameters."""
+        tangents = {name: u if name in names else torch.zeros_like(u) for name, u in self.way.items()}
+        (batch,) = self.measurement.batches
+        pieces = [linearized(self.method, self.measurement, part, tangents, self.division) for part in _parts(batch)]
+        return Linearized(*[torch.cat(column) for column in zip(*pieces, strict=True)])
+
+    def along(self, groups: Sequence[set[str]]) -> Iterator[Tensor]:
+        """Yield the approximated outputs with the first 0, 1, 2 ... groups moved, in double."""
+        if self.division.head is None:
+            pieces = [self.at(group) for group in groups]
+            approximated = pieces[0].outputs.double()
+            yield approximated
+            for piece in pieces:
+                approximated = approximated + piece.product.double()
+                yield approximated
+        else:
+            for count in range(len(groups) + 1):
+                yield self.at(set().union(*groups[:count])).through_link.double()
 
 
 def centered(outputs: Tensor) -> Tensor:
@@ -221,15 +318,19 @@ def centered(outputs: Tensor) -> Tensor:
     return outputs - outputs.mean(0)
 
 
-def _gap(now: Tensor, first: Tensor, linear: Tensor) -> Gap:
-    now, linear = now.to(first.device), linear.to(first.device)
-    change = now.double() - first.double()
-    rounding = ROUNDING * torch.finfo(now.dtype).eps * float(torch.maximum(now.abs(), first.abs()).double().norm())
-    return Gap(centered(change), centered(change - linear.double()), rounding)
+def _gap(now: Tensor, line: Linearized, division: Division) -> Gap:
+    first, product, through = (part.double() for part in line)
+    now, precision = now.to(first.device), torch.finfo(now.dtype).eps
+    change = now.double() - first
+    rounding = ROUNDING * precision * float(torch.maximum(now.abs(), first.abs()).double().norm())
+    plain = centered(change - product)
+    missed = plain if division.head is None else centered(now.double() - through)
+    return Gap(centered(change), missed, plain, rounding, division.link)
 
 
 def _parts(batch: ModelWithInputs) -> Iterator[ModelWithInputs]:
-    for indices in torch.arange(batch.samples, device="cpu").split(TOGETHER):
+    # No part of one sample, which shows no sample axis.
+    for indices in torch.arange(batch.samples, device="cpu").tensor_split(-(-batch.samples // TOGETHER)):
         yield replace(batch, x=batch.take(indices), samples=len(indices))
 
 

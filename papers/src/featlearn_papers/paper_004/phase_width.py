@@ -114,7 +114,7 @@ def trained(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return fl.linearization_gap(model, x, initial), left
+    return float(fl.linearization_gap(model, x, initial)), left
 
 
 def boundary(setup: Setup, gaps: Array, level: float = LEVEL) -> Array:
