@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "planning": MEASUREMENT - {"distributed"},
     "distributed": {"errors", "shapes", "torch_internals", "contraction", "network"},
     "linear_maps": MEASUREMENT - {"audit", "distributed"},
-    "request": {"network", "distributed"},
+    "request": {"errors", "network", "distributed"},
     "audited_model": MEASUREMENT | {"planning"},
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},

@@ -180,6 +180,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "ntk_velocity": {"outputs": "mean"},
     "feature_speed": {},
     "representation_kernels": {"of": "output"},
+    "ptk": {"layer": "3"},
+    "estimate_alignment": {},
+    "operator": {},
 }
 
 
@@ -191,6 +194,8 @@ def as_tensors(result: Any) -> list[Tensor]:
         return [torch.tensor(result)]
     if isinstance(result, str | None):
         return []
+    if isinstance(result, fl.NTKOperator):
+        return [result @ torch.ones(result.shape[0], dtype=torch.float64)]
     if isinstance(result, Mapping):
         return [tensor for value in result.values() for tensor in as_tensors(value)]
     if isinstance(result, slice):
@@ -214,11 +219,13 @@ def test_results_are_those_of_the_function_of_the_same_name(name: str, x: Tensor
     model.double()
     session, y = fl.Session(model, x), torch.randn(SAMPLES, 3, dtype=torch.float64)
     earlier = {key: value + 0.1 for key, value in model.state_dict().items()}
-    needs = {"ntk_velocity": y, "feature_speed": y, "linearization_gap": earlier, "features_moved": earlier}
+    needs = {"ntk_velocity": y, "feature_speed": y, "estimate_alignment": y}
+    needs |= {"linearization_gap": earlier, "features_moved": earlier}
     needed = (needs[name],) if name in needs else ()
-    home = fl if name in dir(fl) else fl.quantities
+    public_name = {"operator": "NTKOperator"}.get(name, name)
+    function = getattr(fl if public_name in dir(fl) else fl.quantities, public_name)
     for _ in range(2):
-        expected = getattr(home, name)(model, x, *needed, **ARGUMENTS[name])
+        expected = function(model, x, *needed, **ARGUMENTS[name])
         found = getattr(session, name)(*needed, **ARGUMENTS[name])
         assert type(found) is type(expected)
         if isinstance(found, Iterator):

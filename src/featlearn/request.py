@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 import torch
 
 from featlearn.distributed.group import RankGroup
+from featlearn.errors import InputValueError
 from featlearn.network.copies import checked_dtype
 from featlearn.network.inputs import Readout
 
@@ -48,3 +49,24 @@ class Request:
             memory=settings.get("memory"),
             group=RankGroup(settings.get("group")),
         )
+
+    def refuse(self, call: str, *names: str) -> None:
+        """Refuse settings that would have no effect on a measurement."""
+        passed = {
+            "readout": self.readout is not None,
+            "parameters": self.parameters is not None,
+            "group": self.group.given,
+        }
+        for name in names:
+            if passed[name]:
+                raise InputValueError(
+                    f"{name}=... has no effect on {call}, expected None: {_REASONS[name]}; leave {name}= out, or use a "
+                    "Session without it"
+                )
+
+
+_REASONS = {
+    "readout": "it does not read the model's output",
+    "parameters": "it does not select weights",
+    "group": "every rank would measure all samples",
+}

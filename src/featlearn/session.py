@@ -1,8 +1,9 @@
-"""What users hold for many calls: one model and batch, audited once and checked on every call; all quantities."""
+"""Session: repeated measurements of one model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Unpack, overload
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,6 +18,7 @@ from featlearn.network.inputs import Inputs, batch_size
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device
 from featlearn.planning.sketch_plan import SketchPlan
+from featlearn.quantities.alignment_estimate import estimate_alignment_of
 from featlearn.quantities.balance import LayerBalance, layer_balance_of
 from featlearn.quantities.diagonal import ntk_diagonal_of
 from featlearn.quantities.feature_change import FeatureChange, features_moved_of
@@ -26,6 +28,8 @@ from featlearn.quantities.linearization_gap import LinearizationGap, linearizati
 from featlearn.quantities.neural_features import neural_features_of
 from featlearn.quantities.ntk import sketched_kernel, tangent_kernel
 from featlearn.quantities.ntk_plan import kernel_plan
+from featlearn.quantities.operator import NTKOperator
+from featlearn.quantities.preactivation_kernel import ptk_of
 from featlearn.quantities.representation import representation_kernels
 from featlearn.quantities.sample_gradients import gradients_of
 from featlearn.quantities.velocity import feature_speed_of, ntk_velocity_of
@@ -34,25 +38,25 @@ from featlearn.signatures import name_keywords
 
 
 class Session:
-    """Many measurements of one model: results are those of the functions of the same name.
+    """Measure one model many times, and keep what does not change between calls.
 
-    The first measurement audits the model on a few samples: where the samples lie in its graph, and which rules agree
-    with autograd. Later ones reuse the audit while the graph stays the same, and their plan of memory and chunks. What
-    may change with the weights or the samples is checked in every call, on the whole batch. Weights, data, train and
-    eval modes may change between calls; a graph that changed is audited anew. A Session holds no weights and no
-    activations, and it is the only thing in this package that remembers a model between calls.
-
-    Args:
-        model: any `nn.Module`, measured in eval mode and left as it was, bit for bit.
-        x: the inputs of measurements that name none.
-        **settings: as for `fl.ntk`, for all measurements. `ntk_velocity` and `feature_speed` are in the network's own
-            precision, and refuse another `dtype`. The ranks of a `group` divide the samples of `ntk` and
-            `neural_features`; other quantities are measured by every rank for itself.
+    Methods return the same results as the functions of the same name. The first call audits the model on a few
+    samples: where the samples lie in its graph, and which rules agree with autograd. Later calls reuse the audit, and
+    the plan of memory and chunks, while the graph stays the same. Every call checks on the whole batch what may change
+    with the weights or the samples. Weights, data, modules and modes may change between calls; a changed graph is
+    audited anew. A Session holds no weights and no activations. Nothing else in this package remembers a model between
+    calls.
 
     >>> session = fl.Session(model, x)
     >>> for batch in loader:
     ...     train_step(model, batch)
     ...     kernels.append(session.ntk())
+
+    Args:
+        model: Module to measure, in eval mode. It is left as it was.
+        x: Inputs of all calls that pass none.
+        **settings: As for `fl.ntk`. Each acts on every method, or the method refuses it by name: `group` is for `ntk`,
+            `neural_features`, `estimate_alignment` and `operator`.
     """
 
     @name_keywords()
@@ -131,13 +135,13 @@ class Session:
         verify: bool = False,
         sketch: Sketch | None = None,
     ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
-        """The tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
+        """Compute the tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
         if sketch is not None:
             return sketched_kernel(
-                self._audited, self._given(x), x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+                self._audited, self._inputs(x), x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify
             )
         return tangent_kernel(
-            self._audited, self._given(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
+            self._audited, self._inputs(x), x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify
         )
 
     @name_keywords()
@@ -154,10 +158,10 @@ class Session:
         ranks: int | None = None,
         device: str | Device = "H100",
     ) -> Plan | SketchPlan:
-        """What `ntk` with the same arguments will do and cost: see `fl.plan`."""
+        """Estimate the cost of `ntk` with the same arguments: see `fl.plan`."""
         return kernel_plan(
             self._audited,
-            self._given(x),
+            self._inputs(x),
             x2,
             outputs=outputs,
             by=by,
@@ -180,8 +184,8 @@ class Session:
     def ntk_diagonal(
         self, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
     ) -> Tensor | dict[str, Tensor]:
-        """The kernel's diagonal: see `fl.quantities.ntk_diagonal`."""
-        return ntk_diagonal_of(self._audited, self._given(x), outputs=outputs, by=by)
+        """Compute the diagonal of the kernel: see `fl.quantities.ntk_diagonal`."""
+        return ntk_diagonal_of(self._audited, self._inputs(x), outputs=outputs, by=by)
 
     @name_keywords()
     def gradients(
@@ -192,7 +196,7 @@ class Session:
         by: Literal["parameter", "layer"] = "parameter",
     ) -> Iterator[tuple[slice, str, Gradients]]:
         """Yield per-sample gradients, chunk by chunk: see `fl.quantities.gradients`."""
-        return gradients_of(self._audited, self._given(x), outputs=outputs, by=by)
+        return gradients_of(self._audited, self._inputs(x), outputs=outputs, by=by)
 
     @name_keywords()
     def neural_features(
@@ -203,8 +207,8 @@ class Session:
         layers: str | Sequence[str] | None = None,
         outputs: int | Directions | None = None,
     ) -> NeuralFeatures:
-        """NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
-        return neural_features_of(self._audited, self._given(x), initial=initial, layers=layers, outputs=outputs)
+        """Compute NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
+        return neural_features_of(self._audited, self._inputs(x), initial=initial, layers=layers, outputs=outputs)
 
     @overload
     def linearization_gap(
@@ -223,8 +227,8 @@ class Session:
     def linearization_gap(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network", link: bool = True
     ) -> LinearizationGap | dict[str, float]:
-        """What the linearization at an earlier state misses: see `fl.linearization_gap`."""
-        return linearization_gap_of(self._audited, self._given(x), initial, by=by, link=link)
+        """Compute what the linearization at an earlier state misses: see `fl.linearization_gap`."""
+        return linearization_gap_of(self._audited, self._inputs(x), initial, by=by, link=link)
 
     @overload
     def features_moved(
@@ -238,32 +242,32 @@ class Session:
     def features_moved(
         self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
     ) -> FeatureChange | dict[str, FeatureChange]:
-        """How much the features changed since an earlier state: see `fl.quantities.features_moved`."""
-        return features_moved_of(self._audited, self._given(x), initial, by=by)
+        """Compute how much the features changed since an earlier state: see `fl.quantities.features_moved`."""
+        return features_moved_of(self._audited, self._inputs(x), initial, by=by)
 
     @name_keywords()
     def layer_alignment(self, *, x: Inputs | None = None, norm: Norm = "fro") -> LayerPairs[LayerPair]:
-        """Alignment of weights that follow each other: see `fl.layer_alignment`."""
-        return layer_alignment_of(self._audited, self._given(x), norm=norm)
+        """Compute the alignment of consecutive weights: see `fl.layer_alignment`."""
+        return layer_alignment_of(self._audited, self._inputs(x), norm=norm)
 
     @name_keywords()
     def layer_balance(
         self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
     ) -> LayerPairs[LayerBalance]:
-        """What gradient flow conserves between consecutive layers: see `fl.quantities.layer_balance`."""
-        return layer_balance_of(self._audited, self._given(x), rates)
+        """Compute what gradient flow conserves between consecutive layers: see `fl.quantities.layer_balance`."""
+        return layer_balance_of(self._audited, self._inputs(x), rates)
 
     @name_keywords()
     def ntk_velocity(
         self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half", outputs: str = "mean"
     ) -> Tensor:
-        """dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
-        return ntk_velocity_of(self._audited, self._given(x), y, loss=loss, outputs=outputs)
+        """Compute dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
+        return ntk_velocity_of(self._audited, self._inputs(x), y, loss=loss, outputs=outputs)
 
     @name_keywords()
     def feature_speed(self, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half") -> float:
-        """How much faster features move than the error: see `fl.quantities.feature_speed`."""
-        return feature_speed_of(self._audited, self._given(x), y, loss=loss)
+        """Compute how much faster features change than the error: see `fl.quantities.feature_speed`."""
+        return feature_speed_of(self._audited, self._inputs(x), y, loss=loss)
 
     @name_keywords()
     def representation_kernels(
@@ -274,11 +278,52 @@ class Session:
         of: Literal["input", "output"] = "input",
         layers: str | Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Gram matrices of what each layer takes in or gives out: see `fl.quantities.representation_kernels`."""
+        """Compute Gram matrices of each layer's input or output: see `fl.quantities.representation_kernels`."""
         request = self._audited.request
+        request.refuse("representation_kernels", "readout", "parameters", "group")
         return representation_kernels(
-            self.model, self._given(x), x2=x2, of=of, layers=layers, dtype=request.dtype, memory=request.memory
+            self.model, self._inputs(x), x2=x2, of=of, layers=layers, dtype=request.dtype, memory=request.memory
         )
 
-    def _given(self, x: Inputs | None) -> Inputs:
+    @name_keywords()
+    def ptk(
+        self,
+        x2: Inputs | None = None,
+        *,
+        layer: str,
+        x: Inputs | None = None,
+        outputs: int | Literal["sum", "full"] = "sum",
+        positions: bool = False,
+    ) -> Tensor:
+        """Compute the pre-activation tangent kernel of one layer: see `fl.quantities.ptk`."""
+        return ptk_of(self._audited, self._inputs(x), x2, layer=layer, outputs=outputs, positions=positions)
+
+    @name_keywords()
+    def estimate_alignment(
+        self,
+        y: Tensor,
+        *,
+        x: Inputs | None = None,
+        centered: bool = False,
+        vectors: int | None = None,
+        generator: torch.Generator | None = None,
+        sketch: Sketch | None = None,
+    ) -> Estimate:
+        """Estimate the kernel-task alignment without the kernel: see `fl.estimate_alignment`."""
+        return estimate_alignment_of(
+            self._audited,
+            self._inputs(x),
+            y,
+            centered=centered,
+            vectors=vectors,
+            generator=generator,
+            sketch=sketch,
+        )
+
+    @name_keywords()
+    def operator(self, *, x: Inputs | None = None, optimizer: Optimizer | None = None) -> NTKOperator:
+        """Return the tangent kernel as an operator that is never formed: see `fl.NTKOperator`."""
+        return NTKOperator.of(self._audited, self._inputs(x), optimizer)
+
+    def _inputs(self, x: Inputs | None) -> Inputs:
         return self.x if x is None else x

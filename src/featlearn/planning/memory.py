@@ -6,8 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -28,6 +29,22 @@ def byte_budget(memory: str | int | None, device: torch.device) -> int:
     if size < 1:
         raise InputValueError(f"memory={memory!r}, expected more than nothing")
     return int(size)
+
+
+def refuse_over_budget(memory: str | int | None, needed: int, what: str) -> None:
+    """Refuse a measurement that needs more bytes than the user's budget."""
+    if memory is None:
+        return
+    budget = byte_budget(memory, torch.device("cpu"))
+    if needed > budget:
+        raise MemoryBudgetError(
+            f"{what} takes {readable_bytes(needed)}, expected at most {readable_bytes(budget)}; raise memory="
+        )
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the size of the model's parameters, in bytes."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def free_bytes(device: torch.device) -> int:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.agreement import same_arguments, same_tensors
-from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.kernel.jacobian_products import inner_products
 from featlearn.kernel.sweep import Sweeps
@@ -73,16 +73,33 @@ def estimate_alignment(
     Returns:
         An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
     """
-    with RankGroup(settings.get("group")).together() as block:
+    audited = AuditedModel(model, **settings)
+    return estimate_alignment_of(
+        audited, data, y, centered=centered, vectors=vectors, generator=generator, sketch=sketch
+    )
+
+
+def estimate_alignment_of(
+    audited: AuditedModel,
+    data: Any,
+    y: Tensor | None = None,
+    *,
+    centered: bool = False,
+    vectors: int | None = None,
+    generator: torch.Generator | None = None,
+    sketch: Sketch | None = None,
+) -> Estimate:
+    """Estimate the alignment of an audited model: see `fl.estimate_alignment`."""
+    with audited.request.group.together() as block:
         if y is None and not isinstance(data, torch.utils.data.DataLoader):
             raise InputTypeError(
                 "y is None and data is a batch, expected targets; pass y, or a loader that gives them too"
             )
-        if sketch is not None and settings.get("group") is not None:
+        if sketch is not None and audited.request.group.given:
             raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
         drawing = source(generator)
         block.expect(same_arguments({"centered": centered, "vectors": vectors}), same_draws(drawing))
-    operator = NTKOperator(model, data, **settings)
+    operator = NTKOperator.of(audited, data, None)
     with operator.ranks.together() as block:
         targets = _targets(y, operator)
         block.expect(same_tensors("the targets", {"y": targets}, "give all ranks what one of them has"))

@@ -17,6 +17,7 @@ from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
 from featlearn.ops import Direct, Use
+from featlearn.planning.memory import refuse_over_budget
 from featlearn.quantities.layer_alignment import LayerPairs
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
@@ -88,7 +89,7 @@ def layer_balance(
         model, x: As for `fl.ntk`. A few samples of x are run, to see which layers follow each other.
         rates: learning rates by layer (globs, the first that matches counts), or an optimizer whose groups have them;
             by default 1 for all.
-        **settings: As for `fl.ntk`.
+        **settings: As for `fl.ntk`, without a `group`.
     """
     return layer_balance_of(AuditedModel(model, **settings), x, rates)
 
@@ -96,10 +97,14 @@ def layer_balance(
 def layer_balance_of(
     audited: AuditedModel, x: Inputs, rates: Mapping[str, float] | Optimizer | None = None
 ) -> LayerPairs[LayerBalance]:
-    """The layer balance of an audited model: see `fl.quantities.layer_balance`."""
+    """Measure the layer balance of an audited model: see `fl.quantities.layer_balance`."""
+    audited.request.refuse("layer_balance", "group")
     with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
         pairs, known = consecutive(measurement.example())
+        for pair in pairs.values():
+            product = len(pair.before) ** 2 * pair.before.element_size()
+            refuse_over_budget(audited.request.memory, product, "a product of two weights")
         eta = Rates(rates, measurement, list(known.found))
         balances = {names: pair_balance(pair, names, eta, measurement) for names, pair in pairs.items()}
         return LayerPairs(balances, known.left_out)

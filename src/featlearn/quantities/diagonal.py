@@ -49,7 +49,7 @@ def ntk_diagonal(
     Args:
         model, x, by: As for `fl.ntk`.
         outputs: `"mean"`, `"sum"`, an int, `fl.Directions(k)`: (P,); `"each"`: (C, P).
-        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
+        **settings: As for `fl.ntk`, without a `group`.
 
     Returns:
         (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
@@ -60,7 +60,8 @@ def ntk_diagonal(
 def ntk_diagonal_of(
     audited: AuditedModel, x: Inputs, *, outputs: Outputs = "mean", by: str = "network"
 ) -> Tensor | dict[str, Tensor]:
-    """The diagonal of an audited model's kernel: see `fl.quantities.ntk_diagonal`."""
+    """Measure the diagonal of an audited model's kernel: see `fl.quantities.ntk_diagonal`."""
+    audited.request.refuse("ntk_diagonal", "group")
     if by not in ("network", "layer", "parameter"):
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
     if outputs == "full":

@@ -23,6 +23,7 @@ from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
+from featlearn.planning.memory import refuse_over_budget, weight_bytes
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -90,7 +91,7 @@ def features_moved(
         x: Batch with the sample axis first, at least 2 samples.
         initial: The `state_dict()` of an earlier state, cloned when it was taken.
         by: `"network"` for what enters the last layer, `"layer"` for what enters each layer with a weight matrix.
-        **settings: As for `fl.ntk`. All weights count, and every rank of a `group` measures all samples.
+        **settings: As for `fl.ntk`, without `parameters` and `group`.
 
     Returns:
         Relative change and CKA. They are nan, with a reason, where no weight matrix comes last: where units are added
@@ -107,6 +108,9 @@ def features_moved_of(
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: features are centered over the samples")
+    request, model = audited.request, unwrapped(audited.model)
+    request.refuse("features_moved", "parameters", "group")
+    refuse_over_budget(request.memory, weight_bytes(model), "a copy of the weights")
     with whole_weights(unwrapped(audited.model)):
         features = RepresentationReader(audited)
         changes = feature_changes(features.at(current_state(audited.model), x), features.at(initial, x))

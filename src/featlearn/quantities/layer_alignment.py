@@ -13,6 +13,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.network.inputs import Inputs
+from featlearn.planning.memory import refuse_over_budget
 from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
@@ -71,7 +72,7 @@ def layer_alignment(
     Args:
         model, x: As for `fl.ntk`. A few samples of x are run, to see which layers follow each other.
         norm: `"fro"`, which for random weights vanishes with the width and for vectors is |cos|; or `"spectral"`.
-        **settings: As for `fl.ntk`.
+        **settings: As for `fl.ntk`, without a `group`.
 
     Returns:
         (layer, next layer) -> `LayerPair`, with `.left_out`. For convolutions W is (channels, inputs * kernel area)
@@ -84,9 +85,14 @@ def layer_alignment_of(audited: AuditedModel, x: Inputs, *, norm: Norm = "fro") 
     """The layer alignment of an audited model: see `fl.layer_alignment`."""
     if norm not in ("fro", "spectral"):
         raise InputValueError(f"norm={norm!r}, expected 'fro' or 'spectral'")
+    audited.request.refuse("layer_alignment", "group")
     with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
         refuse_no_layers(measurement)
         pairs, known = consecutive(measurement.example())
+        for pair in pairs.values():
+            if pair.after is not None:
+                product = len(pair.after) * pair.before.shape[1] * pair.before.element_size()
+                refuse_over_budget(audited.request.memory, product, "a product of two weights")
         return LayerPairs({names: pair_alignment(pair, norm) for names, pair in pairs.items()}, known.left_out)
 
 

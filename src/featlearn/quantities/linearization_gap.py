@@ -18,6 +18,7 @@ from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size
+from featlearn.planning.memory import refuse_over_budget, weight_bytes
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -107,7 +108,7 @@ def linearization_gap(
             makes, along all that is missed, as a mean over the orders first to last and last to first. This takes
             three more passes for every layer, seven where a nonlinear op follows h.
         link: False linearizes the outputs themselves.
-        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
+        **settings: As for `fl.ntk`, without `parameters` and `group`.
 
     Returns:
         The gap, a float with `.estimate` (its standard error), `.plain` (with `link=False`), `.rounding`, and `.link`
@@ -125,6 +126,9 @@ def linearization_gap_of(
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:
         raise InputValueError("x has 1 sample, expected at least 2: outputs are centered over the samples")
+    request, model = audited.request, unwrapped(audited.model)
+    request.refuse("linearization_gap", "parameters", "group")
+    refuse_over_budget(request.memory, weight_bytes(model), "a copy of the weights")
     with whole_weights(unwrapped(audited.model)):
         states = TwoStates(audited, initial, link=link)
         return states.parts(x) if by == "layer" else LinearizationGap(states.gap(x))

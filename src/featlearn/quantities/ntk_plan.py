@@ -81,8 +81,6 @@ def plan(
     several GPUs. Devices are V100, A100, H100, H200, B200, or a `featlearn.planning.rank_costs.Device`.
     """
     checked_by(by)
-    if settings.get("group") is not None:
-        raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
     return kernel_plan(
         AuditedModel(model, **settings),
         x,
@@ -110,7 +108,9 @@ def kernel_plan(
     ranks: int | None = None,
     device: str | Device = "H100",
 ) -> Plan | SketchPlan:
-    """What `tangent_kernel`, or `sketched_kernel`, will do and cost."""
+    """Plan `tangent_kernel`, or `sketched_kernel`: what it does and costs."""
+    if audited.request.group.given:
+        raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
     if ranks is not None and (sketch is not None or x2 is not None):
         raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modeled")
     checked_device(device)

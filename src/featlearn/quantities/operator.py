@@ -27,7 +27,7 @@ from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
-from featlearn.request import Request, Settings
+from featlearn.request import Settings
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords
 
@@ -70,7 +70,17 @@ class NTKOperator:
         optimizer: Optimizer | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        request = Request.of(**settings)
+        self._prepare(AuditedModel(model, **settings), data, optimizer)
+
+    @classmethod
+    def of(cls, audited: AuditedModel, data: Any, optimizer: Optimizer | None) -> "NTKOperator":
+        """Return the operator of an audited model, which keeps the audit."""
+        operator = cls.__new__(cls)
+        operator._prepare(audited, data, optimizer)
+        return operator
+
+    def _prepare(self, audited: AuditedModel, data: Any, optimizer: Optimizer | None) -> None:
+        model, request = audited.model, audited.request
         self._optimizer = optimizer
         self.ranks = request.group
         """Ranks that divide the samples."""
@@ -94,8 +104,8 @@ class NTKOperator:
             budget = byte_budget(request.memory, home)
         if self.ranks.size > 1:
             budget = smallest_budget(self.ranks, budget, home, measured=request.memory is None)
-            request = replace(request, memory=budget)
-        self._audited = AuditedModel(model, request)
+            audited = AuditedModel(model, replace(request, memory=budget))
+        self._audited = audited
         with self.sweeps() as sweeps:
             self.outputs = sweeps.measurement.classes
             """C, the number of outputs."""

@@ -43,12 +43,25 @@ def ptk(
         outputs: `"sum"` adds up the outputs' own kernels; `"full"` keeps every pair, (..., C, C); an int for one.
         positions: keep the positions (tokens, places) apart; by default a sample's gradient is that of all of them, and
             equal positions are summed.
-        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
+        **settings: As for `fl.ntk`, without `parameters` and `group`.
 
     Returns:
         (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
     """
-    audited = AuditedModel(model, **settings)
+    return ptk_of(AuditedModel(model, **settings), x, x2, layer=layer, outputs=outputs, positions=positions)
+
+
+def ptk_of(
+    audited: AuditedModel,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    layer: str,
+    outputs: int | Literal["sum", "full"] = "sum",
+    positions: bool = False,
+) -> Tensor:
+    """Compute the PTK of an audited model: see `fl.quantities.ptk`."""
+    audited.request.refuse("ptk", "parameters", "group")
     if not isinstance(layer, str):
         raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):

@@ -43,7 +43,7 @@ def gradients(
         outputs: `"each"` for all C outputs, the number of one of them, `fl.Directions(k)`, or a tensor of K output
             directions, (K, C): `torch.ones(1, C)` gives the gradient of the sum of the outputs.
         by: Name of the gradients: `"parameter"`, or `"layer"`, which has one item for each of its parameters.
-        **settings: As for `fl.ntk`. Every rank of a `group` measures all samples.
+        **settings: As for `fl.ntk`, without a `group`.
 
     Yields:
         Samples as a slice, a name, and gradients: `.tensor()` has shape (samples, K, entries of the parameter), and
@@ -57,6 +57,7 @@ def gradients_of(
     audited: AuditedModel, x: Inputs, *, outputs: int | str | Directions | Tensor = "each", by: str = "parameter"
 ) -> Iterator[tuple[slice, str, Gradients]]:
     """Yield the gradients of an audited model: see `fl.quantities.gradients`."""
+    audited.request.refuse("gradients", "group")
     if by not in ("parameter", "layer"):
         raise InputValueError(f"by={by!r}, expected 'parameter' or 'layer'")
     if isinstance(outputs, str) and outputs != "each":

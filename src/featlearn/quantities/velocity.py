@@ -123,6 +123,7 @@ def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss 
 
 def _weight_velocity(audited: AuditedModel, x: Inputs, y: Any, loss: Loss) -> tuple[dict[str, Tensor], float]:
     """Return dtheta/dt = -grad loss by parameter, and the value of the loss."""
+    audited.request.refuse("ntk_velocity and feature_speed", "group")
     dtype = audited.request.dtype
     if dtype is not None and needs_copy(Inventory(audited.model), dtype):
         raise InputValueError(
