@@ -29,7 +29,7 @@ CACHES = {
     "featlearn.graph.separation": {"_facts"},  # facts about ops
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers
-    "featlearn.cli.swept": {"_loaded"},  # a file of the user, run once in a worker process
+    "featlearn.cli.swept_function": {"_loaded"},  # a file of the user, run once in a worker process
     "featlearn.diagnosis.findings": {"findings_of"},  # of runs that are read and do not change; eight are held
 }
 """Functions whose results may be kept: facts that no call can change."""

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from featlearn.reporting.page import report as report
     from featlearn.session import Session as Session
     from featlearn.steer.advice import advise as advise
-    from featlearn.sweeps.entry import sweep as sweep
+    from featlearn.sweeps.grid_run import sweep as sweep
     from featlearn.sweeps.results import open_sweep as open_sweep
-    from featlearn.widths.entry import width_check as width_check
+    from featlearn.widths.check import width_check as width_check
 
 __version__ = "0.1.0"
 
@@ -63,10 +63,10 @@ _HOME = {
     "open_sweep": "featlearn.sweeps.results",
     "plan": "featlearn.quantities.ntk_plan",
     "report": "featlearn.reporting.page",
-    "sweep": "featlearn.sweeps.entry",
+    "sweep": "featlearn.sweeps.grid_run",
     "watch": "featlearn.monitoring.entry",
     "watch_checkpoints": "featlearn.monitoring.checkpoints",
-    "width_check": "featlearn.widths.entry",
+    "width_check": "featlearn.widths.check",
 }
 _SUBMODULES = (
     "data",

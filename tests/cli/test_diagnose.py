@@ -15,7 +15,7 @@ import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.settings import Settings
-from featlearn.cli.step_size import step_size
+from featlearn.cli.training import step_size
 from featlearn.cli.training_task import TrainingTask, scaled
 from featlearn.cli.user_task import checked, user_task
 from tests.cli.conftest import SMALL

@@ -10,8 +10,7 @@ import torch
 
 import featlearn as fl
 from featlearn.cli.app import main
-from featlearn.cli.data_files import FILES, absent_files
-from featlearn.cli.doctor import EXTRAS, NEEDED
+from featlearn.cli.doctor import EXTRAS, FILES, NEEDED, absent_files
 from tests.cli.test_runs import answer
 
 

@@ -15,8 +15,7 @@ import pytest
 import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.cli.sweep_file import read_sweep_file
-from featlearn.cli.swept import diagnosed
-from featlearn.cli.swept_function import points_and_function
+from featlearn.cli.swept_function import diagnosed, points_and_function
 from tests.cli.test_app import GUARDED
 
 DIGITS = """

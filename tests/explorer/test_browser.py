@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from featlearn.explorer.page import explore
+from featlearn.explorer.explorer_page import explore
 from tests.explorer.test_python import difference, drawn
 from tests.explorer.vectors import vectors
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from featlearn.cli.app import main
+from featlearn.explorer.explorer_page import TITLE, explore, explorer_page, source
 from featlearn.explorer.modules import bundled, ordered
-from featlearn.explorer.page import TITLE, explore, explorer_page, source
 from featlearn.reporting.document import static
 from tests.reporting.test_page import Page
 

@@ -8,7 +8,7 @@ import pytest
 from featlearn.record import Run
 from featlearn.reporting import figures
 from featlearn.reporting.content_blocks import BEYOND, CUT, Chart, ChartLine
-from featlearn.reporting.curves import LARGEST_GAP
+from featlearn.reporting.curve_sections import LARGEST_GAP
 from featlearn.reporting.markup import written
 from featlearn.reporting.page import report
 from tests.reporting.runs import by_hand

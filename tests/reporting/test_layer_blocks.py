@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from featlearn.reporting.layer_blocks import MOST, layer_blocks
+from featlearn.reporting.layer_sections import MOST, layer_blocks
 
 
 def single(names: list[str]) -> dict[str, list[str]]:

@@ -106,7 +106,7 @@ def test_only_its_own_scripts_and_styles_are_allowed(page: Page):
 
 
 def test_the_vendored_files_are_those_of_the_checksums():
-    folder = Path(report.__globals__["__file__"]).parent / "static"
+    folder = Path(reporting.__file__).parent / "static"
     for line in (folder / "uPlot.sha256").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest

@@ -10,8 +10,8 @@ import torch
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.reporting.content_blocks import thinned
-from featlearn.reporting.matrices import smaller
-from featlearn.reporting.prediction import PredictedLoss, predicted_loss
+from featlearn.reporting.matrix_sections import smaller
+from featlearn.reporting.predicted_loss import PredictedLoss, predicted_loss
 from tests.diagnosis.recording import written
 
 STEPS = [0, 1, 2, 4, 7, 11, 18, 28, 40]

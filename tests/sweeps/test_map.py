@@ -14,7 +14,7 @@ from featlearn import sweeps
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
 from featlearn.sweeps.cells import axis
 from featlearn.sweeps.grid import Point
-from featlearn.sweeps.picture import REGIMES, colors_of, edges, ink_on
+from featlearn.sweeps.map_picture import REGIMES, colors_of, edges, ink_on
 
 GAMMAS, WIDTHS, SEEDS = (0.01, 0.1, 1.0, 10.0), (5, 15, 25), (0, 1, 4)
 

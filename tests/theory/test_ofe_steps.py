@@ -19,8 +19,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def descended(K: Tensor, y: Tensor, gamma: float, rate: float, steps: int, convention: str = "ode") -> ofe.Step:
-    state = ofe.Step(torch.linalg.cholesky(K).T, -y)
+def descended(K: Tensor, y: Tensor, gamma: float, rate: float, steps: int, convention: str = "ode") -> ofe.DiscreteStep:
+    state = ofe.DiscreteStep(torch.linalg.cholesky(K).T, -y)
     for _ in range(steps):
         state = ofe.step(*state, gamma, rate, convention)
     return state

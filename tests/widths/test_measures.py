@@ -12,8 +12,7 @@ import featlearn as fl
 from featlearn.widths.attention import attention_noted
 from featlearn.widths.fits import combined, power
 from featlearn.widths.observation import observed, random_response
-from featlearn.widths.sizes import rms, spectral_norm, tangent_kernel
-from featlearn.widths.training import trained_sizes
+from featlearn.widths.size_runs import rms, spectral_norm, tangent_kernel, trained_sizes
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -35,7 +35,7 @@ from, NO_COLOR=1 switches colors off."""
 COMMANDS = {
     "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and say what it did."),
     "report": ("featlearn.cli.report:report", "One HTML page about recorded runs."),
-    "live": ("featlearn.cli.live:live", "A page that follows runs while they are written."),
+    "live": ("featlearn.cli.serve:live", "A page that follows runs while they are written."),
     "sweep": ("featlearn.cli.sweep:sweep", "Diagnose at every point of a grid, in parallel."),
     "widths": ("featlearn.cli.widths:widths", "Say how a network scales with its width, and which layer is off."),
     "explore": ("featlearn.cli.explore:explore", "A page of the theories, with sliders and small networks that train."),

@@ -13,7 +13,7 @@ from featlearn import data
 from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_task import TrainingTask
-from featlearn.data.files import ROOT
+from featlearn.data.dataset_files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError, did_you_mean
 from featlearn.losses import function
 from featlearn.models import CNN, MLP

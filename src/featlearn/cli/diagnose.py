@@ -120,12 +120,12 @@ def _recorded(
     errors = nullcontext() if subject is None else reporting_user_errors(subject)
     with errors, redirect_stdout(sys.stderr):
         if checkpoints is not None and subject is not None:
-            from featlearn.cli.checkpoints import measure_checkpoints  # torch takes a second to load
+            from featlearn.cli.checkpoint_run import measure_checkpoints  # torch takes a second to load
 
             measure_checkpoints(subject, settings, checkpoints, path, quiet=quiet)
             return None
-        from featlearn.cli.progress import ProgressDisplay
         from featlearn.cli.training import train
+        from featlearn.cli.training_progress import ProgressDisplay
 
         with ProgressDisplay(path.name, settings.steps, quiet=quiet) as progress:
             return train(subject, settings, path, progress)

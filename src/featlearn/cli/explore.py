@@ -22,7 +22,7 @@ def explore(*, out: Path = Path("explore.html"), json: bool = False, debug: bool
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    from featlearn.explorer.page import explore as write
+    from featlearn.explorer.explorer_page import explore as write
 
     written = write(out)
     return Answer(data={"page": written}, text=f"page: {written}\nopen {written.resolve().as_uri()}")

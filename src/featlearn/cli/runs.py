@@ -3,12 +3,12 @@
 import datetime
 import json as jsons
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import Answer, UsageError, number, table
-from featlearn.cli.comparison import comparison, word
 from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label
 from featlearn.cli.plot import COLUMNS
 from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
@@ -16,6 +16,49 @@ from featlearn.errors import FeatlearnError, RunError
 
 if TYPE_CHECKING:
     from featlearn.record import Run
+
+
+def comparison(paths: Sequence[Path], last_losses: Sequence[str]) -> str:
+    """Return as many columns beside each other as fit into 100 characters. Each row holds one quantity."""
+    from featlearn.reporting.comparison import key_numbers as reported_numbers
+    from featlearn.reporting.comparison import settings_that_differ
+    from featlearn.reporting.content_blocks import POINTS
+    from featlearn.reporting.groups import groups
+
+    runs = groups(paths, bands=False, points=POINTS)
+    names = [group.first.run.name for group in runs]
+    numbers = reported_numbers(runs)
+    rows: dict[str, Sequence[str]] = {
+        "": [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)],
+        **settings_that_differ(runs),
+        "regime": [group.diagnosis.regime for group in runs],
+        "steps": [str(group.first.run.lines[-1]["step"]) if group.first.run.lines else "0" for group in runs],
+        "loss": last_losses,
+        **{label: [str(getattr(cell, "shown", cell)) for cell in cells] for label, cells in numbers.items()},
+    }
+    texts = [[word(label), *(word(cell, COLUMNS // 3) for cell in cells)] for label, cells in rows.items()]
+    parts = [[[row[0], *row[begin:end]] for row in texts] for begin, end in _spans(texts)]
+    return "\n\n".join(table(head, body) for head, *body in parts)
+
+
+def _spans(rows: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
+    """Return (first, end) of the columns that fit beside the labels, always at least one."""
+    label, *widths = (2 + max(len(row[i]) for row in rows) for i in range(len(rows[0])))
+    spans, begin = [], 1
+    while begin <= len(widths):
+        end = begin + 1
+        while end <= len(widths) and label - 2 + sum(widths[begin - 1 : end]) <= COLUMNS:
+            end += 1
+        spans.append((begin, end))
+        begin = end
+    return spans
+
+
+def word(value: Any, longest: int = 60) -> str:
+    """Return text of an untrusted run file without control characters."""
+    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:longest]
+
 
 MARKS = {f"probe {ENTROPY}": " ce", f"probe {BINARY}": " bce", "training loss": " tr"}
 LEGENDS = {

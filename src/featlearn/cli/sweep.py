@@ -92,7 +92,7 @@ def sweep(
     chosen = seeds_in(seeds) if seeds is not None else file.seeds
     folder = out or FOLDER / grid.stem
     from featlearn.cli.swept_function import points_and_function
-    from featlearn.sweeps.entry import run_sweep
+    from featlearn.sweeps.grid_run import run_sweep
     from featlearn.sweeps.process_pool import ProcessPool, available_cores
 
     points, function = points_and_function(file, chosen)
@@ -174,7 +174,7 @@ def _view(found: "Sweep", view: dict[str, Any], file: SweepFile) -> tuple[dict[s
 
 def _values(found: "Sweep", value: str | None) -> list[str] | None:
     """What the page maps: the chosen value first, then the usual ones."""
-    from featlearn.sweeps.page import default_values
+    from featlearn.sweeps.sweep_page import default_values
 
     return None if value is None else list(dict.fromkeys([value, *default_values(found)]))
 

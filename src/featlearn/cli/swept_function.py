@@ -1,21 +1,59 @@
 """What a sweep file asks for, checked: points, and the function that workers call at each."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import CycloptsError
 
 from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings, option
 from featlearn.cli.sweep_file import SweepFile
-from featlearn.cli.swept import called, diagnosed
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.cli.user_task import BUILT_IN, loaded
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.sweeps.function import SweptFunction, source_digest, swept_function
 from featlearn.sweeps.grid import Point, points_of
+
+if TYPE_CHECKING:
+    from featlearn.record import Run
+
+
+def diagnosed(subject: str | None, first: int, *, seed: int, out: Path, **options: Any) -> "Run":
+    """Train and watch as `featlearn diagnose` does, in the folder `out`.
+
+    All seeds of a point take the learning rate of the `first`, so that they can be averaged.
+    """
+    from featlearn.cli.training import learning_rate, train  # torch takes a second to load
+    from featlearn.cli.training_progress import ProgressDisplay
+    from featlearn.record import open_run
+
+    if options.get("data_root") is not None:
+        options["data_root"] = Path(options["data_root"])
+    settings = Settings(**options, seed=seed)
+    errors = nullcontext() if subject is None else reporting_user_errors(subject)
+    with errors, redirect_stdout(sys.stderr):
+        if seed != first:
+            settings = replace(settings, lr=learning_rate(subject, replace(settings, seed=first)))
+        train(subject, settings, out, ProgressDisplay(out.name, settings.steps, quiet=True))
+    return open_run(out)
+
+
+def called(place: str, **arguments: Any) -> Any:
+    """Call the user's function at FILE.py:function; what it prints goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        return _loaded(place)(**arguments)
+
+
+@lru_cache
+def _loaded(place: str) -> Callable[..., Any]:
+    from featlearn.cli.user_task import loaded
+
+    return loaded(place)
 
 
 def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Point], SweptFunction]:

@@ -73,7 +73,7 @@ def widths(
 
     with reporting_user_errors(subject), redirect_stdout(sys.stderr):
         from featlearn.cli.width_task import width_task  # torch takes a second to load
-        from featlearn.widths.entry import width_check
+        from featlearn.widths.check import width_check
 
         task = width_task(subject, widths[0], optimizer, lr)
         found = width_check(

@@ -12,7 +12,7 @@ from featlearn.data.mnist import mnist
 from featlearn.data.power_law_gaussian import GaussianInputs, power_law_gaussian, power_law_spectrum
 from featlearn.data.quadratic_form import QuadraticForm, quadratic_form
 from featlearn.data.random_labels import random_labels
-from featlearn.data.regression import Regression
+from featlearn.data.regression_task import Regression
 from featlearn.data.selection import ImageOptions
 from featlearn.data.standardization import standardize
 from featlearn.data.two_gaussians import two_gaussians

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.data.regression import Regression
-from featlearn.data.sampling import checked_count, checked_generator, checked_spectrum, standard_normal
+from featlearn.data.draws import checked_count, checked_generator, checked_spectrum, standard_normal
+from featlearn.data.regression_task import Regression
 from featlearn.errors import InputValueError
 
 __all__ = ["ChainMonomial", "chain_monomial"]

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.files import Root, damaged, find_file, raise_missing
+from featlearn.data.dataset_files import Root, damaged, find_file, raise_missing
 from featlearn.data.labeled import Labeled
 from featlearn.data.pickled import read_pickle
 from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images

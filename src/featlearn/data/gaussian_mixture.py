@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from featlearn.data.draws import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.data.labeled import Labeled
-from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from featlearn.data.draws import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.data.linear_teacher import LinearTeacher
-from featlearn.data.regression import Regression
-from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
+from featlearn.data.regression_task import Regression
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite, checked_number
 

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featlearn.data.regression import Regression
-from featlearn.data.sampling import (
+from featlearn.data.draws import (
     checked_count,
     checked_generator,
     checked_nonnegative,
     checked_spectrum,
     standard_normal,
 )
+from featlearn.data.regression_task import Regression
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.files import damaged
+from featlearn.data.dataset_files import damaged
 
 _CALLABLES = {("numpy", "dtype"), ("numpy", "ndarray"), ("_codecs", "encode")}
 _CALLABLES |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}

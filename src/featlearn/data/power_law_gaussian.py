@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.data.sampling import checked_count, checked_generator, standard_normal
+from featlearn.data.draws import checked_count, checked_generator, standard_normal
 from featlearn.errors import InputValueError
 
 __all__ = ["GaussianInputs", "power_law_gaussian", "power_law_spectrum"]

@@ -4,8 +4,8 @@ from typing import Literal
 
 import torch
 
-from featlearn.data.regression import Regression
-from featlearn.data.sampling import checked_count, checked_generator, standard_normal
+from featlearn.data.draws import checked_count, checked_generator, standard_normal
+from featlearn.data.regression_task import Regression
 from featlearn.errors import InputValueError
 
 __all__ = ["random_labels"]

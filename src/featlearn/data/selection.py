@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
-from featlearn.data.sampling import checked_count
 from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 
 Normalization = Literal["unit", "channel"]

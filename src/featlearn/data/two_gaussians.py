@@ -2,8 +2,8 @@
 
 import torch
 
+from featlearn.data.draws import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.data.labeled import Labeled
-from featlearn.data.sampling import checked_count, checked_generator, checked_nonnegative, standard_normal
 from featlearn.errors import InputValueError
 
 __all__ = ["two_gaussians"]

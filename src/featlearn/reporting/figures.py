@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputValueError, RunError, did_you_mean
-from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.content_blocks import NEUTRAL, POINTS, Chart, MatrixSequence, Section, shade
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
@@ -105,39 +105,39 @@ def _without_theory(build: Callable[[Sequence[RunGroup]], Section]) -> Build:
 
 
 def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
-    return matrices.kernels(found, True)
+    return matrix_sections.kernels(found, True)
 
 
 _SECTIONS: tuple[Build, ...] = (
-    curves.overview,
-    _without_theory(curves.frozen),
-    curves.timeline,
-    curves.overlaid,
-    _without_theory(matrices.spectra),
-    _without_theory(matrices.specialization),
-    _without_theory(layers.features),
-    _without_theory(layers.layers),
+    curve_sections.overview,
+    _without_theory(curve_sections.frozen),
+    curve_sections.timeline,
+    curve_sections.overlaid,
+    _without_theory(matrix_sections.spectra),
+    _without_theory(matrix_sections.specialization),
+    _without_theory(layer_sections.features),
+    _without_theory(layer_sections.layers),
     _kernels,
 )
 
 
 FIGURES: dict[str, tuple[Build, str]] = {
-    "gap": (curves.overview, "gap"),
-    "departure": (_without_theory(curves.frozen), "departure"),
-    "loss": (curves.overview, "loss"),
-    "accuracy": (curves.overview, "accuracy"),
-    "timeline": (curves.timeline, "timeline"),
-    "alignment": (curves.overview, "alignment"),
-    "kernel_norm": (curves.overview, "ntk-norm"),
-    "kernel_distance": (curves.overview, "distance"),
-    "spectrum": (_without_theory(matrices.spectra), "spectrum"),
-    "task_power": (_without_theory(matrices.spectra), "power"),
-    "specialization": (_without_theory(matrices.specialization), "specialization"),
-    "features": (_without_theory(layers.features), "features-uncentered"),
-    "features_centered": (_without_theory(layers.features), "features-centered"),
-    "layer_alignment": (_without_theory(layers.layers), "layers"),
-    "weight_norms": (_without_theory(layers.layers), "norms"),
-    "weight_distance": (_without_theory(layers.layers), "weights"),
+    "gap": (curve_sections.overview, "gap"),
+    "departure": (_without_theory(curve_sections.frozen), "departure"),
+    "loss": (curve_sections.overview, "loss"),
+    "accuracy": (curve_sections.overview, "accuracy"),
+    "timeline": (curve_sections.timeline, "timeline"),
+    "alignment": (curve_sections.overview, "alignment"),
+    "kernel_norm": (curve_sections.overview, "ntk-norm"),
+    "kernel_distance": (curve_sections.overview, "distance"),
+    "spectrum": (_without_theory(matrix_sections.spectra), "spectrum"),
+    "task_power": (_without_theory(matrix_sections.spectra), "power"),
+    "specialization": (_without_theory(matrix_sections.specialization), "specialization"),
+    "features": (_without_theory(layer_sections.features), "features-uncentered"),
+    "features_centered": (_without_theory(layer_sections.features), "features-centered"),
+    "layer_alignment": (_without_theory(layer_sections.layers), "layers"),
+    "weight_norms": (_without_theory(layer_sections.layers), "norms"),
+    "weight_distance": (_without_theory(layer_sections.layers), "weights"),
     "kernel": (_kernels, "kernels"),
 }
 """Section and key of each figure. Matrices show the last one of the first run."""

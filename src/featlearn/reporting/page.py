@@ -1,12 +1,14 @@
 """One run or several as one self-contained HTML file: no network, fonts or server needed."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from featlearn.diagnosis import Diagnosis
 from featlearn.record import Run
-from featlearn.reporting import curves, layers, matrices
+from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
 from featlearn.reporting.document import html_page, static, write_page
@@ -15,11 +17,71 @@ from featlearn.reporting.markup import Html, data, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
 from featlearn.reporting.rendering import numbers, section, swatch, titled
-from featlearn.reporting.steering import steering
 from featlearn.reporting.step_slider import drawing_scripts, has_moving_blocks, step_slider
 from featlearn.reporting.verdict import chip, headline, opinions, statements
 from featlearn.reporting.verdict import numbers as gauges_of
 from featlearn.signatures import name_keywords
+from featlearn.steer.advice import Advice, Change, advise
+
+
+def steering(found: Diagnosis, lost: bool, heading: Literal["h3", "h5"]) -> Html:
+    """Both directions under their headings: one way each, the others folded.
+
+    `lost`: training broke down before anything was learned.
+    """
+    if lost:
+        return tag(
+            "p", "Training broke down before anything can be told: lower the learning rate first.", class_="note"
+        )
+    return tag("div", *(_direction(advise(found, toward), heading) for toward in _WAYS), class_="ways")
+
+
+_WAYS: tuple[Literal["rich", "lazy"], ...] = ("rich", "lazy")
+
+
+def _direction(advice: Advice, heading: str) -> Html:
+    title = tag(heading, "Richer" if advice.toward == "rich" else "Lazier")
+    if not advice.changes:
+        return tag("div", title, tag("p", text(f"It is {advice.toward} already: {advice.note}")), class_="way")
+    first, *others = advice.changes
+    guess = "" if advice.regime != "cannot tell" else " This is a guess: it is not known where the run stands."
+    ways = [tag("li", _call(change), _why(change)) for change in others]
+    return tag(
+        "div",
+        title,
+        tag("p", text(_sentence(first) + guess)),
+        tag("pre", tag("code", text(first.call))),
+        tag(
+            "details",
+            tag("summary", text(f"What to expect, and {_count(len(others))}")),
+            _why(first),
+            tag("p", tag("strong", "Or, instead of it:")) if others else "",
+            tag("ul", *ways) if others else "",
+        ),
+        class_="way",
+    )
+
+
+def _count(others: int) -> str:
+    return "why" if not others else "another way" if others == 1 else f"{others} other ways"
+
+
+def _sentence(change: Change) -> str:
+    what = change.what[:1].upper() + change.what[1:]
+    return f"{what}{_rate(change)}."
+
+
+def _rate(change: Change) -> str:
+    return "" if math.isnan(change.rate_factor) else f", and multiply the learning rate by {change.rate_factor:.3g}"
+
+
+def _call(change: Change) -> Html:
+    return Html(text(f"{change.what}{_rate(change)}: ") + tag("code", text(change.call)))
+
+
+def _why(change: Change) -> Html:
+    return tag("p", text(f"Expect: {change.expect}. Because: {change.because}."), class_="note")
+
 
 LARGEST = 1_000_000
 """Largest size of a page without kernels in bytes; lines are thinned until it fits."""
@@ -80,17 +142,17 @@ def report_content(runs: Runs) -> dict[str, Any]:
 
 def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
     """Return all sections except verdict, provenance and citations, in the order of the page."""
-    extra = curves.overlaid(run_groups, overlay)
+    extra = curve_sections.overlaid(run_groups, overlay)
     return [
-        curves.overview(run_groups, overlay),
-        curves.frozen(run_groups),
-        curves.timeline(run_groups, overlay),
+        curve_sections.overview(run_groups, overlay),
+        curve_sections.frozen(run_groups),
+        curve_sections.timeline(run_groups, overlay),
         *([extra] if extra is not None else []),
-        matrices.spectra(run_groups),
-        matrices.specialization(run_groups),
-        layers.features(run_groups),
-        layers.layers(run_groups),
-        matrices.kernels(run_groups, kernels),
+        matrix_sections.spectra(run_groups),
+        matrix_sections.specialization(run_groups),
+        layer_sections.features(run_groups),
+        layer_sections.layers(run_groups),
+        matrix_sections.kernels(run_groups, kernels),
         overhead(run_groups),
     ]
 

@@ -9,8 +9,8 @@ import numpy
 
 from featlearn.reporting.markup import Html, tag, text, written
 from featlearn.sweeps.cells import Cells
+from featlearn.sweeps.map_picture import WIDE, colors_of, ink_on
 from featlearn.sweeps.outcome_values import is_number
-from featlearn.sweeps.picture import WIDE, colors_of, ink_on
 
 LEVELS = 32
 """Colors of numbers."""

@@ -3,12 +3,15 @@
 import csv
 import importlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
 from featlearn.record import Run, open_run
@@ -18,6 +21,58 @@ from featlearn.sweeps.process_pool import Serial
 
 if TYPE_CHECKING:
     from featlearn.sweeps.cells import Cells
+
+from typing import TYPE_CHECKING
+
+
+def dataset(sweep: "Sweep", xarray: Any) -> Any:
+    """An `xarray.Dataset` over axes and seed, or over point and seed where the points are no full grid."""
+    seeds = sorted({row["seed"] for row in sweep.rows})
+    axes = sweep.axes
+    full = math.prod(map(len, axes.values())) == len(sweep.points)
+    if full:
+        coordinates: dict[str, Any] = {name: (name, _array(values)) for name, values in axes.items()}
+        places = [tuple(_index(axes[name], row[name]) for name in axes) for row in sweep.rows]
+        names, shape = list(axes), [len(values) for values in axes.values()]
+    else:
+        coordinates = {
+            name: ("point", _array([point.settings.get(name) for point, _ in sweep.points])) for name in axes
+        }
+        places = [(number,) for number, (_, own) in enumerate(sweep.points) for _ in own]
+        names, shape = ["point"], [len(sweep.points)]
+    coordinates["seed"] = ("seed", numpy.array(seeds, dtype=int))
+    variables = {}
+    for column in [*sweep.columns, "status", "seconds"]:
+        cells = numpy.full([*shape, len(seeds)], None, dtype=object)
+        for place, row in zip(places, sweep.rows, strict=True):
+            cells[(*place, seeds.index(row["seed"]))] = row[column]
+        if column == "status":
+            cells[cells == None] = "missing"  # noqa: E711 # elementwise
+        variables[column] = ([*names, "seed"], _numbers(cells))
+    same = {name: values[0] for name, values in sweep.settings.items() if name not in axes}
+    told = {name: value if isinstance(value, int | float | str) else json.dumps(value) for name, value in same.items()}
+    return xarray.Dataset(variables, coordinates, {"function": sweep.function, **told})
+
+
+def _index(values: Sequence[Any], value: Any) -> int:
+    """By type too: 1, 1.0 and True are different settings."""
+    return next(i for i, one in enumerate(values) if type(one) is type(value) and one == value)
+
+
+def _array(values: Sequence[Any]) -> numpy.ndarray:
+    """Numbers as numbers, all else as words."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return numpy.array(values)
+    words = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return numpy.array(words, dtype=object)
+
+
+def _numbers(cells: numpy.ndarray) -> numpy.ndarray:
+    """Floats, nan for None, if there is no word among them."""
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in cells.flat):
+        return numpy.array([math.nan if v is None else float(v) for v in cells.flat]).reshape(cells.shape)
+    return cells
+
 
 Value = str | Callable[[Run], Any]
 """A column of the table, a scalar of the runs (its last value), or a function of a run."""
@@ -143,8 +198,6 @@ class Sweep:
             xarray = importlib.import_module("xarray")
         except ImportError as error:
             raise FeatlearnError(f"xarray cannot be imported ({error}); pip install 'featlearn[xarray]'") from error
-        from featlearn.sweeps.arrays import dataset
-
         return dataset(self, xarray)
 
     def cells(self, x: str, y: str | None, value: Value, where: Mapping[str, Any] | None = None) -> "Cells":
@@ -185,7 +238,7 @@ class Sweep:
                 (x, y).
             ax: where to draw; by default a new figure.
         """
-        from featlearn.sweeps.picture import draw
+        from featlearn.sweeps.map_picture import draw
 
         return draw(self.cells(x, y, value, where), spread=spread, boundary=boundary, ax=ax)
 
@@ -212,7 +265,7 @@ class Sweep:
             title: of the page; by default the name of the folder.
             executor: what writes the reports, as in `fl.sweep`; by default this process.
         """
-        from featlearn.sweeps.page import page
+        from featlearn.sweeps.sweep_page import page
 
         return page(
             self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title, executor=executor or Serial()

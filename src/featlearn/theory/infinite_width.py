@@ -59,7 +59,7 @@ def nngp(
     return _kernels(x, x2, hidden_layers, activation, weight_variance)[0]
 
 
-class _Layer(NamedTuple):
+class _LayerKernel(NamedTuple):
     """Covariance of one layer's preactivations."""
 
     left: Tensor
@@ -76,15 +76,15 @@ class _Layer(NamedTuple):
     def covariance(self) -> Tensor:
         return self.left * self.right * self.cosine
 
-    def split(self) -> Iterator["_Layer"]:
+    def split(self) -> Iterator["_LayerKernel"]:
         """Some rows at a time."""
         size = max(1, BLOCK // max(1, self.right.shape[1]))
         for begin in range(0, len(self.left), size):
             rows = slice(begin, begin + size)
-            yield _Layer(self.left[rows], self.right, self.cosine[rows], self.gap[rows], self.rest[rows])
+            yield _LayerKernel(self.left[rows], self.right, self.cosine[rows], self.gap[rows], self.rest[rows])
 
 
-Step = Callable[[_Layer, float], tuple[_Layer, Tensor]]
+Step = Callable[[_LayerKernel, float], tuple[_LayerKernel, Tensor]]
 
 
 def _kernels(
@@ -107,7 +107,7 @@ def _kernels(
     return torch.cat(covariances), torch.cat(tangents)
 
 
-def _recursion(layer: _Layer, hidden_layers: int, step: Step, variance: float) -> tuple[Tensor, Tensor]:
+def _recursion(layer: _LayerKernel, hidden_layers: int, step: Step, variance: float) -> tuple[Tensor, Tensor]:
     covariance = tangent = layer.covariance()
     for _ in range(hidden_layers):
         layer, derivative = step(layer, variance)
@@ -116,13 +116,13 @@ def _recursion(layer: _Layer, hidden_layers: int, step: Step, variance: float) -
     return covariance, tangent
 
 
-def _inputs(x: Tensor, x2: Tensor, variance: float) -> _Layer:
+def _inputs(x: Tensor, x2: Tensor, variance: float) -> _LayerKernel:
     sizes = [part.norm(dim=1, keepdim=True) for part in (x, x2)]
     # an input of zero has no angle, and none is needed
     left, right = (part / torch.where(size == 0, 1.0, size) for part, size in zip((x, x2), sizes, strict=True))
     scale = math.sqrt(variance / x.shape[1])
     gap = _half_squares(left, right)
-    return _Layer(scale * sizes[0], scale * sizes[1].T, left @ right.T, gap, _half_squares(left, -right))
+    return _LayerKernel(scale * sizes[0], scale * sizes[1].T, left @ right.T, gap, _half_squares(left, -right))
 
 
 def _half_squares(left: Tensor, right: Tensor) -> Tensor:
@@ -147,23 +147,23 @@ def _bend(angle: Tensor) -> Tensor:
     return found / math.pi
 
 
-def _relu(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
+def _relu(layer: _LayerKernel, variance: float) -> tuple[_LayerKernel, Tensor]:
     """Arc-cosine: E[phi phi] = sqrt(a b) (sin t + (pi - t) cos t) / (2 pi), E[phi' phi'] = (pi - t) / (2 pi)."""
     root, other = layer.gap.sqrt(), layer.rest.sqrt()
     angle, supplement = 2 * torch.atan2(root, other), 2 * torch.atan2(other, root)  # t and pi - t
     # cos of the next layer is _bend(pi - t), and 1 - cos is gap - _bend(t)
     cosine, half = _bend(supplement), math.sqrt(variance / 2)
     derivative = variance / 2 * supplement / math.pi
-    return _Layer(half * layer.left, half * layer.right, cosine, layer.gap - _bend(angle), 1 + cosine), derivative
+    return _LayerKernel(half * layer.left, half * layer.right, cosine, layer.gap - _bend(angle), 1 + cosine), derivative
 
 
-def _linear(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
+def _linear(layer: _LayerKernel, variance: float) -> tuple[_LayerKernel, Tensor]:
     grown = math.sqrt(variance)
     same = layer._replace(left=grown * layer.left, right=grown * layer.right)
     return same, torch.full_like(layer.gap, variance)
 
 
-def _erf(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
+def _erf(layer: _LayerKernel, variance: float) -> tuple[_LayerKernel, Tensor]:
     """E[erf erf] = 2/pi asin(2 c / sqrt((1 + 2a)(1 + 2b))), E[erf' erf'] = 4/pi / sqrt((1 + 2a)(1 + 2b) - 4 c^2).
 
     The last root is that of 1 + 2a + 2b + 4 a b (1 - cos)(1 + cos), which does not cancel for large inputs, and the
@@ -176,4 +176,4 @@ def _erf(layer: _Layer, variance: float) -> tuple[_Layer, Tensor]:
     size = left * right
     cosine = torch.where(size == 0, 1.0, moment / torch.where(size == 0, 1.0, size)).clamp(-1, 1)
     grown = math.sqrt(variance * 2 / math.pi)
-    return _Layer(grown * left, grown * right, cosine, 1 - cosine, 1 + cosine), variance * 4 / math.pi / root
+    return _LayerKernel(grown * left, grown * right, cosine, 1 - cosine, 1 + cosine), variance * 4 / math.pi / root

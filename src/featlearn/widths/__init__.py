@@ -3,7 +3,7 @@
 A `WidthCheck` is what comes back; `TABLES` are the powers of the known parametrizations.
 """
 
-from featlearn.widths.results import LayerScaling, Problem, WidthCheck
+from featlearn.widths.scaling import LayerScaling, Problem, WidthCheck
 from featlearn.widths.schemes import TABLES
 
 __all__ = ["TABLES", "LayerScaling", "Problem", "WidthCheck"]

@@ -30,7 +30,7 @@ DRAWS = 4
 
 
 @dataclass(eq=False)
-class Call:
+class LayerCall:
     """One call of a module that holds trainable parameters."""
 
     layer: str
@@ -53,11 +53,11 @@ class Call:
 class Pass:
     """All calls of one forward pass, in order."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[LayerCall] = field(default_factory=list)
     output_gradient: Tensor | None = None
     """of the loss, by the output of the network"""
 
-    def of(self, layer: str) -> list[Call]:
+    def of(self, layer: str) -> list[LayerCall]:
         """The calls of one layer."""
         return [call for call in self.calls if call.layer == layer]
 
@@ -66,7 +66,7 @@ class Pass:
         if output.requires_grad:
             output.register_hook(lambda gradient: setattr(self, "output_gradient", gradient.detach()))
         own = [call.node for call in self.calls]
-        followers: list[tuple[Call, Call | None]] = []
+        followers: list[tuple[LayerCall, LayerCall | None]] = []
         for number, call in enumerate(self.calls):
             later = next((one for one in self.calls[number + 1 :] if _reaches(one.entry, call.node, own)), None)
             if later is not None or _reaches(output, call.node, own):
@@ -128,7 +128,7 @@ def _noting(name: str, seen: Pass) -> Callable[..., None]:
             return
         entry = real_tensor((args, kwargs))
         copied = map_tensors((args, kwargs), lambda tensor: tensor.detach().clone())
-        call = Call(name, copied[0], copied[1], entry, made.grad_fn, made.detach().clone())
+        call = LayerCall(name, copied[0], copied[1], entry, made.grad_fn, made.detach().clone())
         made.register_hook(lambda gradient: setattr(call, "gradient", gradient.detach()))
         if entry is not None and entry.requires_grad:
             entry.register_hook(lambda gradient: setattr(call, "entry_gradient", gradient.detach()))
@@ -138,7 +138,7 @@ def _noting(name: str, seen: Pass) -> Callable[..., None]:
 
 
 def output_with(
-    module: nn.Module, call: Call, parameters: dict[str, Tensor], entry: Any = None, *, gradients: bool = False
+    module: nn.Module, call: LayerCall, parameters: dict[str, Tensor], entry: Any = None, *, gradients: bool = False
 ) -> Tensor:
     """What a layer gives for the inputs of a call, with other parameters, or other inputs; it is not changed."""
     state = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
@@ -155,7 +155,7 @@ def output_with(
     return found
 
 
-def random_response(module: nn.Module, calls: Sequence[Call], parameter: str, *, proportional: bool) -> float:
+def random_response(module: nn.Module, calls: Sequence[LayerCall], parameter: str, *, proportional: bool) -> float:
     """How far a step of size one moves what a layer gives along random gradients r of size one.
 
     With g the gradient of a parameter for r, it is |g|^2 / |r|^2 for a step along g, as of SGD, and |g|_1 / (|r|

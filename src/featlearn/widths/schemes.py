@@ -12,7 +12,7 @@ A scheme draws weights, multiplies what they give, and sets learning rates, each
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Update = Literal["proportional", "normalized"]
 """Whether twice the loss makes twice the update (SGD, momentum), or the same (Adam and most others)."""
@@ -26,7 +26,7 @@ MATRICES = ("input", "hidden", "output")
 
 
 @dataclass(frozen=True)
-class Scheme:
+class ScalingScheme:
     """One parametrization under one kind of update."""
 
     name: str
@@ -42,11 +42,12 @@ class Scheme:
     """the same for hidden weights"""
 
 
-def _scheme(name: str, gain: float, rates: Sequence[float], **more: object) -> Scheme:
-    return Scheme(name, gain, dict(zip(("input", "hidden", "output", "vector", "finite"), rates, strict=True)), **more)  # type: ignore[arg-type]
+def _scheme(name: str, gain: float, rates: Sequence[float], **more: Any) -> ScalingScheme:
+    kinds = ("input", "hidden", "output", "vector", "finite")
+    return ScalingScheme(name, gain, dict(zip(kinds, rates, strict=True)), **more)
 
 
-TABLES: dict[Update, tuple[Scheme, ...]] = {
+TABLES: dict[Update, tuple[ScalingScheme, ...]] = {
     # rates in the order input, hidden, output, vector, finite
     "proportional": (
         _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=(0.0, -1.0), readout_weight=0.0, hidden_weight=0.0),
@@ -98,7 +99,7 @@ class WeightPowers:
 class Match:
     """A scheme, and how well a network follows it."""
 
-    scheme: Scheme
+    scheme: ScalingScheme
     shift: float
     """power by which all rates differ from the table"""
     cost: float
@@ -114,7 +115,7 @@ def off(value: float, expected: float, error: float) -> float:
     return value - expected if abs(value - expected) > margin else 0.0
 
 
-def expected_gain(scheme: Scheme, weight: WeightPowers) -> float:
+def expected_gain(scheme: ScalingScheme, weight: WeightPowers) -> float:
     """The gain of a weight; a tied one without a multiplier behind the readout fits one of its two uses only."""
     if weight.tied and scheme.name in ("standard", "ntk"):
         return math.nan
@@ -130,7 +131,7 @@ def nearest(weights: Sequence[WeightPowers], update: Update) -> Match:
     return min(options, key=lambda one: one.cost)
 
 
-def _match(weights: Sequence[WeightPowers], scheme: Scheme, shift: float) -> Match:
+def _match(weights: Sequence[WeightPowers], scheme: ScalingScheme, shift: float) -> Match:
     cost, deviating, total = 0.0, 0, 0.0
     for one in weights:
         gain = off(one.gain, expected_gain(scheme, one), one.gain_error)
@@ -146,7 +147,9 @@ def _match(weights: Sequence[WeightPowers], scheme: Scheme, shift: float) -> Mat
     return Match(scheme, shift, cost + 0.01 * total / max(len(weights), 1), deviating)
 
 
-def _stored_otherwise(weights: Sequence[WeightPowers], scheme: Scheme, kind: str, expected: float | None) -> bool:
+def _stored_otherwise(
+    weights: Sequence[WeightPowers], scheme: ScalingScheme, kind: str, expected: float | None
+) -> bool:
     """Whether most weights of a kind are stored at another scale than the scheme's; tied ones serve two purposes."""
     found = [one for one in weights if one.kind == kind and one.weight == one.weight and not one.tied]
     if expected is None:

@@ -7,7 +7,7 @@ import pytest
 
 import featlearn as fl
 from featlearn.record import RunWriter, open_run
-from featlearn.reporting.live.runs import MOST_RUNS, TAIL, LiveRuns, last_measurements
+from featlearn.reporting.live.live_runs import MOST_RUNS, TAIL, LiveRuns, last_measurements
 from tests.reporting.runs import HOSTILE, watched
 
 
@@ -68,7 +68,7 @@ def test_the_report_is_that_of_the_run(tmp_path: Path):
 
 def test_a_large_run_is_not_reported_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = watched(tmp_path / "a", steps=8)
-    monkeypatch.setattr("featlearn.reporting.live.runs.LARGEST_RUN", 100)
+    monkeypatch.setattr("featlearn.reporting.live.live_runs.LARGEST_RUN", 100)
     runs = LiveRuns(run.path)
     runs.progress()
     assert runs.report() is None
@@ -88,7 +88,7 @@ def test_names_of_strangers_are_escaped_in_the_report(tmp_path: Path):
 
 
 def test_runs_of_a_folder_are_found_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("featlearn.reporting.live.runs.SEARCH_PERIOD", 0.0)
+    monkeypatch.setattr("featlearn.reporting.live.live_runs.SEARCH_PERIOD", 0.0)
     runs = LiveRuns(tmp_path)
     assert runs.progress() == {"runs": [], "errors": [], "left_out": 0}
     RunWriter(tmp_path / "b", {}).scalars(0, {"loss": 1.0})

@@ -6,9 +6,9 @@ from typing import Literal, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
-from featlearn.data.sampling import checked_count
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError, did_you_mean
 from featlearn_papers.data.pictures import read_pictures

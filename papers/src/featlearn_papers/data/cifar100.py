@@ -3,7 +3,7 @@
 from typing import Literal, Unpack
 
 from featlearn.data.cifar import read_batch, select_images
-from featlearn.data.files import Root, locate
+from featlearn.data.dataset_files import Root, locate
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import Channels, ImageOptions, Selection
 from featlearn.errors import InputValueError

@@ -6,9 +6,9 @@ from typing import Literal, Unpack
 
 import numpy
 
-from featlearn.data.files import Root, checked_root, damaged, raise_missing
+from featlearn.data.dataset_files import Root, checked_root, damaged, raise_missing
+from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
-from featlearn.data.sampling import checked_count
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
 from featlearn_papers.data.pictures import read_pictures

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.files import damaged, raise_missing
+from featlearn.data.dataset_files import damaged, raise_missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image

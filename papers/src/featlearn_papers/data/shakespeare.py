@@ -7,8 +7,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from featlearn.data.files import Root, damaged, locate
-from featlearn.data.sampling import checked_count, checked_generator
+from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.draws import checked_count, checked_generator
 from featlearn.errors import InputValueError
 
 __all__ = ["Text", "shakespeare"]

@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damaged, locate
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError

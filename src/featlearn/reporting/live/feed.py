@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from featlearn.reporting.live.runs import LiveRuns
+from featlearn.reporting.live.live_runs import LiveRuns
 
 PROGRESS_PERIOD = 0.25
 """Seconds between two looks at the progress of the runs."""

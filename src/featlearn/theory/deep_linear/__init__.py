@@ -25,7 +25,7 @@ df/dt = -rate K (f - y) and take a `rate`.
     max_alignment(X, y, weight_layers=2)                        # the dashed line
 """
 
-from featlearn.theory.deep_linear.balance import (
+from featlearn.theory.deep_linear.conserved_balance import (
     RefinedBalance,
     conserved_matrices,
     exact_balance,
@@ -41,7 +41,7 @@ from featlearn.theory.deep_linear.final_kernels import (
     final_nngp,
     final_ntk,
 )
-from featlearn.theory.deep_linear.flow import flow
+from featlearn.theory.deep_linear.gradient_flow import flow
 from featlearn.theory.deep_linear.max_alignment import max_alignment, whitened_max_alignment
 from featlearn.theory.deep_linear.minimum_norm import minimum_norm, rkhs_norm, spiked_interpolator
 from featlearn.theory.deep_linear.modes import Separation, mode_times, separation

@@ -12,7 +12,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import checked_numbers, checked_times
-from featlearn.theory.deep_linear.arguments import checked_direction
+from featlearn.theory.deep_linear.linear_network import checked_direction
 
 
 def early_kernel(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.theory.arguments import checked_count, checked_numbers, checked_rows
-from featlearn.theory.deep_linear.arguments import checked_depth, checked_direction, checked_outputs
+from featlearn.theory.deep_linear.linear_network import checked_depth, checked_direction, checked_outputs
 from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 
 

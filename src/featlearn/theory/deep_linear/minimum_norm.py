@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.theory.arguments import checked_numbers, checked_rows
-from featlearn.theory.deep_linear.arguments import checked_direction, checked_outputs
+from featlearn.theory.deep_linear.linear_network import checked_direction, checked_outputs
 
 
 def minimum_norm(X: Tensor, y: Tensor) -> Tensor:

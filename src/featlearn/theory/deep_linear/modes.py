@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn.theory.arguments import checked_numbers
-from featlearn.theory.deep_linear.arguments import checked_depth
+from featlearn.theory.deep_linear.linear_network import checked_depth
 
 
 class Separation(NamedTuple):

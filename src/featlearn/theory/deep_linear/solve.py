@@ -7,8 +7,8 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.theory.arguments import checked_number, checked_numbers, checked_rows
-from featlearn.theory.deep_linear.arguments import checked_depth, checked_outputs, checked_path_times
 from featlearn.theory.deep_linear.early_kernel import TwoLayerStart
+from featlearn.theory.deep_linear.linear_network import checked_depth, checked_outputs, checked_path_times
 from featlearn.theory.deep_linear.max_alignment import traced_metric
 from featlearn.theory.deep_linear.path import LinearPath, Task
 from featlearn.theory.deep_linear.strength import remaining, strength

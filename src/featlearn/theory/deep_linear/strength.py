@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from featlearn.theory.arguments import checked_numbers, checked_times
-from featlearn.theory.deep_linear.arguments import checked_depth
+from featlearn.theory.deep_linear.linear_network import checked_depth
 from featlearn.theory.deep_linear.time_integral import COORDINATES, Coordinate
 
 _FARTHEST = 1e4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn.theory.arguments import checked_numbers, checked_rows
-from featlearn.theory.deep_linear.arguments import checked_weights
+from featlearn.theory.deep_linear.linear_network import checked_weights
 
 
 class LayerTerm(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import checked_number, checked_numbers, checked_times
-from featlearn.theory.deep_linear.arguments import checked_direction
+from featlearn.theory.deep_linear.linear_network import checked_direction
 
 
 class UnwhitenedSystem(NamedTuple):

@@ -9,7 +9,7 @@ from featlearn.linalg.correlation import Kind
 from featlearn.linalg.correlation import correlation as correlation
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import checked_rows
-from featlearn.theory.early.arguments import checked_symmetric
+from featlearn.theory.early.symmetric import checked_symmetric
 
 Loss = Literal["sum-half", "mean", "mean-half", "mean-over-outputs", "cross-entropy"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.theory.arguments import Numbers, checked_count, checked_generator, checked_numbers, checked_rows
-from featlearn.theory.early.arguments import gaussian
+from featlearn.theory.early.symmetric import gaussian
 
 Activation = Literal["relu", "quadratic"]
 

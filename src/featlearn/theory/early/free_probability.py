@@ -5,7 +5,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
-from featlearn.theory.early.arguments import checked_data_matrices
+from featlearn.theory.early.symmetric import checked_data_matrices
 from featlearn.theory.early.words import WordTraces
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.theory.arguments import checked_count, checked_generator
-from featlearn.theory.early.arguments import gaussian
+from featlearn.theory.early.symmetric import gaussian
 from featlearn.theory.early.words import LONGEST, cycle_weights, odd_factorial
 
 

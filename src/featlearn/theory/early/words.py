@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.theory.arguments import checked_count
-from featlearn.theory.early.arguments import checked_data_matrices, checked_symmetric
+from featlearn.theory.early.symmetric import checked_data_matrices, checked_symmetric
 
 LONGEST = 6
 """Words of seven factors have over 300,000 pairings."""

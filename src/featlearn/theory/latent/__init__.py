@@ -17,12 +17,12 @@ them toward each other, away from each other, or stretches them; the kernel regi
     path.overlay({"loss": (steps, losses)})
 """
 
-from featlearn.theory.latent.flow import Flow, integrate
-from featlearn.theory.latent.growth import Scales, StartStatistics, initial_statistics, scales
-from featlearn.theory.latent.line import Line, reduce_line
+from featlearn.theory.latent.feature_growth import Scales, StartStatistics, initial_statistics, scales
+from featlearn.theory.latent.latent_flow import Flow, integrate
+from featlearn.theory.latent.line_reduction import Line, reduce_line
 from featlearn.theory.latent.mechanism import Attribution, Mechanism, Rescaling
-from featlearn.theory.latent.solution import Latent, Norms, State, solve
 from featlearn.theory.latent.start import Start
+from featlearn.theory.latent.trajectory import Latent, Norms, State, solve
 
 __all__ = [
     "Attribution",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.latent.arguments import length
+from featlearn.theory.latent.latent_network import length
 from featlearn.theory.latent.start import Start
 
 PARALLEL = 1e-12

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.theory.arguments import checked_number
-from featlearn.theory.latent.arguments import checked_network, checked_points, length
+from featlearn.theory.latent.latent_network import checked_network, checked_points, length
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ and loss |f - y|^2:
 """
 
 from featlearn.theory.ofe.approximation import DiagonalApproximation, diagonal_approximation
-from featlearn.theory.ofe.discrete import Convention, Step, ode_rate, step
+from featlearn.theory.ofe.discrete import Convention, DiscreteStep, ode_rate, step
 from featlearn.theory.ofe.integration import IntegratedPath, integrate
 from featlearn.theory.ofe.limits import final_alignment, final_kernel, final_loss, late_amplification
 from featlearn.theory.ofe.logistic import Scalar, isotropic_half_time, scalar
@@ -41,12 +41,12 @@ __all__ = [
     "BulkSpike",
     "Convention",
     "DiagonalApproximation",
+    "DiscreteStep",
     "IntegratedPath",
     "PowerLawExponents",
     "Scalar",
     "Solution",
     "Spike",
-    "Step",
     "bulk_spike",
     "bulk_threshold",
     "diagonal_approximation",

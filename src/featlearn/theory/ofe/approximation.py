@@ -7,8 +7,8 @@ from torch import Tensor
 
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis
-from featlearn.theory.ofe.arguments import checked_task
-from featlearn.theory.ofe.modes import conserved_modes
+from featlearn.theory.ofe.eigenmodes import conserved_modes
+from featlearn.theory.ofe.problem import checked_task
 from featlearn.theory.prediction import Prediction
 
 

@@ -23,7 +23,7 @@ MULTIPLES: dict[str, tuple[float, bool]] = {
 }
 
 
-class Step(NamedTuple):
+class DiscreteStep(NamedTuple):
     """Features and residual after a step."""
 
     features: Tensor
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     """(P,) or (P, C)"""
 
 
-def step(features: Tensor, residual: Tensor, gamma: float, rate: float, convention: Convention = "ode") -> Step:
+def step(features: Tensor, residual: Tensor, gamma: float, rate: float, convention: Convention = "ode") -> DiscreteStep:
     """One simultaneous step of residual and features (Shan & Bordelon 2021a, Eq. 5 and 21; 2021b, Eq. 5 and 26 to 27):
 
         Delta <- Delta - rate K Delta,   Psi <- Psi - m dL'/dPsi,   L' = |(1 - rate Psi^T Psi) Delta|^2,   K = Psi^T Psi
@@ -70,7 +70,7 @@ def step(features: Tensor, residual: Tensor, gamma: float, rate: float, conventi
     columns = delta[:, None] if delta.dim() == 1 else delta
     moved = columns - size * (psi.T @ (psi @ columns))
     slope = -2 * size * ((psi @ columns) @ moved.T + (psi @ moved) @ columns.T)
-    return Step(psi - multiple * slope, moved.reshape(delta.shape))
+    return DiscreteStep(psi - multiple * slope, moved.reshape(delta.shape))
 
 
 def ode_rate(gamma: float, rate: float, convention: Convention = "ode") -> float:

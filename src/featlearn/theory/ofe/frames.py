@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.ofe.modes import Modes
+from featlearn.theory.ofe.eigenmodes import Eigenmodes
 
 # A combination of rows that cancels to this share of them is zero with rounding.
 CANCELLED = 1e-14
@@ -42,12 +42,12 @@ class Frames(NamedTuple):
         return turned
 
 
-def frames_at(modes: Modes, times: Tensor) -> Frames:
+def frames_at(modes: Eigenmodes, times: Tensor) -> Frames:
     """Frames at these times of the flow with rate 1, (T,)."""
     return _frames(modes, modes.rates, times)
 
 
-def frames_at_the_end(modes: Modes) -> Frames:
+def frames_at_the_end(modes: Eigenmodes) -> Frames:
     """The limit of infinite time, T = 1: the slowest rows win, equal rates share."""
     slowest = modes.rates.sort()
     apart = slowest.values.diff(prepend=slowest.values[:1]) > 1e-12 * slowest.values
@@ -56,7 +56,7 @@ def frames_at_the_end(modes: Modes) -> Frames:
     return _frames(modes, group, group.new_full((1,), 1e6))
 
 
-def _frames(modes: Modes, rates: Tensor, times: Tensor) -> Frames:
+def _frames(modes: Eigenmodes, rates: Tensor, times: Tensor) -> Frames:
     rows, pivots = _reduced(modes, rates, times)
     each = torch.arange(len(times), device=rows.device)[:, None]
     columns = torch.arange(rows.shape[2], device=rows.device)
@@ -73,7 +73,7 @@ def _frames(modes: Modes, rates: Tensor, times: Tensor) -> Frames:
     return Frames(basis, decayed, pivots, heads.sign().prod(1), others, torch.linalg.inv(square))
 
 
-def _reduced(modes: Modes, rates: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+def _reduced(modes: Eigenmodes, rates: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """Combine the columns of F, exp(logs - rates * time) times rows, until r rows are multiples of unit vectors.
 
     Gauss and Jordan with complete pivoting, in logarithms. Gives the rows without their weights (T, n, r), and which

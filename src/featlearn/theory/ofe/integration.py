@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis
-from featlearn.theory.ofe.arguments import checked_problem
+from featlearn.theory.ofe.problem import checked_problem
 from featlearn.theory.prediction import Prediction
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_number, checked_numbers
-from featlearn.theory.ofe.arguments import Problem, checked_problem
+from featlearn.theory.ofe.eigenmodes import conserved_modes, eigenbasis_start
 from featlearn.theory.ofe.frames import frames_at_the_end
-from featlearn.theory.ofe.modes import conserved_modes, eigenbasis_start
+from featlearn.theory.ofe.problem import KernelProblem, checked_problem
 from featlearn.theory.ofe.readings import Readings, kernels, readings
 
 
@@ -88,11 +88,11 @@ def late_amplification(
     return 1 + rates * (power[given.values > 0] / given.values[given.values > 0]).sum()
 
 
-def _learnable(given: Problem) -> bool:
+def _learnable(given: KernelProblem) -> bool:
     """Whether the loss goes to zero: nothing of Delta_0 lies outside the range of K0."""
     return not bool((eigenbasis_start(given).inside[given.values == 0] != 0).any())
 
 
-def _end(given: Problem, gamma: float) -> Readings:
+def _end(given: KernelProblem, gamma: float) -> Readings:
     modes = conserved_modes(given, gamma)
     return Readings(*(part[0] for part in readings(modes, frames_at_the_end(modes), given.targets)))

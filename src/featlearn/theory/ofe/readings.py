@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from featlearn.shapes import ratio
+from featlearn.theory.ofe.eigenmodes import Eigenmodes
 from featlearn.theory.ofe.frames import Frames
-from featlearn.theory.ofe.modes import Modes
 
 
 class Readings(NamedTuple):
@@ -23,7 +23,7 @@ class Readings(NamedTuple):
     """Tr K"""
 
 
-def readings(modes: Modes, frames: Frames, targets: Tensor) -> Readings:
+def readings(modes: Eigenmodes, frames: Frames, targets: Tensor) -> Readings:
     """The numbers at every frame; targets (P, C)."""
     S, X, c = frames.inverse, frames.others, modes.rates[:, None]
     loss = (frames.decayed.mT @ frames.decayed * S).sum((1, 2))
@@ -45,7 +45,7 @@ def readings(modes: Modes, frames: Frames, targets: Tensor) -> Readings:
     return Readings(loss, ratio(overlap, norm * task), norm, trace)
 
 
-def _overlap(modes: Modes, frames: Frames, targets: Tensor, untouched: Tensor, at_pivots: Tensor) -> Tensor:
+def _overlap(modes: Eigenmodes, frames: Frames, targets: Tensor, untouched: Tensor, at_pivots: Tensor) -> Tensor:
     """(T,): Tr Y^T K Y = |(1 - Pi) C^1/2 Y|^2, with u = w_others - X w_pivots: |u|^2 - u^T X S X^T u."""
     inside = modes.vectors.T @ targets  # (P, C)
     constant = (untouched[:, None] * inside.square()).sum()
@@ -57,7 +57,7 @@ def _overlap(modes: Modes, frames: Frames, targets: Tensor, untouched: Tensor, a
     return constant + u.square().sum((1, 2)) - (drawn * (frames.inverse @ drawn)).sum((1, 2))
 
 
-def kernels(modes: Modes, frames: Frames) -> Tensor:
+def kernels(modes: Eigenmodes, frames: Frames) -> Tensor:
     """(T, P, P): K = C^1/2 (1 - Pi) C^1/2."""
     S, F, m = frames.inverse, frames.basis, modes.moving
     root = modes.rates.sqrt()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from featlearn.theory.arguments import Numbers, checked_number, checked_time_axis, checked_times
-from featlearn.theory.ofe.arguments import Problem, checked_problem
+from featlearn.theory.ofe.eigenmodes import Eigenmodes, conserved_modes
 from featlearn.theory.ofe.frames import frames_at, frames_at_the_end
-from featlearn.theory.ofe.modes import Modes, conserved_modes
+from featlearn.theory.ofe.problem import KernelProblem, checked_problem
 from featlearn.theory.ofe.readings import Readings, kernels, readings
 from featlearn.theory.ofe.transport import residuals
 from featlearn.theory.prediction import Prediction
@@ -26,8 +26,8 @@ class Solution(Prediction):
     """(T,)"""
     gamma: float
     rate: float
-    problem: Problem
-    modes: Modes
+    problem: KernelProblem
+    modes: Eigenmodes
 
     @cached_property
     def residual(self) -> Tensor:
@@ -155,6 +155,6 @@ def solve(
     return Solution(moments, feature_rate, speed, given, conserved_modes(given, feature_rate))
 
 
-def _parts(modes: Modes, times: Tensor) -> tuple[Tensor, ...]:
+def _parts(modes: Eigenmodes, times: Tensor) -> tuple[Tensor, ...]:
     parts: tuple[Tensor, ...] = times.split(max(1, ELEMENTS // max(1, modes.rows.numel())))
     return parts

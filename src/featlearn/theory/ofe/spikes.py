@@ -9,7 +9,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_number, checked_numbers
-from featlearn.theory.ofe.arguments import Problem, checked_task
+from featlearn.theory.ofe.problem import KernelProblem, checked_task
 from featlearn.theory.ofe.secular import rank_one_update, secular_roots
 
 
@@ -88,7 +88,7 @@ def threshold(K0: Tensor, y: Tensor) -> Tensor:
     return ratio(torch.ones_like(total), total)
 
 
-def _below_top(given: Problem, power: Tensor) -> tuple[Tensor, Tensor]:
+def _below_top(given: KernelProblem, power: Tensor) -> tuple[Tensor, Tensor]:
     below = given.values[-1] - given.values
     inside = below > len(below) * torch.finfo(torch.float64).eps * given.values[-1]
     return below[inside], power[inside]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
+from featlearn.theory.ofe.eigenmodes import Eigenmodes
 from featlearn.theory.ofe.frames import frames_at
-from featlearn.theory.ofe.modes import Modes
 
 LEVELS = 4  # 1, 2, 4, 8 and 16 steps over an interval
 TOLERANCE = 1e-13
 DEEPEST = 60
 
 
-def residuals(modes: Modes, times: Tensor) -> Tensor:
+def residuals(modes: Eigenmodes, times: Tensor) -> Tensor:
     """(T, m, r): Delta in the touched modes of C and the columns of Z, at times (T,) >= 0 in any order."""
     frames = frames_at(modes, times)
     ours = frames.decayed[:, : modes.moving] @ frames.orthonormal()
@@ -38,7 +38,7 @@ def residuals(modes: Modes, times: Tensor) -> Tensor:
     return ours @ turns
 
 
-def _rotation(modes: Modes, begin: float, end: float, scale: float, depth: int = 0) -> Tensor:
+def _rotation(modes: Eigenmodes, begin: float, end: float, scale: float, depth: int = 0) -> Tensor:
     """(r, r): from the frame at `begin` to that at `end`; both are log(1 + scale * time)."""
     moments = torch.linspace(begin, end, 2**LEVELS + 1, dtype=torch.float64, device=modes.rates.device)
     frames = frames_at(modes, torch.expm1(moments) / scale)

@@ -21,9 +21,9 @@ to 8 % of the gates flip, and growth falls short of theory by 10 to 20 % (one ou
 """
 
 from featlearn.theory.relu.ansatz import Ansatz, ansatz
-from featlearn.theory.relu.growth import Growth, GrowthRates, growth, growth_rates
+from featlearn.theory.relu.ansatz_solution import solve
+from featlearn.theory.relu.kernel_growth import Growth, GrowthRates, growth, growth_rates
 from featlearn.theory.relu.mixture import MixtureGeometry, mixture_geometry, mixture_rates, mixture_readout_rates
-from featlearn.theory.relu.solve import solve
 from featlearn.theory.relu.split_kernel import SplitKernel, split_kernel
 
 __all__ = [

@@ -8,7 +8,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import checked_count, checked_numbers
-from featlearn.theory.relu.arguments import checked_rate
+from featlearn.theory.relu.relu_network import checked_rate
 
 
 def mixture_rates(

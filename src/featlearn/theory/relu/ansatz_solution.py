@@ -9,8 +9,8 @@ from torch import Tensor
 from featlearn.errors import FeatlearnError
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_time_axis, checked_vector
-from featlearn.theory.relu.arguments import checked_rate, checked_square
-from featlearn.theory.relu.growth import Growth
+from featlearn.theory.relu.kernel_growth import Growth
+from featlearn.theory.relu.relu_network import checked_rate, checked_square
 
 
 def solve(

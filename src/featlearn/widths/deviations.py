@@ -10,9 +10,9 @@ from torch import Tensor
 from featlearn.linalg.estimate import Estimate
 from featlearn.theory.phases import Phase
 from featlearn.widths.fits import UNKNOWN, combined, power
-from featlearn.widths.results import LayerScaling, Problem
+from featlearn.widths.scaling import LayerScaling, Problem
 from featlearn.widths.schemes import MATRICES, TOLERANCE, Match, Update, WeightPowers, expected_gain, off
-from featlearn.widths.training import Sizes
+from featlearn.widths.size_runs import WidthSizes
 
 GROWS = 1.5
 """Ratio of two sizes, at the largest and smallest width, above which a size grows."""
@@ -20,7 +20,7 @@ VECTOR_TOLERANCE = 0.4
 """Biases and gains have few numbers, and noisy powers."""
 STABLE = 0.25
 """Powers below are those of a size that stays."""
-Runs = Sequence[Sequence[Sizes]]
+Runs = Sequence[Sequence[WidthSizes]]
 """by width, by seed"""
 
 
@@ -88,7 +88,7 @@ def _grows(first: float, last: float) -> bool:
     return last > GROWS * first
 
 
-def _kind(name: str, first: Sizes, last: Sizes) -> tuple[str, bool]:
+def _kind(name: str, first: WidthSizes, last: WidthSizes) -> tuple[str, bool]:
     """The kind of a parameter, and whether its layer is composed of others."""
     layer = last.owners[name]
     growing = sum(_grows(a, b) for a, b in zip(first.shapes[name], last.shapes[name], strict=True))

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.theory.ofe.arguments import Problem
+from featlearn.theory.ofe.problem import KernelProblem
 from featlearn.theory.ofe.secular import NEGLIGIBLE, rank_one_update
 
 
 @dataclass(frozen=True)
-class Modes:
+class Eigenmodes:
     """Eigenvectors of C, and the rows that carry the motion of the residual.
 
     The residual is written Delta = Z B^T with independent columns Z (P, r), r the rank of Delta_0; B never changes. Its
@@ -40,7 +40,7 @@ class Modes:
         return len(self.touched)
 
 
-def conserved_modes(problem: Problem, gamma: float) -> Modes:
+def conserved_modes(problem: KernelProblem, gamma: float) -> Eigenmodes:
     """Decompose C; one rank-one update for each independent column of Delta_0, so that large gamma costs no digits."""
     inside, turn, vectors = eigenbasis_start(problem)
     if gamma * float(inside.square().sum()) <= 1e30 * NEGLIGIBLE * float(problem.values[-1]):
@@ -58,7 +58,7 @@ def conserved_modes(problem: Problem, gamma: float) -> Modes:
         touched = touched[values[touched] > 0]
     rates = values[touched]
     moving = (gamma / rates).log() / 2 if gamma > 0 else torch.full_like(rates, -torch.inf)
-    return Modes(
+    return Eigenmodes(
         values,
         vectors,
         turn,
@@ -80,7 +80,7 @@ class EigenbasisStart(NamedTuple):
     """(P, P): u_i, columns."""
 
 
-def eigenbasis_start(problem: Problem) -> EigenbasisStart:
+def eigenbasis_start(problem: KernelProblem) -> EigenbasisStart:
     """Delta_0 in bases that tell the null space of K0 from its range.
 
     Each of the first columns of Z has a direction of its own outside the range, the others have nothing there, exactly:

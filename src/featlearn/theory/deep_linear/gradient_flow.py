@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.theory.arguments import Numbers, checked_numbers, checked_rows
-from featlearn.theory.deep_linear.arguments import checked_outputs, checked_path_times, checked_weights
+from featlearn.theory.deep_linear.linear_network import checked_outputs, checked_path_times, checked_weights
 from featlearn.theory.deep_linear.path import LinearPath, Task
 
 

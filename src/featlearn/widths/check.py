@@ -15,12 +15,12 @@ from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, Un
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.network.isolation import random_state_kept
 from featlearn.signatures import name_keywords
+from featlearn.widths.deviations import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
 from featlearn.widths.fits import power
-from featlearn.widths.judgment import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
 from featlearn.widths.passes import called
-from featlearn.widths.results import WidthCheck
+from featlearn.widths.scaling import WidthCheck
 from featlearn.widths.schemes import MATRICES, Update, nearest
-from featlearn.widths.training import Sizes, trained_sizes
+from featlearn.widths.size_runs import WidthSizes, trained_sizes
 
 MakeModel = Callable[[int], Any]
 MakeOptimizer = Callable[[Any], Optimizer]
@@ -75,7 +75,7 @@ def width_check(
     x, y, chosen = _checked(make_model, data, widths, steps, seeds, loss)
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         update = _update_kind(make_model, optimizer, x, y, chosen, widths[0])
-        runs: list[list[Sizes]] = []
+        runs: list[list[WidthSizes]] = []
         for width in widths:
             runs.append([])
             for seed in range(seeds):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn.theory.arguments import Numbers, checked_number, checked_numbers, checked_time_axis
-from featlearn.theory.latent.arguments import checked_network, checked_points, length
+from featlearn.theory.latent.latent_network import checked_network, checked_points, length
 from featlearn.theory.prediction import Prediction
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from featlearn.shapes import ratio
 from featlearn.theory.arguments import Numbers, checked_time_axis, checked_times
-from featlearn.theory.latent.arguments import checked_points, length
-from featlearn.theory.latent.growth import GrowthFactors, feature_share, growth, speed, tangent_kernel
+from featlearn.theory.latent.feature_growth import GrowthFactors, feature_share, growth, speed, tangent_kernel
+from featlearn.theory.latent.latent_network import checked_points, length
 from featlearn.theory.latent.mechanism import (
     Attribution,
     Mechanism,

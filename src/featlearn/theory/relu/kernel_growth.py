@@ -10,7 +10,7 @@ from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite, checked_kernel
 from featlearn.theory.arguments import Numbers, checked_time_axis, checked_vector
 from featlearn.theory.prediction import Prediction
-from featlearn.theory.relu.arguments import checked_outputs, checked_rate, checked_square
+from featlearn.theory.relu.relu_network import checked_outputs, checked_rate, checked_square
 
 
 class GrowthRates(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.shapes import checked_finite
 from featlearn.theory.arguments import Numbers, checked_numbers
-from featlearn.theory.deep_linear.arguments import checked_weights
+from featlearn.theory.deep_linear.linear_network import checked_weights
 
 
 class RefinedBalance(NamedTuple):

@@ -15,7 +15,7 @@ from featlearn.diagnosis.run_data import Curve
 from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Level, Mark, Section, Window, in_full
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.overlay import Overlay
-from featlearn.reporting.prediction import PredictedLoss, predicted_loss
+from featlearn.reporting.predicted_loss import PredictedLoss, predicted_loss
 
 Points = tuple[Sequence[float], Sequence[float]]
 LARGEST_GAP = 1.5

@@ -183,7 +183,7 @@ def _drawing(
     """Pictures with a theory's boundary, which a table cannot show."""
     import matplotlib.pyplot as plt
 
-    from featlearn.sweeps.picture import draw
+    from featlearn.sweeps.map_picture import draw
 
     pictures = []
     for choice, cells in found:

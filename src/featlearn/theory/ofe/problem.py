@@ -12,7 +12,7 @@ from featlearn.theory.arguments import checked_number
 
 
 @dataclass(frozen=True)
-class Problem:
+class KernelProblem:
     """A kernel in its eigenbasis and a task."""
 
     kernel: Tensor
@@ -29,7 +29,7 @@ class Problem:
     """(P, P), columns in the same order."""
 
 
-def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None) -> Problem:
+def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None) -> KernelProblem:
     """One positive semi-definite kernel (P, P) with targets, and outputs to start from, (P,) or (P, C)."""
     kernel = checked_kernel(K0, "K0")
     if kernel.dim() != 2:
@@ -41,10 +41,10 @@ def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None)
     for name, part in (("K0", kernel), ("y", targets), ("f0", start)):
         checked_finite(part, name)
     values, vectors = _eigenbasis(kernel, rank_tolerance)
-    return Problem((kernel + kernel.T) / 2, targets, start - targets, y.dim() == 1, values, vectors)
+    return KernelProblem((kernel + kernel.T) / 2, targets, start - targets, y.dim() == 1, values, vectors)
 
 
-def checked_task(K0: Any, y: Any) -> Problem:
+def checked_task(K0: Any, y: Any) -> KernelProblem:
     """A kernel and one target (P,) that is not zero."""
     given = checked_problem(K0, y)
     if not given.single:

@@ -121,7 +121,7 @@ class WidthCheck:
 
     def plot(self) -> Any:
         """Sizes over the width, one panel a layer, with fitted lines and their powers; returns the figure."""
-        from featlearn.widths.picture import draw
+        from featlearn.widths.size_figure import draw
 
         return draw(self)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.linalg.estimate import Estimate
 from featlearn.reporting.figures import style
-from featlearn.widths.results import LayerScaling, WidthCheck
+from featlearn.widths.scaling import LayerScaling, WidthCheck
 from featlearn.widths.schemes import MATRICES
 
 COLUMNS = 4

@@ -10,11 +10,58 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.losses import LossFunction
-from featlearn.network.inputs import Inputs
+from featlearn.network.inputs import Inputs, batch_size, map_tensors
 from featlearn.widths.attention import MASKED, Logits, attention_noted
-from featlearn.widths.observation import Call, observed, output_with, random_response, real_tensor
+from featlearn.widths.observation import LayerCall, observed, output_with, random_response, real_tensor
 from featlearn.widths.passes import called, evaluating
-from featlearn.widths.sizes import gram_motion, rms, spectral_norm, tangent_kernel
+
+KERNEL_SAMPLES = 6
+
+
+def rms(values: Tensor | None) -> float:
+    """Root mean square."""
+    return 0.0 if values is None or not values.numel() else float(values.double().square().mean().sqrt())
+
+
+def spectral_norm(weight: Tensor) -> float:
+    """Largest singular value, of a convolution as a matrix (outputs, all it sees), of a vector its length."""
+    if not bool(torch.isfinite(weight).all()):
+        return float("nan")
+    matrix = weight.double().flatten(1) if weight.dim() > 1 else weight.double().reshape(1, -1)
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt())
+
+
+def gram_motion(before: Tensor, after: Tensor) -> float:
+    """|K' - K| / |K|; nan where the first is zero."""
+    size = float(before.norm())
+    return float((after - before).norm()) / size if size else float("nan")
+
+
+def _few(x: Inputs) -> Inputs:
+    samples = batch_size(x)
+    return map_tensors(x, lambda tensor: tensor[:KERNEL_SAMPLES] if tensor.dim() and len(tensor) == samples else tensor)
+
+
+def tangent_kernel(model: nn.Module, x: Inputs, rates: dict[str, float]) -> Tensor:
+    """The tangent kernel of one random direction of the outputs on a few samples, parameters weighted by `rates`."""
+    unique = {id(p): (p, rates[name]) for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [p for p, _ in unique.values()]
+    roots = [rate**0.5 for _, rate in unique.values()]
+    with evaluating(model), torch.enable_grad():
+        output = called(model, _few(x))
+        direction = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
+        rows = []
+        for one in output:
+            gradients = torch.autograd.grad((one * direction).sum(), parameters, retain_graph=True, allow_unused=True)
+            rows.append(
+                torch.cat(
+                    [root * g.flatten().double() for root, g in zip(roots, gradients, strict=True) if g is not None]
+                )
+            )
+    stacked = torch.stack(rows)
+    return stacked @ stacked.T
+
 
 OBSERVED_STEPS = 3
 """A readout of zero keeps the gradients of all other layers at zero for one step, two such layers for two."""
@@ -25,7 +72,7 @@ ROUNDING = 1e-4
 
 
 @dataclass
-class Sizes:
+class WidthSizes:
     """What was measured at one width with one seed: sizes by layer, by parameter, and of the network."""
 
     layers: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -48,9 +95,9 @@ def trained_sizes(
     steps: int,
     *,
     proportional: bool,
-) -> Sizes:
+) -> WidthSizes:
     """Train a network for a few steps, by updates that are proportional to the gradient or not."""
-    sizes = Sizes()
+    sizes = WidthSizes()
     names = _trainable(model)
     start = {name: p.detach().clone() for name, p in names.items()}
     rates = _rates(optimizer, names) if proportional else dict.fromkeys(names, 1.0)
@@ -144,7 +191,7 @@ def _step(
     x: Inputs,
     y: Tensor,
     loss: LossFunction,
-    sizes: Sizes,
+    sizes: WidthSizes,
     waiting: list[str],
     proportional: bool,
 ) -> None:
@@ -190,7 +237,7 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach().clone()
 
 
-def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor]) -> dict[str, float]:
+def _update_sizes(module: nn.Module, calls: list[LayerCall], before: dict[str, Tensor]) -> dict[str, float]:
     """What an update does to the output of its layer, along the gradient: the part that does not average out."""
     product = change = gradients = 0.0
     count, entry = 0, []
@@ -220,7 +267,7 @@ def _update_sizes(module: nn.Module, calls: list[Call], before: dict[str, Tensor
     }
 
 
-def _add_gains(model: nn.Module, first: _EvalPass, sizes: Sizes, start: dict[str, Tensor]) -> None:
+def _add_gains(model: nn.Module, first: _EvalPass, sizes: WidthSizes, start: dict[str, Tensor]) -> None:
     """How large the output of a layer is for random inputs of size one: the scale of its first weights."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in sizes.shapes.items():
@@ -236,12 +283,12 @@ def _add_gains(model: nn.Module, first: _EvalPass, sizes: Sizes, start: dict[str
             continue
         own = {local: start[f"{owner}.{local}" if owner else local] for local, _ in _trainable(module).items()}
         noise = torch.randn(entry.shape, generator=generator).to(entry)
-        call = Call(owner, (noise,), {}, None, None, made)
+        call = LayerCall(owner, (noise,), {}, None, None, made)
         zero = output_with(module, call, own, ((torch.zeros_like(noise),), {}))
         sizes.parameters[name]["gain"] = rms(output_with(module, call, own) - zero)
 
 
-def _add_changes(sizes: Sizes, layer: str, before: Tensor, after: Tensor | None) -> None:
+def _add_changes(sizes: WidthSizes, layer: str, before: Tensor, after: Tensor | None) -> None:
     found = sizes.layers.setdefault(layer, {})
     found["activation"] = rms(before)
     found["size"] = before[0].numel()
