@@ -7,9 +7,11 @@ import statistics
 import numpy
 import pytest
 import torch
+from scipy import stats
 
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn_papers.frame.claims import Choice, Claim, counts, failed, share, verdict
+from featlearn_papers.frame.verdict import seeds_needed
 
 
 def claim(values, band, **more):
@@ -21,30 +23,66 @@ def claim(values, band, **more):
     ("values", "band", "verdict"),
     [
         ([0.2, 0.2], (0.2, 0.2), "holds"),
-        ([0.1, 0.1, 0.2], (None, 0.15), "holds"),
-        ([0.0, 0.16, 0.16], (None, 0.15), "undecided"),
-        ([0.1, 0.1, 0.9], (None, 0.15), "undecided"),
-        ([0.1, 0.9, 0.9], (None, 0.15), "fails"),
-        ([0.1, 0.3], (0.21, None), "fails"),
+        ([0.10, 0.11, 0.12], (None, 0.15), "holds"),
+        ([0.1, 0.1, 0.2], (None, 0.15), "undecided"),
+        ([0.154, 0.155, 0.156], (None, 0.15), "fails"),
+        ([0.14, 0.155, 0.17], (None, 0.15), "undecided"),
+        ([0.1, 0.9, 0.9], (None, 0.15), "undecided"),
+        ([0.8, 0.9, 0.9], (None, 0.15), "fails"),
+        ([0.1, 0.3], (0.21, None), "undecided"),
         ([5.0], (None, None), "holds"),
+        ([0.3], (None, 0.15), "fails"),
         ([1.0, math.nan], (None, None), "fails"),
-        ([1.0, 1.0, math.nan], (None, None), "undecided"),
         (math.inf, (0.0, None), "holds"),
         ([True, True, True], (1, None), "holds"),
         ([True, False, True], (1, None), "undecided"),
-        ([True, False, False], (1, None), "fails"),
-        ([True] * 3 + [False] * 2, (1, None), "fails"),
-        (numpy.array([0.1, 0.3], dtype=numpy.float32), (0.099, 0.301), "holds"),
+        ([False, False, False], (1, None), "fails"),
+        (numpy.array([0.1, 0.11, 0.12], dtype=numpy.float32), (0.09, 0.13), "holds"),
         ("kernel", "kernel", "holds"),
         ("kernel", "learning", "fails"),
         ([], (None, 1.0), "fails"),
     ],
 )
-def test_the_mean_and_two_thirds_of_the_seeds_must_lie_in_the_band(values, band, verdict):
-    found = claim(values, band)
-    assert found.verdict == verdict
-    assert found.to_json()["holds"] is {"holds": True, "undecided": None, "fails": False}[verdict]
-    assert found.holds is (verdict == "holds")
+def test_the_interval_of_the_mean_decides(values, band, verdict):
+    judged = claim(values, band)
+    assert judged.verdict == verdict
+    assert judged.to_json()["holds"] is {"holds": True, "undecided": None, "fails": False}[verdict]
+    assert judged.holds is (verdict == "holds")
+
+
+def test_the_interval_is_that_of_student():
+    values = [0.3, 0.9, 0.4, 0.75]
+    low, high = claim(values, (None, None)).interval
+    expected = stats.t.interval(0.9, 3, statistics.mean(values), statistics.stdev(values) / 2)
+    assert (low, high) == pytest.approx(expected, rel=1e-12)
+
+
+def test_as_many_seeds_as_are_needed_decide():
+    values = [0.10, 0.16, 0.16]
+    needed = seeds_needed(values, (None, 0.15))
+    half = stats.t.ppf(0.95, needed - 1) * statistics.stdev(values) / math.sqrt(needed)
+    fewer = stats.t.ppf(0.95, needed - 2) * statistics.stdev(values) / math.sqrt(needed - 1)
+    assert half < abs(statistics.mean(values) - 0.15) <= fewer
+    assert claim(values, (None, 0.15)).details()["seeds_needed"] == needed
+    assert claim([0.1, 0.1, 0.1], (None, 0.15)).details()["seeds_needed"] is None
+
+
+def test_a_claim_that_another_choice_refutes_depends_on_it():
+    refuted = Choice(made="this", other="that", values=[0.3, 0.31])
+    judged = claim([0.1, 0.1], (None, 0.15), choices=[refuted])
+    assert judged.verdict == "depends"
+    assert judged.holds
+    assert counts([judged.to_json()])["depends"] == 1
+    assert judged.to_json()["choices"] == [{"made": "this", "other": "that", "verdict": "fails"}]
+    assert claim([0.1, 0.1], (None, 0.15), choices=[refuted], check=True).verdict == "holds"
+
+
+def test_what_the_run_cannot_test_is_not_judged():
+    judged = claim([0.3, 0.3], (None, 0.15), not_judged="6 of 200 epochs")
+    assert judged.to_json()["verdict"] == "not judged"
+    assert judged.to_json()["holds"] is None
+    assert failed([judged.to_json()]) == []
+    assert judged.to_json(enough=False)["verdict"] == "not judged"
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 1.0], numpy.ones(2), torch.ones(1)])
@@ -68,9 +106,10 @@ def test_spread_and_difference():
     assert claim([0.3], (None, None), paper="about a third").difference is None
 
 
-def test_the_ten_fields_and_nothing_that_json_does_not_have():
+def test_the_fields_and_nothing_that_json_does_not_have():
     found = claim([math.nan], (None, 2.0), band_from="trial", check=True).to_json()
     names = ["id", "claim", "paper", "measured", "band", "band_from", "verdict", "holds", "known", "check"]
+    names += ["interval", "cause", "choices"]
     assert list(found) == names
     assert (found["band_from"], found["verdict"], found["check"]) == ("trial", "fails", True)
     assert found["measured"] is None
@@ -89,7 +128,8 @@ def test_only_a_claim_that_nothing_is_known_against_fails_the_run():
     ]
     found = [one.to_json() for one in claims]
     assert [one["id"] for one in failed(found)] == ["b", "undecided", "broken check"]
-    assert counts(found) == {"holds": 1, "undecided": 1, "fails": 1, "known": 1, "checks": 2}
+    numbers = {"holds": 1, "depends": 0, "undecided": 1, "not judged": 0, "fails": 1, "known": 1, "checks": 2}
+    assert counts(found) == numbers
 
 
 def test_a_claim_that_holds_although_it_is_known_to_fail_counts_as_holding():
@@ -104,7 +144,7 @@ def test_the_other_choice_has_its_own_verdict():
         Choice(made="this", other="dear"),
     ]
     found = claim([0.1, 0.1], (None, 0.15), choices=choices).details()["choices"]
-    assert [one["verdict"] for one in found] == ["fails", "holds", None]
+    assert [one["verdict"] for one in found] == ["undecided", "holds", None]
     assert found[0]["measured"] == pytest.approx(1.9 / 3)
     assert found[1]["band"] == [None, 1.0]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from featlearn.errors import InputValueError
 from featlearn_papers.frame.scale import Scale
-from featlearn_papers.frame.verdict import Band, Verdict, judged, mean, spread, tidy
+from featlearn_papers.frame.verdict import Band, Verdict, interval, judge, mean, seeds_needed, spread, tidy
 
 Values = float | str | Collection[float]
 """One number for each seed; truth values for a yes or no, whose mean is the share of seeds; or a word."""
@@ -40,8 +40,8 @@ class Choice:
 class Claim:
     """One sentence of a paper, with what was measured for it.
 
-    It holds if the mean over seeds lies in the band, bounds included, and at least two thirds of the seeds do; it is
-    undecided if one of both is so. The band is set before the run and never fitted to what came out.
+    It holds if the 90 % interval of the mean over seeds lies inside the band, fails if it lies outside, and is
+    undecided if it crosses a bound. The band is set before the run and never fitted to what came out.
     """
 
     id: str
@@ -61,6 +61,10 @@ class Claim:
     check: bool = False
     """Whether the sentence cannot fail (it is true by construction, a formula against itself, or an input): it is shown
     apart and not counted."""
+    cause: str | None = None
+    """Why the claim fails and when it holds, shown by a run; None where that is not known."""
+    not_judged: str | None = None
+    """Why this run cannot test the claim: "6 of 200 epochs"; None where it can."""
     choices: Sequence[Choice] = ()
     """What was chosen and decides the verdict."""
     least: Scale = Scale.SMOKE
@@ -103,21 +107,39 @@ class Claim:
         return None if isinstance(ours, str) or isinstance(theirs, str) or theirs is None else ours - theirs
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the mean over seeds, 90 %; None for fewer than two seeds."""
+        return interval(self.each)
+
+    @property
     def verdict(self) -> Verdict:
-        """By the mean and by the seeds."""
-        return _verdict(self.values, self.band)
+        """By the interval and the band, and by the other choices that were run."""
+        if self.not_judged is not None:
+            return Verdict.NOT_JUDGED
+        verdict = _verdict(self.values, self.band)
+        if verdict is not Verdict.HOLDS or self.check:
+            return verdict
+        others = [self._verdict_of(choice) for choice in self.choices if choice.values is not None]
+        return Verdict.DEPENDS if Verdict.FAILS in others else verdict
+
+    def _verdict_of(self, choice: Choice) -> Verdict:
+        assert choice.values is not None
+        return _verdict(choice.values, self.band if choice.band is None else choice.band)
 
     @property
     def holds(self) -> bool:
-        """Whether the verdict is that it holds."""
-        return self.verdict is Verdict.HOLDS
+        """Whether it holds under the choices that were made."""
+        return self.verdict in (Verdict.HOLDS, Verdict.DEPENDS)
 
     def to_json(self, *, enough: bool = True) -> dict[str, Any]:
-        """The ten fields of claims.json; null for what is not finite or not bounded.
+        """Return the fields of claims.json; null for what is not finite or not bounded.
 
         Without `enough` seeds a claim about chance is undecided whatever they say.
         """
-        verdict = self.verdict if enough or not self.chance else Verdict.UNDECIDED
+        verdict = self.verdict
+        if not enough and self.chance and verdict is not Verdict.NOT_JUDGED:
+            verdict = Verdict.UNDECIDED
+        bounds = self.interval
         return {
             "id": self.id,
             "claim": self.claim,
@@ -129,6 +151,12 @@ class Claim:
             "holds": verdict.as_json,
             "known": self.known,
             "check": self.check,
+            "interval": None if bounds is None else [finite(bound) for bound in bounds],
+            "cause": self.cause,
+            "choices": [
+                {"made": one.made, "other": one.other, "verdict": self._considered(one)["verdict"]}
+                for one in self.choices
+            ],
         }
 
     def details(self) -> dict[str, Any]:
@@ -138,20 +166,27 @@ class Claim:
             "spread": finite(self.spread),
             "difference": finite(self.difference),
             "why": self.why,
+            "not_judged": self.not_judged,
+            "seeds_needed": self._seeds_needed(),
             "choices": [self._considered(choice) for choice in self.choices],
         }
 
+    def _seeds_needed(self) -> int | None:
+        """How many seeds would decide; None where the verdict does not wait for seeds."""
+        waits = self.verdict is Verdict.UNDECIDED and not isinstance(self.band, str)
+        return seeds_needed(self.each, self.band) if waits and not isinstance(self.band, str) else None
+
     def _considered(self, choice: Choice) -> dict[str, Any]:
-        found: dict[str, Any] = {"made": choice.made, "other": choice.other, "verdict": None}
+        entry: dict[str, Any] = {"made": choice.made, "other": choice.other, "verdict": None}
         if choice.values is None:
-            return found
+            return entry
         band = self.band if choice.band is None else choice.band
         values = choice.values
-        return found | {
+        return entry | {
             "measured": finite(values if isinstance(values, str) else mean(_each(values))),
             "values": [finite(v) for v in _each(values)],
             "band": _band(band),
-            "verdict": str(_verdict(values, band)),
+            "verdict": str(self._verdict_of(choice)),
         }
 
 
@@ -189,14 +224,14 @@ def _each(values: Values) -> list[float]:
 def _verdict(values: Values, band: Band) -> Verdict:
     if isinstance(values, str) or isinstance(band, str):
         return Verdict.HOLDS if values == band else Verdict.FAILS
-    return judged(_each(values), band)
+    return judge(_each(values), band)
 
 
 def _band(band: Band) -> Any:
     return band if isinstance(band, str) else [tidy(bound) for bound in band]
 
 
-KINDS = ("holds", "undecided", "fails", "known", "checks")
+KINDS = ("holds", "depends", "undecided", "not judged", "fails", "known", "checks")
 
 
 def kind(claim: dict[str, Any]) -> str:
@@ -213,16 +248,17 @@ def counts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def failed(claims: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those, as in claims.json, that do not hold though no derivation is against them.
+    """Return those, as in claims.json, that were tested and do not hold although no derivation is against them.
 
     Checks too: one that does not hold is an error of ours.
     """
-    return [claim for claim in claims if not claim["holds"] and claim["known"] is None]
+    tested = [claim for claim in claims if claim["verdict"] != Verdict.NOT_JUDGED]
+    return [claim for claim in tested if not claim["holds"] and claim["known"] is None]
 
 
 def verdict(claim: dict[str, Any]) -> str:
-    """On a claim as in claims.json, in words."""
-    words = str(claim["verdict"])
+    """Return the verdict on a claim, as in claims.json, in words."""
+    words = "holds, depends on a choice" if claim["verdict"] == Verdict.DEPENDS else str(claim["verdict"])
     return words if claim["holds"] or claim["known"] is None else f"{words}, as known"
 
 

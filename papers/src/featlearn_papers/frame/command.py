@@ -49,10 +49,11 @@ def reproduce(
     """Repeat figures of the five papers, and say which of their claims hold.
 
     Writes figure.png, figure.pdf, numbers.csv (what is drawn), claims.json and
-    page.html. A claim holds if the mean over seeds and two thirds of the seeds
-    lie in its band. Exit status 1 if a claim does not hold that no derivation
-    shows to be wrong in print. Figures that show the same runs share them, and
-    seeds that are finished are kept: after an interruption run the same again.
+    page.html. A claim holds if the 90 % interval of its mean over seeds lies in
+    its band, and depends if another choice that was run fails. Exit status 1 if
+    a claim does not hold that no derivation shows to be wrong in print. Figures
+    that show the same runs share them, and seeds that are finished are kept:
+    after an interruption run the same again.
 
     For example:
 

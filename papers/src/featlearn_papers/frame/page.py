@@ -11,9 +11,9 @@ from featlearn_papers.frame.results import Result
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --soft: #555; --rule: #ddd; --paper: #fff; --link: #0a5a94;
---holds: #00664b; --fails: #a63f00; --undecided: #6a5200 }
+--holds: #00664b; --fails: #a63f00; --undecided: #6a5200; --depends: #3d6a00 }
 @media (prefers-color-scheme: dark) { :root { --ink: #ddd; --soft: #aaa; --rule: #444; --paper: #161616;
---link: #7ab8e8; --holds: #4fc9a4; --fails: #ff9d57; --undecided: #e5c558 } }
+--link: #7ab8e8; --holds: #4fc9a4; --fails: #ff9d57; --undecided: #e5c558; --depends: #b5d46a } }
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem 1rem 4rem;
 color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
@@ -28,7 +28,8 @@ table { border-collapse: collapse; width: 100%; min-width: 56rem; font-size: 13p
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-top: 1px solid var(--rule) }
 tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-child { min-width: 18rem }
 .holds { color: var(--holds) } .fails { color: var(--fails); font-weight: 600 }
-.undecided { color: var(--undecided); font-weight: 600 } .known, .how { color: var(--soft) }
+.undecided { color: var(--undecided); font-weight: 600 } .depends { color: var(--depends); font-weight: 600 }
+.known, .not-judged, .how { color: var(--soft) }
 .how { font-size: 13px } section { margin-bottom: 3.5rem }
 h3 { margin: 1.4rem 0 .4rem } .index { list-style: none; padding: 0 }
 .index li { display: grid; grid-template-columns: 5.5rem 1fr 8rem; gap: 0 .8rem; align-items: center; margin: 0;
@@ -69,7 +70,7 @@ def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) 
 
 
 def _index(shown: Sequence[Result]) -> str:
-    """Paper by paper: every figure with a bar of how many claims hold, are undecided, fail, and are known to fail."""
+    """List every figure paper by paper, with a bar of how many claims there are of each kind."""
     papers = dict.fromkeys(result.meta["id"].partition("/")[0] for result in shown)
     return "".join(
         f'<h3>{escape(PAPERS.get(code, code))}</h3><ul class="index">'
@@ -81,7 +82,7 @@ def _index(shown: Sequence[Result]) -> str:
 
 def _index_row(result: Result) -> str:
     bar = "".join(
-        f'<i class="{kind}" style="flex: {count}"></i>'
+        f'<i class="{kind.replace(" ", "-")}" style="flex: {count}"></i>'
         for kind, count in result.counts.items()
         if count and kind != "checks"
     )
@@ -165,7 +166,9 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
     kind = "known" if claim["known"] is not None and not claim["holds"] else claim["verdict"]
     # what is known against a claim is the reason of a failure, and elsewhere a remark
     known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
-    reason = " ".join(filter(None, (known, details["why"], *map(_choice, details["choices"]))))
+    reason = " ".join(
+        filter(None, (claim["cause"], known, _undecided(details), details["why"], *map(_choice, details["choices"])))
+    )
     cells: Iterable[str] = (
         claim["claim"],
         _number(claim["paper"]),
@@ -179,7 +182,15 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
         cells = (claim["claim"], _number(claim["paper"]), yes, "", "", "all seeds", claim["band_from"])
     first, *others = (f"<td>{escape(cell)}</td>" for cell in cells)
     # the verdict stands beside the claim, where a narrow window shows it
-    return f'<tr>{first}<td class="{kind}">{verdict(claim)}</td>{"".join(others)}<td>{escape(reason)}</td></tr>'
+    judgment = f'<td class="{kind.replace(" ", "-")}">{verdict(claim)}</td>'
+    return f"<tr>{first}{judgment}{''.join(others)}<td>{escape(reason)}</td></tr>"
+
+
+def _undecided(details: dict[str, Any]) -> str:
+    """Why a claim is not judged, or how many seeds would decide it."""
+    if details["not_judged"] is not None:
+        return f"Not judged: {details['not_judged']}."
+    return "" if details["seeds_needed"] is None else f"About {details['seeds_needed']} seeds would decide."
 
 
 def _choice(choice: dict[str, Any]) -> str:
@@ -192,12 +203,12 @@ def _choice(choice: dict[str, Any]) -> str:
 
 
 def _verb(verdict: str) -> str:
-    return "is undecided" if verdict == "undecided" else verdict
+    return {"undecided": "is undecided", "depends": "holds"}.get(verdict, verdict)
 
 
 def _spread(details: dict[str, Any]) -> str:
     count = len(details["values"])
-    return "" if details["spread"] is None else f"± {details['spread']:.2g} ({count} seeds)"
+    return "" if not details["spread"] else f"± {details['spread']:.2g} ({count} seeds)"
 
 
 def _band(band: Any) -> str:

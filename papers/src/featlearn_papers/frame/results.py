@@ -1,6 +1,6 @@
 """Results as files: what a run writes, and the ones that are kept with the package. Reading imports no torch.
 
-figure.png, figure.pdf, numbers.csv (what is drawn), claims.json (the ten fields of a claim), meta.json (how it was
+figure.png, figure.pdf, numbers.csv (what is drawn), claims.json (the fields of `Claim.to_json`), meta.json (how it was
 made, and seeds, spread and reasons of each claim), page.html.
 """
 
@@ -22,8 +22,8 @@ from featlearn_papers.frame.scale import Scale
 KEPT = Path(__file__).parents[1] / "results"
 FILES = ("figure.png", "numbers.csv", "claims.json", "meta.json")
 """of a result that is kept"""
-STANDARD = 2
-"""by which claims are judged: 1 asked for the mean over seeds alone, 2 for the mean and the seeds"""
+STANDARD = 3
+"""by which claims are judged: 1 by the mean over seeds, 2 by the mean and the seeds, 3 by the interval of the mean"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +41,20 @@ class Result:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims hold, are undecided, fail, fail as known, and how many checks there are."""
+        """How many claims there are of each of `claims.KINDS`."""
         return counts(self.claims)
 
     @property
     def summary(self) -> str:
         """The counts in words: zeros are left out, but for how many hold."""
         found = self.counts
-        words = {"undecided": "undecided", "fails": "fail", "known": "known to fail"}
+        words = {
+            "depends": "hold under our choice alone",
+            "undecided": "undecided",
+            "not judged": "not judged",
+            "fails": "fail",
+            "known": "known to fail",
+        }
         parts = [f"{found[name]} {word}" for name, word in words.items() if found[name]]
         if found["checks"]:
             parts.append(counted(found["checks"], "check"))

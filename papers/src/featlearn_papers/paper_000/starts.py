@@ -17,7 +17,7 @@ import featlearn as fl
 from featlearn.models import MLP
 from featlearn_papers.frame.claims import Choice, Claim
 from featlearn_papers.frame.context import Context
-from featlearn_papers.frame.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, curve, panels
+from featlearn_papers.frame.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, YELLOW, curve, panels
 from featlearn_papers.frame.experiment import Experiment, Size
 from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Numbers, Runs
@@ -33,18 +33,21 @@ class Start:
     """whether the mean image is subtracted from the inputs"""
     readout: float = 1.0
     """multiplies the readout's first weights"""
+    variances: tuple[float, float, float] = (1.0, 2.0, 1.0)
+    """of the weights: first layer, hidden layers, readout"""
     zero: bool = False
     """whether the network's first outputs are subtracted, as infinitely wide networks have none on average"""
 
 
 STARTS = {
     "as in Fig. 1": Start(),
+    "variances 1": Start(variances=(1.0, 1.0, 1.0)),
     "centered inputs": Start(centered=True),
     "small readout": Start(readout=0.1),
     "zero outputs": Start(zero=True),
     "all three": Start(centered=True, readout=0.1, zero=True),
 }
-COLORS = dict(zip(STARTS, (ORANGE, SKY, GREEN, PINK, BLUE), strict=True))
+COLORS = dict(zip(STARTS, (ORANGE, YELLOW, SKY, GREEN, PINK, BLUE), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ def trained(setup: Setup, start: Start, context: Context) -> dict[str, Numbers]:
         width=setup.width,
         hidden_layers=setup.hidden_layers,
         parametrization="ntk",
-        weight_variance=(1.0, 2.0, 1.0),
+        weight_variance=start.variances,
         generator=context.generator(2),
     ).to(context.device)
     fl.steer.scale_init(network, start.readout, layers=["readout"])
@@ -100,6 +103,7 @@ def trained(setup: Setup, start: Start, context: Context) -> dict[str, Numbers]:
         "kgd": kgd,
         "akgd": akgd,
         "norm": norms,
+        "output": outputs[0].std(),
         "centered_alignment": alignments,
         "stability": given.rate * float(torch.linalg.eigvalsh(kernel.double())[-1]),
     }
@@ -191,10 +195,11 @@ STARTS_FIGURE = Reproduction(
         "Ours. Fig. 1A of Shan & Bordelon 2021a shows a network that learns faster than its first kernel at the rate "
         "of the last kernel's norm (aKGD). In 000/fig1 it does not. The paper leaves open how pixels are scaled, how "
         "large the readout begins, whether outputs begin at zero and how long it trains; here each is changed alone, "
-        "then all together: the mean image subtracted; first readout weights divided by 10; first outputs subtracted, "
-        "as infinitely wide networks have none on average. Network, data, rate and frozen kernels, between all pairs "
-        "of outputs, are those of 000/fig1; 20000 steps (3000, and 200 samples, at laptop scale). Kernels and "
-        "alignment with Y Y^T are means over outputs, centered."
+        "then all together: variance 1 in every layer, the default of the library that the authors used; the mean "
+        "image subtracted; first readout weights divided by 10; first outputs subtracted, as infinitely wide networks "
+        "have none on average. Network, data, rate and frozen kernels, between all pairs of outputs, are those of "
+        "000/fig1; 20000 steps (3000, and 200 samples, at laptop scale). Kernels and alignment with Y Y^T are means "
+        "over outputs, centered."
     ),
     experiment=EXPERIMENT,
     plot=plot,

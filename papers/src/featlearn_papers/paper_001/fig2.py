@@ -135,6 +135,13 @@ def rises(values: Any) -> Any:
     return (numpy.diff(values, axis=1) > 0).all(1)
 
 
+def speeds_up(steps: Any) -> Any:
+    """Return for each seed whether steps (S, gammas) fall with gamma, where a level never reached (NaN) ranks last."""
+    ranked = numpy.where(numpy.isnan(steps), numpy.inf, steps)
+    pairs = zip(ranked.T[:-1], ranked.T[1:], strict=True)
+    return numpy.all([(after < before) | numpy.isinf(before) for before, after in pairs], axis=0)
+
+
 def first_fall(runs: Runs) -> Any:
     """(S, gammas): how far the loss falls in the first step, as a share of it."""
     return 1 - runs["loss"][:, :, 1] / runs["loss"][:, :, 0]
@@ -192,7 +199,7 @@ def claims(setup: Setup, runs: Runs) -> Iterable[Claim]:
 
 
 def _gammas(runs: Runs) -> Iterable[Claim]:
-    faster = [rises(-reached(runs, level, "steps")) for level in LEVELS]
+    faster = [speeds_up(reached(runs, level, "steps")) for level in LEVELS]
     yield Claim(
         id="faster",
         claim="Larger gamma makes training faster (A): steps to losses of 0.7, 0.6 and 0.4 fall with it",
@@ -205,8 +212,7 @@ def _gammas(runs: Runs) -> Iterable[Claim]:
             Choice(made="steps to three losses", other="the losses at the end", values=rises(-runs["loss"][:, :, -1])),
             Choice(made="steps to three losses", other="to 0.7 and 0.6", values=numpy.all(faster[:2], axis=0)),
         ],
-        why="A loss that is not reached counts as a failure: at paper scale gamma = 1 and 3 end at 0.44 to 0.58, above "
-        "0.4.",
+        why="A loss that is never reached ranks last: at paper scale gamma = 1 and 3 end at 0.44 to 0.58, above 0.4.",
     )
     yield Claim(
         id="aligns-faster",

@@ -30,8 +30,10 @@ def chain(context: Context, samples: int, unseen: int, dimension: int, degree: i
     return ChainTask(x[:samples], y[:samples], x[samples:], y[samples:], data.egop.to(context.device))
 
 
-def network(context: Context, task: ChainTask, width: int, first: float, readout: float = 1.0) -> MLP:
-    """Two hidden ReLU layers without biases, initialized as torch does and then multiplied, first layer and readout."""
+def network(
+    context: Context, task: ChainTask, width: int, scale: float, readout: float = 1.0, *, layers: str = "hidden.0"
+) -> MLP:
+    """Build two hidden ReLU layers without biases, initialized as torch does; scale some layers and the readout."""
     model = MLP(
         task.x.shape[1],
         None,
@@ -41,7 +43,7 @@ def network(context: Context, task: ChainTask, width: int, first: float, readout
         weight_variance=1 / 3,
         generator=context.generator(1),
     ).to(context.device)
-    fl.steer.scale_init(model, first, layers="hidden.0")
+    fl.steer.scale_init(model, scale, layers=layers)
     return fl.steer.scale_init(model, readout, layers="readout")
 
 

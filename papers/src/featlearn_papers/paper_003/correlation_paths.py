@@ -15,6 +15,8 @@ from featlearn_papers.frame.reproduction import Reproduction
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.frame.scale import Scale
 from featlearn_papers.paper_003.initial_scales import (
+    ALL,
+    AXES,
     LAYERS,
     OPEN,
     SCALES,
@@ -26,7 +28,6 @@ from featlearn_papers.paper_003.initial_scales import (
 )
 
 FIRST, SECOND = range(len(LAYERS))
-AXES = "axes/"
 Pair = tuple[Any, Any]
 """UC-NFC and C-NFC, both (S, scales, T, layers)"""
 
@@ -38,15 +39,21 @@ def pair(runs: Runs, decay: int, kind: str = "cosine", place: str = "") -> Pair:
 
 
 def judged(runs: Runs, decay: int, value: Callable[[Any, Any], Any], *, axes: bool = True) -> dict[str, Any]:
-    """Values of a claim by `value` of UC-NFC and C-NFC, and its choices: Pearson, and eigenvectors along the axes.
+    """Return values of a claim by `value` of UC-NFC and C-NFC, and its choices.
 
-    Along the axes only steps 0, the first measured and the last are there.
+    These are Pearson's correlation, the scale on all hidden layers, and eigenvectors along the axes. Along the axes
+    only steps 0, the first measured and the last are there.
     """
     choices = [
         Choice(
             made="cosine, as printed",
             other="Pearson, as in the authors' code",
             values=value(*pair(runs, decay, "pearson")),
+        ),
+        Choice(
+            made="the scale multiplies the first layer",
+            other="all hidden layers",
+            values=value(*pair(runs, decay, place=ALL)),
         ),
     ]
     if axes:

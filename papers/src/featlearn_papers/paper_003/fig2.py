@@ -244,20 +244,21 @@ def depth(ax: Any, runs: AllRuns) -> None:
 
 
 TRAINING = (
-    "Losses: squared error to one-hot targets less 1/C and rates times C/10 as in the authors' code (without its slow "
-    "first epoch), cross-entropy for GPT with all logits of all places as outputs, in random directions. At laptop "
-    "scale: 2000 images of all six data sets, those with colors averaged to 16 x 16, with ten times the paper's rates "
-    "(2 for CIFAR and SVHN, 1 for STL-10 and GTSRB), since there are 750 steps and not 58,000 (some hardly begin to be "
-    "learned); VGG-11 an eighth as wide on 500 images; GPT of width 64 on 32 characters for 400 steps. At paper scale: "
-    "the paper's networks, rates, batches and epochs on the images that were at hand: the first 50,000 of MNIST and "
+    "Pixels are standardized by channel over the training images, as in the authors' code. Losses: squared error to "
+    "one-hot targets less 1/C and rates times C/10 as in the authors' code (without its slow first epoch), "
+    "cross-entropy for GPT with all logits of all places as outputs, in random directions. At laptop scale: 2000 "
+    "images of all six data sets, those with colors averaged to 16 x 16, with ten times the paper's rates (2 for CIFAR "
+    "and SVHN, 1 for STL-10 and GTSRB), since there are 750 steps and not 58,000 (some hardly begin to be learned); "
+    "VGG-11 an eighth as wide on 500 images; GPT of width 64 on 32 characters for 400 steps. At paper scale: the "
+    "paper's networks, rates, batches and epochs on the images that were at hand: the first 50,000 of MNIST and "
     "CIFAR-10 as in the paper (19,500 and 58,500 steps), the first 20,000 of CIFAR-100 and of SVHN (rebuilt from the "
     "pictures of whole numbers; 23,400 steps each), 12,000 of GTSRB (13,950 steps), 3001 of STL-10 (reconstructed at "
     "32 x 32; 3450 steps). VGG on all 50,000 images for 50 epochs (9750 steps of 256), GPT for 5000 steps by nanoGPT's "
     "schedule (rate up to 0.005 over 100 steps, then down to 0.0001 along a cosine). VGG has rate 0.1 with momentum "
     "0.9 for the paper's rate 1, at full width 0.03 with one epoch of rising rate (at 0.1 two of three seeds "
     "overflowed), and starts by Kaiming's rule and a small readout: from torch's default a small one did not learn in "
-    "300 steps, at rate 1 it diverged or hardly learned. Rates were chosen by the loss of one seed. K is measured "
-    "on 1000 images (the authors: all for perceptrons), VGG's on 256 (theirs: 1000); 128 and 64 at laptop scale."
+    "300 steps, at rate 1 it diverged or hardly learned. Rates were chosen by the loss of one seed. K is measured on "
+    "1000 images (the authors: all for perceptrons), VGG's on 256 (theirs: 1000); 128 and 64 at laptop scale."
 )
 """how the networks of Fig. 2 are trained, which 13, 14 and 15 show as well"""
 

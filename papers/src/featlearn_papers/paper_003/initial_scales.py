@@ -22,6 +22,8 @@ from featlearn_papers.paper_003.spectra import eigenbasis, eigenvalues, rotated_
 LAYERS = ("hidden.0", "hidden.1")
 KINDS: tuple[Kind, ...] = ("cosine", "pearson")
 CORRELATIONS = ("uncentered", "centered", "ptk_centered")
+ALL, AXES = "all/", "axes/"
+"""prefixes of numbers: the scale on all hidden layers, and data whose eigenvectors are the axes"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Setup:
     decays: tuple[float, ...] = (0.0, 1.0, 2.0)
     """eigenvalues 1 / (1 + k^decay) of the data covariance, 1 for decay 0"""
     scales: tuple[float, ...] = (1.0, 0.1, 0.01)
-    """factors of the first layer, largest first; the others start as torch starts them"""
+    """factors of the first layer, or of all hidden layers, largest first; the others start as torch starts them"""
     lr: float = 0.05
     steps: int = 800
     first: int = 5
@@ -53,27 +55,33 @@ class Setup:
 
 
 def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
-    """Along training, (decays, scales, T, ...); and of data whose eigenvectors are the axes, axes/..., at three steps.
+    """Measure along training, (decays, scales, T, ...), where the scale multiplies the first layer.
 
-    Networks of one seed begin alike, but for the factor.
+    Under "all/" it multiplies all hidden layers; under "axes/" the eigenvectors of the data are the axes, at three
+    steps. Networks of one seed begin alike, but for the factor.
     """
-    found: dict[str, Numbers] = {"steps": setup.measured}
-    for place, rotated in (("", True), ("axes/", False)):
+    numbers: dict[str, Numbers] = {"steps": setup.measured}
+    for place, rotated, layers in (("", True, "hidden.0"), (ALL, True, "hidden.*"), (AXES, False, "hidden.0")):
         steps = setup.measured if rotated else [0, setup.first, setup.steps]
         paths: list[list[dict[str, list[Any]]]] = []
         for decay in setup.decays:
             variances, basis = eigenvalues(setup.dimension, decay), eigenbasis(context, setup.dimension, rotated)
             task = rotated_chain(context, setup.samples, setup.unseen, variances, basis, degree=setup.degree)
-            paths.append([trained(setup, context, task, scale, steps) for scale in setup.scales])
+            paths.append([train(setup, context, task, scale, steps, layers) for scale in setup.scales])
             ends = ", ".join(f"{path['test'][-1]:.3f}" for path in paths[-1])
             context.say(f"{place}decay={decay:g}: test losses {ends}")
-        found |= {f"{place}{name}": [[path[name] for path in row] for row in paths] for name in paths[0][0]}
-    return found
+        numbers |= {f"{place}{name}": [[path[name] for path in row] for row in paths] for name in paths[0][0]}
+    return numbers
 
 
-def trained(setup: Setup, context: Context, task: ChainTask, scale: float, steps: list[int]) -> dict[str, list[Any]]:
-    """One network: cosine and pearson (T, layers, correlations), double_share (T, layers), train and test (T,)."""
-    model = network(context, task, setup.width, scale)
+def train(
+    setup: Setup, context: Context, task: ChainTask, scale: float, steps: list[int], layers: str
+) -> dict[str, list[Any]]:
+    """Train one network.
+
+    Returns cosine and pearson (T, layers, correlations), double_share (T, layers), train and test (T,).
+    """
+    model = network(context, task, setup.width, scale, layers=layers)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     path: dict[str, list[Any]] = {name: [] for name in (*KINDS, "double_share", "train", "test")}
 
@@ -81,11 +89,11 @@ def trained(setup: Setup, context: Context, task: ChainTask, scale: float, steps
         if step not in steps:
             return
         # in double: in single precision some gate in some of the many measurements is too near to zero to be told
-        layers = fl.neural_features(model, task.x, initial=initial, layers=LAYERS, dtype=torch.float64)
+        features = fl.neural_features(model, task.x, initial=initial, layers=LAYERS, dtype=torch.float64)
         for kind in KINDS:
-            each = [layers[name].correlations(kind) for name in LAYERS]
-            path[kind].append([[getattr(one, name) for name in CORRELATIONS] for one in each])
-        path["double_share"].append([layers[name].double_centered_share for name in LAYERS])
+            each = [features[name].correlations(kind) for name in LAYERS]
+            path[kind].append([[getattr(pair, name) for name in CORRELATIONS] for pair in each])
+        path["double_share"].append([features[name].double_centered_share for name in LAYERS])
         with torch.no_grad():
             for name, pair in (("train", task[:2]), ("test", task[2:4])):
                 path[name].append(float(squared_error(model, *pair)))
@@ -130,9 +138,9 @@ def spectrum_panels(setup: Setup, ylabel: str, highest: float) -> tuple[Any, dic
 
 OPEN = (
     "Samples (256), dimension (32), width (256), the task (chain monomial of degree 5, targets of variance 1), the "
-    "loss (mean squared error), the scales and what they multiply (the first layer; the others start as torch starts "
-    "them) are not in the paper; the rate of 0.05, 800 steps and every fifth step measured are. Inputs have a random "
-    "eigenbasis, as in App. G; where a choice says axes, the eigenvectors are the coordinates, so that the task "
+    "loss (mean squared error), the scales and what they multiply (the first layer; where a choice says all, every "
+    "hidden layer) are not in the paper; the rate of 0.05, 800 steps and every fifth step measured are. Inputs have a "
+    "random eigenbasis, as in App. G; where a choice says axes, the eigenvectors are the coordinates, so that the task "
     "depends on the five directions of largest variance alone. "
 )
 """for the pages of the figures"""

@@ -50,9 +50,12 @@ def _perceptron(data: str) -> AnyExperiment:
         growth=1.6,
         width=32,
         hidden_layers=3,
+        standardized=True,
     )
-    laptop = Perceptron(data=data, samples=2000, unseen=1000, epochs=50, probe=128, growth=1.5, **LAPTOP[data])
-    paper = Perceptron(data=data, probe=1000, **PAPER[data])
+    laptop = Perceptron(
+        data=data, samples=2000, unseen=1000, epochs=50, probe=128, growth=1.5, standardized=True, **LAPTOP[data]
+    )
+    paper = Perceptron(data=data, probe=1000, standardized=True, **PAPER[data])
     return Experiment(
         id=f"003/perceptron-{data}",
         sizes={
@@ -83,6 +86,7 @@ VGG = Experiment(
                 probe=8,
                 width=4,
                 head=16,
+                standardized=True,
             ),
             seeds=1,
             seconds=2,
@@ -101,6 +105,7 @@ VGG = Experiment(
                 growth=1.6,
                 width=8,
                 head=64,
+                standardized=True,
             ),
             seeds=3,
             seconds=60,
@@ -117,6 +122,7 @@ VGG = Experiment(
                 momentum=0.9,
                 warm=195,
                 growth=1.5,
+                standardized=True,
             ),
             seeds=3,
             seconds=120,

@@ -32,7 +32,7 @@ TOGETHER = 20
 class Images:
     """A data set and how it is trained on: SGD for the mean, over samples and classes, of squared errors.
 
-    As in the authors' code targets are one-hot less 1/C, and the rate is multiplied by C / 10; pixels are from 0 to 1.
+    As in the authors' code targets are one-hot less 1/C, and the rate is multiplied by C / 10.
     """
 
     data: str
@@ -55,6 +55,8 @@ class Images:
     """the samples, the first ones again, on which features are measured"""
     growth: float = 1.3
     """of the step, from one measurement to the next"""
+    standardized: bool = False
+    """by channel, with mean and deviation of the training images, as in the authors' code; else pixels are in [0, 1]"""
 
     @property
     def steps(self) -> int:
@@ -113,8 +115,16 @@ class Language:
         return low + (1 - low) * (1 + math.cos(math.pi * done)) / 2
 
 
+def image_pairs(chosen: Images, context: Context) -> tuple[Pair, Pair]:
+    """Return training and test images, standardized where the set-up says so."""
+    (x, y), (test_x, test_y) = images(chosen, context), images(chosen, context, "test")
+    if chosen.standardized:
+        x, test_x = fl.data.standardize(x, test_x, by="channel")
+    return (x, y), (test_x, test_y)
+
+
 def images(chosen: Images, context: Context, split: str = "train") -> Pair:
-    """x (P, channels, height, width) and targets (P, C)."""
+    """Return x (P, channels, height, width) and targets (P, C) of one split, pixels in [0, 1]."""
     train = split == "train"
     options: dict[str, Any] = {}
     if chosen.data == "cifar10" and train:
@@ -132,7 +142,7 @@ def perceptron(chosen: Perceptron, context: Context) -> dict[str, Numbers]:
 
     In double: in single precision some gate in some of the many measurements is too near to zero to be told.
     """
-    train, test = images(chosen, context), images(chosen, context, "test")
+    train, test = image_pairs(chosen, context)
     model = MLP(
         train[0][0].numel(),
         train[1].shape[1],
@@ -152,7 +162,7 @@ def convolutional(chosen: Convolutional, context: Context) -> dict[str, Numbers]
     nn.Conv2d the signal nearly vanishes over eleven layers, and nothing is learned for hundreds of steps. The small
     readout gives outputs the size that they have in torchvision, whose linear layers have weights of deviation 0.01.
     """
-    pairs = images(chosen, context), images(chosen, context, "test")
+    pairs = image_pairs(chosen, context)
     if pairs[0][0].shape[-1] < 32:  # for the small images of a quick look
         train, test = ((nn.functional.interpolate(x, size=(32, 32)), y) for x, y in pairs)
     else:
