@@ -18,7 +18,7 @@ def made_up(decay=0, *, uc=(), c=(), test=TEST, kind="cosine", place=""):
     Their keys are (scale, step, layer).
     """
     found = {}
-    for where, steps in (("", slice(None)), ("axes/", [0, 1, 4])):
+    for where, steps in (("", slice(None)), ("all/", slice(None)), ("axes/", [0, 1, 4])):
         for each in initial_scales.KINDS:
             values = numpy.full((3, 3, 5, 2, 3), numpy.nan)
             values[..., 0] = numpy.array(UC)[:, :, None]
@@ -78,8 +78,10 @@ def test_choices_are_judged_on_their_own_numbers():
     low = {(0, 4, 0): 0.5}
     assert choices(made_up(uc=low, kind="pearson"), "uc-high-1-large") == {
         "Pearson, as in the authors' code": "fails",
+        "all hidden layers": "holds",
         "axes": "holds",
     }
+    assert choices(made_up(uc=low, place="all/"), "uc-high-1-large")["all hidden layers"] == "fails"
     assert choices(made_up(uc=low, place="axes/"), "uc-high-1-large")["axes"] == "fails"
     assert choices(made_up(test=(0.4, 0.5, 0.6), place="axes/"), "test-order") == {
         "smallest scale against scale 1": "holds",

@@ -10,7 +10,7 @@ from featlearn_papers.frame.runs import Runs
 from featlearn_papers.paper_004 import fig3
 from papers.tests.verdicts import failing
 
-SETUP = fig3.Setup(sigmas=(0.3, 1.0, 3.0), epochs=2)
+SETUP = fig3.Setup(sigmas=(0.3, 1.0, 3.0), samples=500, epochs=2)
 
 
 def test_crops_are_moved_and_mirrored_images():
@@ -104,4 +104,22 @@ def test_claims_fail_on_numbers_that_break_them():
     risen = good | {"test": numpy.array([[0.6, 0.7], [0.5, 0.9], [0.4, 0.8]])}
     shown = {one.id: one for one in fig3.claims(SETUP, Runs([0], [risen]))}
     (every,) = shown["falls"].details()["choices"]
-    assert (shown["falls"].verdict, every["verdict"]) == ("holds", "fails")
+    assert (shown["falls"].verdict, every["verdict"]) == ("depends", "fails")
+
+
+def test_a_few_epochs_of_the_whole_recipe_judge_no_trained_network():
+    setup = fig3.Setup(sigmas=(0.3, 1.0, 3.0), epochs=6)
+    numbers = {
+        "test": numpy.ones((3, 6)),
+        "train": numpy.ones(3),
+        "norm": numpy.arange(3.0),
+        "alignment": numpy.ones(3),
+    }
+    shown = {claim.id: claim for claim in fig3.claims(setup, Runs([0], [numbers]))}
+    assert [id for id, claim in shown.items() if claim.verdict == "not judged"] == [
+        "correlates",
+        "falls",
+        "train",
+        "misaligned",
+    ]
+    assert shown["norm"].check

@@ -319,7 +319,7 @@ def test_checks_and_choices_are_on_the_page(monkeypatch, tmp_path, capsys):
     assert "Chosen: the mean; not tried: the mode." in page
     assert page.index("Checks: sentences that cannot fail") < page.index("Draws are counted")
     assert f"Experiment: {made_up.ID} (" in page
-    assert "2 of 3 claims hold, 1 known to fail, 1 check." in page
+    assert "1 of 3 claims hold, 1 hold under our choice alone, 1 known to fail, 1 check." in page
 
 
 def test_wrong_words_are_answered_with_the_right_ones(capsys):
@@ -427,7 +427,7 @@ def test_the_largest_scale_is_kept_and_shown(folder, monkeypatch, tmp_path, caps
     results.keep(large)
     with pytest.raises(ValueError, match="laptop, which is larger"):
         results.keep(folder)
-    older = (large / "meta.json").read_text().replace('"standard": 2', '"standard": 1')
+    older = (large / "meta.json").read_text().replace('"standard": 3', '"standard": 2')
     (tmp_path / "kept" / made_up.ID / "meta.json").write_text(older)
     assert results.kept(made_up.ID) is None
     results.keep(folder)
@@ -467,6 +467,7 @@ def test_what_is_kept_is_small_and_whole(one):
     assert sizes["figure.png"] < 100_000
     assert sizes["numbers.csv"] < 300_000
     fields = {"id", "claim", "paper", "measured", "band", "band_from", "verdict", "holds", "known", "check"}
+    fields |= {"interval", "cause", "choices"}
     assert found.claims
     assert all(set(claim) == fields for claim in found.claims)
     assert set(found.meta["claims"]) == {claim["id"] for claim in found.claims}
@@ -480,8 +481,8 @@ def test_the_table_of_the_gallery_has_what_is_kept():
     for one in DECLARATIONS:
         if (found := results.kept(one.id)) is not None:
             expected.append([one.id, one.title, str(found.scale), *(str(n or "") for n in found.counts.values())])
-            assert rows[len(expected) - 1][8] or not failed(found.claims), one.id
-    assert [row[:8] for row in rows] == expected
+            assert rows[len(expected) - 1][10] or not failed(found.claims), one.id
+    assert [row[:10] for row in rows] == expected
 
 
 @pytest.mark.parametrize("one", [one for one in DECLARATIONS if one.written], ids=lambda one: one.id)

@@ -42,7 +42,8 @@ def judge(values: Sequence[float], band: tuple[float | None, float | None]) -> V
     """
     if not values or any(map(math.isnan, values)):
         return Verdict.FAILS
-    low, high = interval(values) or (values[0], values[0])
+    bounds = interval(values)
+    low, high = (values[0], values[0]) if bounds is None else map(tidy, bounds)
     if within(low, band) and within(high, band):
         return Verdict.HOLDS
     lowest, highest = map(tidy, band)
@@ -80,7 +81,6 @@ def _quantile(degrees: int) -> float:
 def within(value: float, band: tuple[float | None, float | None]) -> bool:
     """Return whether a number lies in a band, bounds included; False for NaN."""
     low, high = map(tidy, band)
-    value = tidy(value)
     return not math.isnan(value) and (low is None or value >= low) and (high is None or value <= high)
 
 
