@@ -22,13 +22,13 @@ from featlearn.planning.cost import ParameterPlan, parameter_plans
 
 FREQUENT = ("gap", "moved", "richness", "weights", "layers", "convergence", "test")
 """Quantities of a few passes, which are measured more often than kernels and neural features."""
-FREQUENT_PART = 0.3
+FREQUENT_PART = 0.5
 """Part of the budget for the frequent quantities."""
 LAUNCH = 1e6
 """Multiply-adds that fit into the time in which one op of one pass is launched."""
 FIRST = {"cpu": 3e10, "cuda": 3e12}
 """Largest work of the first measurement, else the probe is reduced: about a second of one core or of a GPU."""
-EARLY = {"cpu": 1e10, "cuda": 1e12}
+EARLY = {"cpu": 1.5e10, "cuda": 1.5e12}
 """Multiply-adds spent before training has earned them: most happens in the first steps."""
 FEWEST = 32
 """Smallest number of samples to which a probe is reduced."""
@@ -135,7 +135,7 @@ def quantity_work(measurement: Measurement, sizes: Sizes, *, ends: bool) -> dict
     matrices = [plan for plan in plans if len(plan.shape) > 1 and plan.positions]
     decomposed = sum(2.0 * min(torch.Size(plan.shape[1:]).numel(), 4096) ** 3 for plan in matrices)
     return {
-        "gap": network.passes(5, samples) + network.passes(5, sizes.tests),
+        "gap": network.passes(4, samples) + network.passes(4, sizes.tests),
         "moved": network.passes(4, samples),
         "richness": network.passes(1, samples),
         "weights": network.passes(1, 1),
