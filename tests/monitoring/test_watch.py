@@ -998,3 +998,39 @@ def test_averages_that_settle_are_told_apart_from_learning(tmp_path: Path):
     assert values["features/moved"] == pytest.approx(relative, rel=1e-10)
     assert values["features/moved_by_weights"] == 0.0
     assert values["gap/probe"] < 1e-10
+
+
+def test_parameters_that_join_training_are_compared_with_their_own_start(tmp_path: Path):
+    """A head is trained for five steps, then the whole network, each at its own rate."""
+    model, start, (x, labels) = network(), network(), data()
+    body, head = list(model[:4].parameters()), list(model[4].parameters())
+    for parameter in body:
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD(head, 0.5)
+    with watch(model, probe=(x, labels), out=tmp_path / "run", every=1, budget=None, optimizer=optimizer) as seen:
+        train(model, seen, optimizer, 5)
+        frozen = fl.ntk(model, x)
+        for parameter in body:
+            parameter.requires_grad_(True)
+        optimizer.add_param_group({"params": body, "lr": 0.25})
+        train(model, seen, optimizer, 3)
+    run = seen.run
+    (event,) = [event for event in run.events if event["kind"] == "trained_set_changed"]
+    assert event["step"] == 6
+    assert event["added"] == [f"{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")]
+    assert event["removed"] == []
+    assert not [event for event in run.events if event["kind"] == "failed"]
+    lines = {line["step"]: line["values"] for line in run.lines}
+    assert lines[5]["ntk/norm"] == pytest.approx(float(frozen.norm()))
+    assert "ntk/velocity" not in lines[6], "the kernel before is of other parameters"
+    kernel, first = fl.ntk(model, x), fl.ntk(start, x)
+    assert lines[8]["ntk/distance"] == pytest.approx(float(fl.metrics.kernel_distance(kernel, first)))
+    cosine = float((kernel * first).sum() / (kernel.norm() * first.norm()))
+    assert lines[8]["ntk/distance"] == pytest.approx(1 - cosine)
+    now, then = (fl.quantities.layer_balance(net, x, rates={"4": 0.5, "*": 0.25}) for net in (model, start))
+    drift = float((now["0", "2"].value - then["0", "2"].value).norm())
+    size = float(start[0].weight.detach().square().sum()) / 0.25
+    assert lines[8]["layers/0--2/balance_drift"] == pytest.approx(drift / size)
+    assert lines[8]["gap/probe"] == pytest.approx(fl.linearization_gap(model, x, start.state_dict()))
+    expected = fl.neural_features(model, x, initial=start.state_dict())
+    assert lines[8]["features/0/centered"] == pytest.approx(expected["0"].centered)

@@ -15,7 +15,7 @@ from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
-from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, sizes_of, step_view
+from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, sizes_of, step_view, trained_set
 from featlearn.monitoring.work import FEWEST, FIRST, Budget, forward_work, quantity_work
 from featlearn.network.copies import network_at
 from featlearn.record import Run
@@ -31,6 +31,8 @@ class Observation(NamedTuple):
     failures: list[tuple[ScheduledQuantity, Exception]]
     outputs: Tensor
     """(P, C), on the CPU."""
+    change: dict[str, list[str]] | None = None
+    """Names of parameters "added" to the trained ones and "removed" from them since the last measurement."""
     undivided: str | None = None
     """Why this rank has measured alone what all ranks should have measured together."""
 
@@ -55,6 +57,8 @@ class Observer:
         self.baseline: Baseline | None = None
         self._audited = AuditedModel(watched.model, readout=watched.readout)
         self._memory = GapMemory()
+        self._trained = trained_set(watched)
+        self._first: Sequence[ScheduledQuantity] = ()
         self._previous: tuple[int, Tensor] | None = None
         self.latest: Latest | None = None
         self._past: Run | None = None
@@ -65,7 +69,27 @@ class Observer:
         self, step: int, chosen: Sequence[ScheduledQuantity], *, end: bool = False, last: bool = False
     ) -> Observation:
         """Measure the network as it is now."""
-        return self._observe(self.watched, step, chosen, end, last)
+        change = self._follow_trained_set()
+        return self._observe(self.watched, step, chosen, end, last)._replace(change=change)
+
+    def _follow_trained_set(self) -> dict[str, list[str]] | None:
+        """Compare with the start of the run by the same parameters, if others are trained now; return the change."""
+        before, now = self._trained, trained_set(self.watched)
+        if self.baseline is not None and before.names == now.names:
+            return None
+        self._trained, self._memory = now, GapMemory()
+        if self.baseline is None:
+            return None
+        if self.watched.initial:
+            self.observe_start(self._first, end=False)
+        else:
+            self.baseline = None
+        self._previous = self._past = None
+        self.latest = None
+        return {
+            "added": [name for name in now.names if name not in before.names],
+            "removed": [name for name in before.names if name not in now.names],
+        }
 
     def settle(self, budget: Budget, chosen: Sequence[ScheduledQuantity], *, reduce: bool) -> None:
         """Tell the budget the work of each quantity; `reduce` the probe until the first measurement is affordable."""
@@ -90,12 +114,8 @@ class Observer:
     def observe_start(self, chosen: Sequence[ScheduledQuantity], *, end: bool = True) -> Observation:
         """Measure the network at the start of the run; later measurements are compared with it."""
         start = replace(self.watched, model=network_at(self.watched.model, self.watched.initial), optimizer=None)
-        before, self.baseline, self._previous = self.baseline, None, None
-        found = self._observe(start, 0, chosen, end, False)
-        baseline: Baseline | None = self.baseline
-        if baseline is not None and before is not None and before.rates is not None:
-            baseline.rates = before.rates
-        return found
+        self.baseline, self._previous = None, None
+        return self._observe(start, 0, chosen, end, False)
 
     def share(self, ranks: Ranks) -> None:
         """From now on ranks may measure together."""
@@ -168,7 +188,8 @@ class Observer:
         context = RecordContext(self.names, end, last, self._before(step))
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         shared = self.shared if audited is self._audited else None
-        with step_view(watched, step, self.baseline, audited, self._memory, end=end, shared=shared) as now:
+        rates = self._trained.rates
+        with step_view(watched, step, self.baseline, audited, self._memory, rates, end=end, shared=shared) as now:
             record = probe(now, context)
             for one in chosen:
                 try:
@@ -178,14 +199,17 @@ class Observer:
                 except Exception as error:
                     failures.append((one, error))
             tried = {one.name for one in chosen}
-            self._keep(now, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1]))
+            self._keep(
+                now, chosen, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1])
+            )
             outputs = now.outputs
         undivided = None if shared is None else shared.untold_failure()
-        return Observation(record, failures, outputs, undivided)
+        return Observation(record, failures, outputs, undivided=undivided)
 
-    def _keep(self, now: StepView, latest: Latest) -> None:
+    def _keep(self, now: StepView, chosen: Sequence[ScheduledQuantity], latest: Latest) -> None:
         step, read = latest.step, latest.read
         if self.baseline is None:
+            self._first = chosen
             self.baseline = now.as_baseline(kernel="kernel" in read, layers="layers" in read)
         if "kernel" in read:
             self._previous = (step, now.kernel)

@@ -208,6 +208,8 @@ class Recording:
             self._log_failure("measurement", error, step)
             self.write(step, numbers)
             return
+        if observation.change is not None:
+            log.event("trained_set_changed", step, **observation.change)
         self._log_failures(observation, step)
         failed = {quantity.name for quantity, _ in observation.failures}
         log.recovered({"measurement", *(quantity.name for quantity in quantities)} - failed)

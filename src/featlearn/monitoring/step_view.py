@@ -64,8 +64,6 @@ class Baseline:
     """Pair of layers -> what gradient flow conserves between them."""
     weights: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pair of layers -> |W|^2 / rate of the first of them."""
-    rates: Rates | None = None
-    """Learning rates when training began."""
 
 
 @dataclass
@@ -75,6 +73,24 @@ class GapMemory:
     method: JvpMethod | None = None
     """How Jacobian-vector products are made."""
     reader: RepresentationReader | None = None
+
+
+@dataclass(frozen=True)
+class TrainedSet:
+    """The parameters that are trained, and their learning rates when their training began."""
+
+    names: tuple[str, ...]
+    rates: Rates
+
+
+def trained_set(watched: WatchedNetwork) -> TrainedSet:
+    """Return the trained parameters of now. Rates are 1 if no optimizer is known, or if it begins at 0."""
+    parameters, optimizer = trainable_parameters(watched.model), watched.optimizer
+    groups = [] if optimizer is None else optimizer.param_groups
+    trained = {id(p) for group in groups for p in group["params"]}
+    complete = all(id(p) in trained for p in parameters.values())
+    known = complete and all(float(group["lr"]) > 0 for group in groups)
+    return TrainedSet(tuple(parameters), Rates(optimizer if known else None, parameters, []))
 
 
 class StepView:
@@ -92,6 +108,7 @@ class StepView:
         now: Measurement,
         stack: ExitStack,
         memory: GapMemory,
+        rates: Rates,
         *,
         end: bool = False,
         shared: "SharedMeasurement | None" = None,
@@ -99,6 +116,8 @@ class StepView:
         self.watched, self.step, self._audited, self._end, self._memory = watched, step, audited, end, memory
         self.baseline = baseline
         """Values of the first measurement; None if this is the first."""
+        self.rates = rates
+        """Learning rates of layers when their training began."""
         self._now, self._stack, self._shared = now, stack, shared
 
     @property
@@ -288,17 +307,6 @@ class StepView:
         return {names: pair_balance(pair, names, self.rates, measurement).value for names, pair in pairs.items()}
 
     @cached_property
-    def rates(self) -> Rates:
-        """Learning rates of layers when training began; 1 where no optimizer is known, or it begins at 0."""
-        if self.baseline is not None and self.baseline.rates is not None:
-            return self.baseline.rates
-        optimizer = self.watched.optimizer
-        known = optimizer is not None and all(float(group["lr"]) > 0 for group in optimizer.param_groups)
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
-        complete = all(id(p) in trained for p in self._now.originals.values())
-        return Rates(optimizer if known and complete else None, self._now, [])
-
-    @cached_property
     def optimizer_kernel(self) -> Tensor | None:
         """(P, P) kernel of the update that the optimizer makes, None before its first step or without one."""
         rates = self._step_rates
@@ -351,7 +359,7 @@ class StepView:
 
     def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
         """The values with which later steps are compared."""
-        baseline = Baseline(self.kernel if kernel else None, self.outputs, rates=self.rates)
+        baseline = Baseline(self.kernel if kernel else None, self.outputs)
         if layers:
             baseline.balances = self.balances
             for names, pair in self.pairs.items():
@@ -460,6 +468,7 @@ def step_view(
     baseline: Baseline | None,
     audited: AuditedModel,
     memory: GapMemory,
+    rates: Rates,
     *,
     end: bool = False,
     shared: "SharedMeasurement | None" = None,
@@ -472,4 +481,4 @@ def step_view(
         now = stack.enter_context(audited.measuring([watched.probe.x], reuse=True, keep_weights=True))
         if baseline is None:
             refuse_no_layers(now)
-        yield StepView(watched, step, baseline, audited, now, stack, memory, end=end, shared=shared)
+        yield StepView(watched, step, baseline, audited, now, stack, memory, rates, end=end, shared=shared)

@@ -105,7 +105,7 @@ def layer_balance_of(
         for pair in pairs.values():
             product = len(pair.before) ** 2 * pair.before.element_size()
             refuse_over_budget(audited.request.memory, product, "a product of two weights")
-        eta = Rates(rates, measurement, list(known.found))
+        eta = Rates(rates, measurement.originals, list(known.found))
         balances = {names: pair_balance(pair, names, eta, measurement) for names, pair in pairs.items()}
         return LayerPairs(balances, known.left_out)
 
@@ -113,7 +113,9 @@ def layer_balance_of(
 class Rates:
     """Learning rates of layers and of their parameters."""
 
-    def __init__(self, rates: Mapping[str, float] | Optimizer | None, measurement: Measurement, layers: list[str]):
+    def __init__(
+        self, rates: Mapping[str, float] | Optimizer | None, parameters: Mapping[str, Tensor], layers: list[str]
+    ) -> None:
         self.reason = ""
         """Why the optimizer does not follow the gradient."""
         self._given = rates
@@ -121,8 +123,7 @@ class Rates:
         if isinstance(rates, Optimizer):
             groups = [(p, float(group["lr"])) for group in rates.param_groups for p in group["params"]]
             by_parameter = {id(parameter): lr for parameter, lr in groups}
-            names = measurement.originals.items()
-            self._of_parameter = {name: by_parameter.get(id(parameter), 0.0) for name, parameter in names}
+            self._of_parameter = {name: by_parameter.get(id(p), 0.0) for name, p in parameters.items()}
             plain = type(rates) is torch.optim.SGD
             if not plain or any(group["momentum"] or group["weight_decay"] for group in rates.param_groups):
                 self.reason = f"{type(rates).__name__} with these settings does not follow the gradient"
