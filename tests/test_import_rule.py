@@ -14,7 +14,7 @@ ROOT = Path(featlearn.__file__).parent
 FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_internals"}
 # from per-sample gradients to kernels, in the order in which data flows
 CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
-GRADIENTS = CONTRACTION | {"graph", "ops", "network", "gradients"}
+GRADIENTS = CONTRACTION | {"graph", "ops", "separation", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "contraction": {"errors", "shapes", "torch_internals"},
     "graph": {"errors", "torch_internals"},
     "ops": {"errors", "torch_internals", "contraction", "graph"},
+    "separation": {"errors", "torch_internals", "graph", "ops"},
     "network": {"errors", "shapes", "readouts", "torch_internals"},
     "gradients": GRADIENTS - {"gradients"},
     "audit": GRADIENTS,

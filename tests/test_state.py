@@ -14,7 +14,7 @@ import featlearn
 ROOT = Path(featlearn.__file__).parent
 
 REGISTRIES = {
-    "featlearn.ops.registry": {"_RULES", "_BUILT_IN"},
+    "featlearn.ops.registry": {"_RULES", "_BUILT_IN", "_FLOWS"},
     "featlearn.monitoring.ranks": {"_opened"},  # keys of the one store that a process has
 }
 """Containers that may be changed by the functions of their module."""
@@ -26,7 +26,7 @@ CACHES = {
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process
     "featlearn.network.state": {"_kind_of"},  # facts about types
     "featlearn.network.write_guard": {"_written"},  # facts about ops
-    "featlearn.graph.separation": {"_facts"},  # facts about ops
+    "featlearn.separation.proof": {"_schema"},  # facts about ops
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers
     "featlearn.cli.swept_function": {"_loaded"},  # a file of the user, run once in a worker process

@@ -155,7 +155,6 @@ def test_nodes_name_what_they_keep():
     assert internals.saved(node, "other").tolist() == [5.0, 7.0]
     assert internals.saved(x[None].transpose(0, 1).grad_fn, "dim1") == 1
     assert internals.saved(node, "no_such_name") is None
-    assert internals.saved(internals.node_with({"dim": 4}), "dim") == 4
 
 
 def test_nodes_say_what_they_give():

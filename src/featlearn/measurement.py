@@ -30,14 +30,14 @@ from featlearn.gradients.formed import backpropagate, formed_gradients
 from featlearn.gradients.graph_reading import GraphReading
 from featlearn.graph.graph import Node, backward_to
 from featlearn.graph.layout import Layout
-from featlearn.graph.repeated_pass import ProvedPass
 from featlearn.graph.sample_axis import Axes
-from featlearn.graph.sample_flow import proved_layouts
-from featlearn.graph.separation import SeparationProof
 from featlearn.network.compiler import CompilerNotLoadedError, load_compiler
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
+from featlearn.ops.sample_flow import proved_layouts
 from featlearn.request import Request
+from featlearn.separation.proof import SeparationProof
+from featlearn.separation.repeated_pass import ProvedPass
 
 
 def fixed_generator() -> torch.Generator:

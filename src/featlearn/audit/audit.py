@@ -22,8 +22,8 @@ from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, parameter_gradients
 from featlearn.graph.layout import Layout, sample_dimension
-from featlearn.graph.repeated_pass import RepeatedPass
 from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
+from featlearn.separation.repeated_pass import RepeatedPass
 
 AUDITED = 7
 """Samples in an audit: enough to tell samples from positions, few enough to cost little."""

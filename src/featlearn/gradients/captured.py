@@ -11,13 +11,13 @@ from featlearn.gradients.graph_reading import GraphReading
 from featlearn.gradients.pullback import ParameterUses, common_matrix_view
 from featlearn.graph.graph import Graph, GraphStructure, Node, build_graph
 from featlearn.graph.layout import Layout
-from featlearn.graph.repeated_pass import ProvedPass, RepeatedPass
 from featlearn.graph.sample_axis import Axes
-from featlearn.graph.separation import SeparationProof
 from featlearn.graph.uses import FoundUses, find_uses
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import is_built_in
 from featlearn.ops.reading import Reading, read_use
+from featlearn.separation.proof import SeparationProof
+from featlearn.separation.repeated_pass import ProvedPass, RepeatedPass
 from featlearn.torch_internals import hooks_made
 
 

@@ -216,31 +216,11 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
 
 
 # Their outputs lie in the memory of their inputs.
-_VIEWS = frozenset(
-    (
-        "Alias",
-        "AsStrided",
-        "Diagonal",
-        "Expand",
-        "Narrow",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Split",
-        "SplitWithSizes",
-        "Squeeze",
-        "Swapaxes",
-        "T",
-        "Transpose",
-        "Unbind",
-        "Unfold",
-        "UnsafeSplit",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
-    )
-)
+_VIEW_NAMES = """
+    Alias AsStrided Diagonal Expand Narrow Permute ReshapeAlias Select Slice Split SplitWithSizes Squeeze Swapaxes T
+    Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View
+"""
+_VIEWS = frozenset(_VIEW_NAMES.split())
 
 
 def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...]]:

@@ -18,26 +18,10 @@ from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes
 from featlearn.torch_internals import saved
 
+_REARRANGING = "Alias Clone Permute ReshapeAlias Squeeze Swapaxes T ToCopy Transpose Unsqueeze UnsafeView View"
 # They only rearrange their one input, so no sample can have touched their output if none touched their input,
 # and sums of products over their output are those over their input.
-REARRANGEMENTS = frozenset(
-    f"{name}Backward{number}"
-    for name in (
-        "Alias",
-        "Clone",
-        "Permute",
-        "ReshapeAlias",
-        "Squeeze",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "Unsqueeze",
-        "UnsafeView",
-        "View",
-        "Swapaxes",
-    )
-    for number in range(4)
-)
+REARRANGEMENTS = frozenset(f"{name}Backward{number}" for name in _REARRANGING.split() for number in range(4))
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,18 @@
-"""How one use of a parameter is read, by the autograd op that consumes it.
+"""What is known of each autograd op: how a use of a parameter is read, and how samples flow through the op.
 
-Importing this package loads every built-in rule.
+Each op has a module of this package. Importing the package loads all of them.
 """
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
-from featlearn.ops import bilinear, convolution, distance, elementwise, embedding, matmul, normalization
 from featlearn.ops.form import Direct, LinearMap, Outer
 from featlearn.ops.registry import close_built_in, is_built_in, register_rule, rule_for
 
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 close_built_in()
 
-__all__ = [
-    "Direct",
-    "Layout",
-    "LinearMap",
-    "Outer",
-    "Use",
-    "bilinear",
-    "convolution",
-    "distance",
-    "elementwise",
-    "embedding",
-    "is_built_in",
-    "matmul",
-    "normalization",
-    "register_rule",
-    "rule_for",
-]
+__all__ = ["Direct", "Layout", "LinearMap", "Outer", "Use", "is_built_in", "register_rule", "rule_for"]

@@ -2,14 +2,16 @@
 
 from torch import Tensor
 
+from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
 from featlearn.ops.form import Form, Outer
-from featlearn.ops.registry import register_rule
+from featlearn.ops.registry import Step, register_flow, register_rule
 
 
 @register_rule("TrilinearBackward0")
 def bilinear(use: Use) -> Form | None:
-    """y_o = sum_ij x_i W_oij z_j, as `torch.bilinear` calls it: the rows are the products x_i z_j."""
+    """y_o = sum_ij x_i W_oij z_j, as `torch.bilinear` calls the op."""
+    # W.grad[p] = sum_t grads[p, t] (x) (x[p, t] (x) z[p, t])
     first, second = use.saved("i1"), use.saved("i3")
     if use.operand != 1 or first is None or second is None or not use.layout.outside(use.shape[0]):
         return None
@@ -28,3 +30,12 @@ def bilinear(use: Use) -> Form | None:
         row_size=left * right,
         grad_size=outputs,
     )
+
+
+@register_flow("Trilinear")
+def rows_of_both_inputs(step: Step) -> Layout | None:
+    """Rows of operands 0 and 2 meet, with the weight between them, as `torch.bilinear` calls the op."""
+    arguments = tuple(tuple(step.argument(name) or ()) for name in ("expand1", "expand2", "expand3", "sumdim"))
+    if arguments != ((1, 3), (0,), (1, 2), (2, 3)):
+        return None
+    return step.in_axis(0) if step.operand != 1 and step.at.axis == 0 else None

@@ -2,15 +2,17 @@
 
 from torch import Tensor
 
+from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
 from featlearn.ops.form import Direct, Form
-from featlearn.ops.registry import register_rule
+from featlearn.ops.registry import Step, register_flow, register_rule
 from featlearn.torch_internals import distance_gradient
 
 
 @register_rule("CdistBackward0", "EuclideanDistBackward0")
 def distance(use: Use) -> Form | None:
-    """`torch.cdist(points, centers)` of any order p, with the same centers (K, d) for all samples."""
+    """`torch.cdist(points, centers)` of any order, with the same centers (K, d) for all samples."""
+    # centers.grad[p, k] = sum_t grads[p, t, k] * d|x[p, t] - centers[k]| / d centers[k]
     points, centers, result = use.saved("x1"), use.saved("x2"), use.saved("result")
     if use.operand != 1 or len(use.shape) != 2 or points is None or not use.layout.outside(use.shape[0]):
         return None
@@ -23,8 +25,17 @@ def distance(use: Use) -> Form | None:
 
     def gradient(grad: Tensor) -> Tensor:
         rows = use.layout.samples_first(points, width)
-        own = centers.expand(samples, count, width)
-        # What autograd calls once for the batch, with a copy of the centers for every sample.
-        return distance_gradient(by_sample(grad), own, rows, order, by_sample(result))
+        copies = centers.expand(samples, count, width)
+        # Autograd calls this once for the whole batch. Here every sample has a copy of the centers.
+        return distance_gradient(by_sample(grad), copies, rows, order, by_sample(result))
 
     return Direct(gradient)
+
+
+@register_flow("Cdist", "EuclideanDist")
+def rows_of_both_sets(step: Step) -> Layout | None:
+    """Rows of operand 0 meet rows of operand 1. Axes in front of the rows are a batch of both."""
+    rows = len(step.output) - 2
+    if len(step.input) != len(step.output) or step.at.axis > rows - step.operand:
+        return None
+    return step.in_axis(step.at.axis)

@@ -1,27 +1,44 @@
-"""Operands that are broadcast against the samples: sums, products, scales, expanded tokens."""
+"""Elementwise ops, whose operands are broadcast against each other: sums, products, activations, expanded tokens.
 
-from torch import Tensor
+The gradient of every operand is `Z.grad[p] = sum_t grads[p, t] * factor[p, t]`, over the entries t that Z was broadcast
+to. The equations below state the factor.
+"""
 
 from featlearn.graph.layout import sample_dimension
 from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form, broadcast_gradient
-from featlearn.ops.registry import register_rule
+from featlearn.ops.form import Direct, Form, broadcast_gradient, scaled
+from featlearn.ops.registry import broadcast, register_flow, register_rule
+
+_ELEMENTWISE = """
+    Abs Add Addcdiv Addcmul Atan2 Celu Clamp ClampMax ClampMin Clone Cos Div Elu Erf Exp Expand Expm1 Gelu Hardsigmoid
+    Hardswish Hardtanh LeakyRelu Lerp Log Log1P LogSigmoid MaskedFill Maximum Minimum Mish Mul Neg Pow PreluKernel
+    Reciprocal Relu Rsqrt Rsub Selu Sigmoid Silu Sin Softplus Sqrt Sub Tanh Threshold ToCopy Where
+"""
+_WITHOUT_A_NODE = """
+    BitwiseAnd BitwiseNot BitwiseOr Ceil Eq Floor Ge Gt Isfinite Isinf Isnan Le LogSigmoidForward LogicalAnd LogicalNot
+    LogicalOr Lt Ne OnesLike Round Sign Trunc ZerosLike
+"""
+register_flow(*_ELEMENTWISE.split(), elementwise=True)(broadcast)
+register_flow(*_WITHOUT_A_NODE.split(), elementwise=True, only="forward")(broadcast)
+register_flow("NativeDropout", only="backward")(broadcast)  # a forward pass draws random numbers
 
 
 @register_rule("AddBackward0", "SubBackward0")
 def addition(use: Use) -> Form | None:
     """self + alpha * other, self - alpha * other."""
-    plain = broadcast_gradient(use)
+    # factor = 1 for self, +alpha or -alpha for other
     alpha = use.saved("alpha")
-    if plain is None or use.operand == 0 or isinstance(alpha, complex):
-        return plain if use.operand == 0 else None
-    scale = float(alpha) * (-1.0 if use.node.name() == "SubBackward0" else 1.0)
-    return plain if scale == 1.0 else Direct(lambda grad: plain.gradient(grad) * scale)
+    if use.operand == 0:
+        return broadcast_gradient(use)
+    if isinstance(alpha, complex):
+        return None
+    return scaled(broadcast_gradient(use), -float(alpha) if use.node.name() == "SubBackward0" else float(alpha))
 
 
 @register_rule("MulBackward0")
 def multiplication(use: Use) -> Form | None:
     """self * other."""
+    # factor = other for self, self for other
     other = use.saved("other") if use.operand == 0 else use.saved("self")
     return None if other is None else broadcast_gradient(use, lambda: other)
 
@@ -29,6 +46,7 @@ def multiplication(use: Use) -> Form | None:
 @register_rule("DivBackward0")
 def division(use: Use) -> Form | None:
     """self / other."""
+    # factor = 1 / other for self, -self / other^2 for other
     numerator, denominator = use.saved("self"), use.saved("other")
     if denominator is None:
         return None
@@ -37,57 +55,50 @@ def division(use: Use) -> Form | None:
     return None if numerator is None else broadcast_gradient(use, lambda: -numerator / denominator**2)
 
 
-@register_rule("PreluKernelBackward0")
-def prelu(use: Use) -> Form | None:
-    """Slope of the negative side."""
-    source = use.saved("self")
-    if use.operand != 1 or source is None:
-        return None
-    return broadcast_gradient(use, lambda: source.clamp(max=0.0))
-
-
-@register_rule("ExpandBackward0")
-def expansion(use: Use) -> Form | None:
-    """A token or table repeated for every sample."""
-    return broadcast_gradient(use)
-
-
-@register_rule("RepeatBackward0")
-def repetition(use: Use) -> Form | None:
-    """operand.repeat(...): tiles along each axis, the samples among the tiles of one of them."""
-    found = sample_dimension(use.output, use.layout)
-    repeats = tuple(use.saved("repeats"))
-    if found is None:
-        return None
-    axis, outer = found
-    padded = (1,) * (len(repeats) - len(use.shape)) + tuple(use.shape)
-    tiles, rest = divmod(repeats[axis], outer * use.layout.samples)
-    if rest:
-        return None
-
-    def gradient(grad: Tensor) -> Tensor:
-        shape: list[int] = []
-        summed: list[int] = []
-        where = 0
-        for i, (times, size) in enumerate(zip(repeats, padded, strict=True)):
-            split = (outer, use.layout.samples, tiles, size) if i == axis else (times, size)
-            copies = range(len(shape), len(shape) + len(split) - 1)
-            where = len(shape) + 1 if i == axis else where
-            summed += [j for j in copies if not (i == axis and j == len(shape) + 1)]
-            shape += split
-        total = grad.reshape(shape).movedim(where, 0)
-        moved = [j + 1 if j < where else j for j in summed]
-        return total.sum(moved).reshape(use.layout.samples, *use.shape)
-
-    return Direct(gradient)
-
-
 @register_rule("AddcmulBackward0")
 def scaled_product(use: Use) -> Form | None:
     """self + value * tensor1 * tensor2."""
+    # factor = 1 for self, value * tensor2 for tensor1, value * tensor1 for tensor2
     if use.operand == 0:
         return broadcast_gradient(use)
     value, other = use.saved("value"), use.saved("tensor2" if use.operand == 1 else "tensor1")
     if other is None or isinstance(value, complex):
         return None
     return broadcast_gradient(use, lambda: value * other)
+
+
+@register_rule("PreluKernelBackward0")
+def prelu(use: Use) -> Form | None:
+    """where(x > 0, x, weight * x)."""
+    # factor = min(x, 0) for weight
+    x = use.saved("self")
+    return None if use.operand != 1 or x is None else broadcast_gradient(use, lambda: x.clamp(max=0.0))
+
+
+@register_rule("ExpandBackward0")
+def expansion(use: Use) -> Form | None:
+    """operand.expand(...): a token or table for every sample."""
+    # factor = 1
+    return broadcast_gradient(use)
+
+
+@register_rule("RepeatBackward0")
+def repetition(use: Use) -> Form | None:
+    """operand.repeat(...): tiles along each axis, with the samples among the tiles of one axis."""
+    # factor = 1
+    sample_axis = sample_dimension(use.output, use.layout)
+    repeats, samples = tuple(use.saved("repeats")), use.layout.samples
+    if sample_axis is None:
+        return None
+    axis, outer = sample_axis
+    tiles, rest = divmod(repeats[axis], outer * samples)
+    if rest:
+        return None
+    shape: list[int] = []
+    copies: list[int] = []
+    padded = (1,) * (len(repeats) - len(use.shape)) + tuple(use.shape)
+    for i, (times, size) in enumerate(zip(repeats, padded, strict=True)):
+        place = len(shape)
+        copies += [place, place + 2] if i == axis else [place]
+        shape += [outer, samples, tiles, size] if i == axis else [times, size]
+    return Direct(lambda grad: grad.reshape(shape).sum(copies).movedim(axis, 0).reshape(samples, *use.shape))

@@ -1,13 +1,17 @@
-"""Lookups: embeddings and parameters indexed along their first axis. Rows are kept as integers."""
+"""Lookups: embeddings and tensors indexed along an axis. Rows are kept as integers."""
 
+import torch
 from torch import Tensor
 
+from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
 from featlearn.ops.form import Form, Outer
-from featlearn.ops.registry import register_rule
+from featlearn.ops.reductions import along_another_axis
+from featlearn.ops.registry import SampleAxis, Step, register_flow, register_rule, signed
 
 
 def _lookup(use: Use, index: Tensor | None, width: int, padding: int = -1) -> Form | None:
+    # table.grad[p] = sum_t onehot(index[p, t]) (x) grads[p, t]
     if index is None or not use.layout.outside(width) or index.dtype.is_floating_point:
         return None
 
@@ -31,7 +35,7 @@ def _lookup(use: Use, index: Tensor | None, width: int, padding: int = -1) -> Fo
 
 @register_rule("EmbeddingBackward0")
 def embedding(use: Use) -> Form | None:
-    """`padding_idx` receives no gradient, as in training."""
+    """table[indices]; `padding_idx` receives no gradient, as in training."""
     if use.saved("scale_grad_by_freq"):  # gradients depend on the batch
         return None
     padding = int(use.saved("padding_idx"))
@@ -54,6 +58,41 @@ def index(use: Use) -> Form | None:
 @register_rule("IndexSelectBackward0")
 def index_select(use: Use) -> Form | None:
     """parameter.index_select(0, integers)."""
-    if use.saved("dim") not in (0, 2**64 - len(use.shape)):
+    if signed(use.saved("dim")) not in (0, -len(use.shape)):
         return None
     return _lookup(use, use.saved("index"), use.shape[1:].numel())
+
+
+@register_flow("Embedding", only="forward")
+def rows_of_indices(step: Step) -> Layout | None:
+    """(indices..., width) from a table, operand 0, and indices, operand 1."""
+    return step.in_axis(step.at.axis) if step.operand == 1 else None
+
+
+register_flow("Gather", shares_operands=False)(along_another_axis)
+# In a forward pass the index is an operand, too.
+register_flow("IndexSelect", only="backward", shares_operands=False)(along_another_axis)
+
+
+@register_flow("Index", only="backward")
+def indexing(step: Step) -> Layout | None:
+    """input[:, ..., index] leaves the axes in front of it. input[range(P), index] looks up in each sample."""
+    indices = step.argument("indices")
+    places = [] if indices is None else [k for k, index in enumerate(indices) if index is not None]
+    if len(places) == 1 and step.at.axis < places[0]:
+        return step.in_axis(step.at.axis)
+    if places == [0, 1] and step.at == SampleAxis(0, 1) and _is_range(indices[0], step.input[0]):
+        # An index of another shape would be broadcast against the first.
+        return step.in_axis(0) if indices[1].shape in (indices[0].shape, ()) and _is_integer(indices[1]) else None
+    return None
+
+
+def _is_integer(index: Tensor) -> bool:
+    return index.dtype in (torch.int64, torch.int32)
+
+
+def _is_range(index: Tensor, size: int) -> bool:
+    """Return whether an index is 0, 1, ... size - 1. A GPU would have to be waited for and is not asked."""
+    if index.device.type != "cpu" or index.shape != (size,) or not _is_integer(index):
+        return False
+    return torch.equal(index.long(), torch.arange(size, device="cpu"))

@@ -72,36 +72,37 @@ class Direct:
 Form = Outer | Direct
 
 
-def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> Direct | None:
-    """The operand was broadcast against the output: sum `factor * G` over the broadcast axes, sample by sample.
+def scaled(form: Direct | None, factor: float) -> Direct | None:
+    """Multiply a per-sample gradient by a number."""
+    if form is None or factor == 1.0:
+        return form
+    return Direct(lambda grad: form.gradient(grad) * factor)
 
-    None when the operand itself varies along the sample axis.
+
+def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> Direct | None:
+    """Sum `factor * grad` over the axes along which the operand was broadcast against the output, sample by sample.
+
+    Return None if the operand itself varies along the sample axis.
     """
-    axes = len(use.output)
+    axes, samples = len(use.output), use.layout.samples
     padded = (1,) * (axes - len(use.shape)) + tuple(use.shape)
-    found = sample_dimension(use.output, use.layout)
-    if found is None or len(padded) != axes or padded[found[0]] != 1:
+    sample_axis = sample_dimension(use.output, use.layout)
+    if sample_axis is None or len(padded) != axes or padded[sample_axis[0]] != 1:
         return None
-    axis, outer = found
-    own = tuple(use.shape[next((i for i, size in enumerate(use.shape) if size != 1), len(use.shape)) :])
-    trailing = own == tuple(use.output[axes - len(own) :]) and use.layout.outside(*own)
+    axis, outer = sample_axis
+    trailing = tuple(use.shape[next((i for i, size in enumerate(use.shape) if size != 1), len(use.shape)) :])
+    is_bias = trailing == tuple(use.output[axes - len(trailing) :]) and use.layout.outside(*trailing)
     summed = [i + 1 for i, size in enumerate(padded) if size == 1]  # after the sample axis has moved to the front
 
     def gradient(grad: Tensor) -> Tensor:
         if factor is not None:
             grad = grad * factor()
-        if trailing:  # a bias
-            if use.layout.before == 1:
-                split = grad.reshape(use.layout.samples, -1, *own)
-                total = split.sum(1) if split.shape[1] != 1 else split.squeeze(1)
-            else:
-                total = grad.reshape(use.layout.before, use.layout.samples, -1, *own).sum((0, 2))
-            return total.reshape(use.layout.samples, *use.shape)
-        shape = grad.shape
-        split = grad.reshape(*shape[:axis], outer, use.layout.samples, -1, *shape[axis + 1 :])
-        first = split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
-        if summed:
-            first = first.sum(summed)
-        return first.reshape(use.layout.samples, *use.shape)
+        if is_bias:
+            split = grad.reshape(use.layout.before, samples, -1, *trailing)
+            copies = [k for k in (0, 2) if split.shape[k] != 1]
+            return (split.sum(copies) if copies else split).reshape(samples, *use.shape)
+        split = grad.reshape(*grad.shape[:axis], outer, samples, -1, *grad.shape[axis + 1 :])
+        by_sample = split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
+        return by_sample.sum(summed).reshape(samples, *use.shape) if summed else by_sample.reshape(samples, *use.shape)
 
     return Direct(gradient)

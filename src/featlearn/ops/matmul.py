@@ -2,13 +2,15 @@
 
 from torch import Tensor
 
+from featlearn.graph.layout import Layout
 from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form, LinearMap, Outer, broadcast_gradient
-from featlearn.ops.registry import register_rule
+from featlearn.ops.form import Form, LinearMap, Outer, broadcast_gradient, scaled
+from featlearn.ops.registry import FlowRule, Step, broadcast, register_flow, register_rule
 
 
 def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, scale: float = 1.0) -> Form | None:
-    """rows @ z for a weight on the right, z @ rows for one on the left; z may carry a leading batch of blocks."""
+    """scale * rows @ Z for a weight on the right, scale * Z @ rows on the left; Z may have a leading axis of blocks."""
+    # Z.grad[p, b] = scale * sum_t rows[p, t, b] (x) grads[p, t, b]; with Z on the left both are columns
     if rows is None:
         return None
     blocks = use.shape[0] if len(use.shape) == 3 else 1
@@ -16,7 +18,6 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
     if split is None:
         return None
     outer, inner = split
-    kept = use.saved(weight)
     row_size, grad_size = use.shape[-2:] if weight_right else use.shape[-2:][::-1]
 
     def by_sample(matrix: Tensor, size: int) -> Tensor:
@@ -28,8 +29,7 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
         return parts.permute(2, 1, 3, 0, 4).reshape(use.layout.samples, outer * inner, blocks, size)
 
     def grads(grad: Tensor) -> Tensor:
-        found = by_sample(grad, grad_size)
-        return found if scale == 1.0 else found * scale
+        return by_sample(grad, grad_size) if scale == 1.0 else by_sample(grad, grad_size) * scale
 
     return Outer(
         lambda: by_sample(rows, row_size),
@@ -39,12 +39,12 @@ def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, sca
         row_size=row_size,
         grad_size=grad_size,
         blocks=blocks,
-        linear_map=LinearMap(kept),
+        linear_map=LinearMap(use.saved(weight)),
     )
 
 
 def _row_split(use: Use, weight_right: bool, blocks: int) -> tuple[int, int] | None:
-    """How the samples lie among the rows of the product (its columns for a weight on the left): (outer, inner)."""
+    """Return how the samples lie among the rows of the product, (outer, inner): columns for a weight on the left."""
     layout, (count, width) = use.layout, use.output[-2:]
     if weight_right:
         outer, rest = divmod(layout.before, blocks)
@@ -82,23 +82,17 @@ def _biased(use: Use, left: str, right: str) -> Form | None:
     if isinstance(alpha, complex) or isinstance(beta, complex):
         return None
     if use.operand == 0:
-        return _scaled_broadcast(use, 1.0 if beta is None else float(beta))
+        return scaled(broadcast_gradient(use), 1.0 if beta is None else float(beta))  # sum_t beta * grads[p, t]
     scale = 1.0 if alpha is None else float(alpha)
     if use.operand == 2:
         return _product(use, use.saved(left), True, right, scale)
     return _product(use, use.saved(right), False, left, scale)
 
 
-def _scaled_broadcast(use: Use, scale: float) -> Direct | None:
-    plain = broadcast_gradient(use)
-    if plain is None or scale == 1.0:
-        return plain
-    return Direct(lambda grad: plain.gradient(grad) * scale)
-
-
 @register_rule("MvBackward0")
 def matrix_vector(use: Use) -> Form | None:
     """self @ vec with the vector as the weight; a weight matrix on the left has no sample axis to meet."""
+    # vec.grad[p] = sum_t rows[p, t] * grads[p, t]
     rows, weight = use.saved("self"), use.saved("vec")
     if use.operand != 1 or rows is None:
         return None
@@ -115,7 +109,8 @@ def matrix_vector(use: Use) -> Form | None:
 
 @register_rule("LinearBackward0")
 def linear(use: Use) -> Form | None:
-    """Where a backend keeps `linear` whole: input @ weight^T + bias."""
+    """input @ weight^T + bias, where a backend keeps `linear` whole."""
+    # weight.grad[p] = sum_t grads[p, t] (x) rows[p, t]
     if use.operand == 2:
         return broadcast_gradient(use)
     rows = use.saved("input") if use.saved("input") is not None else use.saved("self")
@@ -132,3 +127,26 @@ def linear(use: Use) -> Form | None:
         grad_size=grad_size,
         linear_map=LinearMap(weight),
     )
+
+
+def _matrices(first: int) -> FlowRule:
+    """Operands `first` and `first + 1` are multiplied: matrices, or a batch of them. One before them is added."""
+
+    def rule(step: Step) -> Layout | None:
+        if step.operand < first:
+            return broadcast(step)
+        rows = len(step.output) - 2
+        is_batch, own_axis = step.at.axis < rows, rows if step.operand == first else rows + 1
+        return step.in_axis(step.at.axis) if is_batch or step.at.axis == own_axis else None
+
+    return rule
+
+
+register_flow("Mm", "Bmm")(_matrices(0))
+register_flow("Addmm", "Baddbmm")(_matrices(1))
+
+
+@register_flow("Mv")
+def rows_of_the_matrix(step: Step) -> Layout | None:
+    """Rows of the matrix meet one vector."""
+    return step.in_axis(0) if step.operand == 0 else None

@@ -2,9 +2,8 @@
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -70,17 +69,10 @@ def wrapper_of(kind: type, shape: torch.Size, **form: Any) -> Any:
 
 # Autograd: what nodes keep, hooks, and the engine
 
-_SAVED = "_saved_"
-
 
 def saved(node: Any, name: str) -> Any:
     """Return what an autograd node kept of its arguments, None if nothing. Nodes have no public list of them."""
-    return getattr(node, _SAVED + name, None)
-
-
-def node_with(arguments: Mapping[str, Any]) -> Any:
-    """Return an object that keeps these arguments as a node does. Nodes cannot be made."""
-    return SimpleNamespace(**{_SAVED + name: argument for name, argument in arguments.items()})
+    return getattr(node, f"_saved_{name}", None)
 
 
 def output_forms(node: Any) -> Sequence[Any]:

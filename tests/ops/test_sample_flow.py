@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featlearn.graph import sample_flow
 from featlearn.graph.graph import Graph, Node, backward_to, build_graph
 from featlearn.graph.layout import Layout, splits
 from featlearn.graph.sample_axis import probed_graph
-from featlearn.graph.sample_flow import SampleAxis, Step, proved_layouts
+from featlearn.ops import attention, registry
+from featlearn.ops.registry import SampleAxis, Step
+from featlearn.ops.sample_flow import proved_layouts
 from tests.zoo.case import default_dtype
 
 
@@ -376,8 +377,8 @@ def test_the_bias_of_attention_has_keys_where_the_output_has_features():
     for axis, expected in ((2, Layout(1, 6, 4)), (3, None)):
         samples = output[axis]
         layout = Layout(prod(output[:axis]), samples, prod(output[axis + 1 :]))
-        step = Step(None, output, SampleAxis(axis, 1), layout, 3, bias)
-        assert sample_flow.attention(step) == expected
+        step = Step(lambda name: None, output, SampleAxis(axis, 1), layout, 3, bias)
+        assert attention.attention(step) == expected
 
 
 def broadcast_over_samples(h: Tensor) -> Tensor:
@@ -564,4 +565,4 @@ def test_every_rule_has_a_test():
         "ScaledDotProductEfficientAttention",
         "ScaledDotProductFusedAttentionOverrideable",
     }
-    assert set(sample_flow.RULES) <= tested | elsewhere | same_as_another
+    assert {name for kind, name in registry._FLOWS if kind == "backward"} <= tested | elsewhere | same_as_another

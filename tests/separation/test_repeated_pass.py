@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError
-from featlearn.graph.repeated_pass import ProvedPass, RepeatedPass
-from featlearn.graph.separation import SeparationProof
-from tests.graph import test_sample_flow as ops
-from tests.graph.test_separation import NETWORKS, UNPROVED, assert_separate, block
+from featlearn.separation.proof import SeparationProof
+from featlearn.separation.repeated_pass import ProvedPass, RepeatedPass
+from tests.ops import test_sample_flow as ops
 from tests.references.jacobian import dense_ntk
+from tests.separation.test_proof import NETWORKS, UNPROVED, assert_separate, block
 from tests.zoo.case import Net, default_dtype
 
 

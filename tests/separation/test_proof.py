@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError
-from featlearn.graph.separation import SeparationProof
-from tests.graph import test_sample_flow as ops
+from featlearn.separation.proof import SeparationProof
+from tests.ops import test_sample_flow as ops
 from tests.zoo.awkward import CASES, REFUSED
 from tests.zoo.case import Case, Net, default_dtype
 from tests.zoo.families import CASES as FAMILIES

@@ -1,0 +1,193 @@
+"""Compare a pass over a batch, call by call, with a pass over a few samples whose separation was proved.
+
+Recording every op takes longer than the pass itself. The same code on another batch makes the same calls of torch: the
+same functions in the same order, of the same values, with the same arguments. Then the same ops run, sample by sample.
+Calls are much cheaper to compare than ops, so every batch is compared. Only the size of the sample axis may differ, so
+an influence of the number of samples shows, too.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from featlearn.separation.tracked_pass import (
+    COUNTED,
+    DESCRIPTIONS,
+    PLAIN,
+    UNTOUCHED,
+    Constant,
+    Description,
+    Sampled,
+    TrackedPass,
+    scripted_code_noted,
+)
+
+# Their arguments may be sizes, which all show in the shape of the result.
+_SIZED = frozenset([Tensor.expand, Tensor.reshape, Tensor.view, torch.reshape])
+# They take a constant that is expanded for every sample entry by entry.
+_ELEMENTWISE = {torch.cat, torch.concat, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+_ELEMENTWISE |= {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+
+
+class Call(NamedTuple):
+    """One call of torch."""
+
+    function: Any
+    arguments: Description
+    """By position and by name."""
+    result: Description
+
+
+class ProvedPass(NamedTuple):
+    """The calls of a pass of which it is proved that samples stay apart."""
+
+    samples: int
+    inputs: Sequence[Constant | Sampled]
+    calls: Sequence[Call]
+    outputs: Sampled
+
+
+class RepeatedPass(TrackedPass):
+    """Follow a pass call by call: does it repeat a proved one, but for the number of samples?"""
+
+    def __init__(self, proved: ProvedPass, held: Sequence[Tensor], samples: int) -> None:
+        super().__init__(held, samples)
+        self._proved = proved
+        self._resized = (proved.samples, samples)
+        self._made = 0
+        self._is_same = True
+
+    @contextmanager
+    def noting(self, inputs: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Follow all calls inside; `inputs` are what the model is given, as copies that nobody else holds."""
+        if inputs:
+            self._is_same = self._accept(self._proved.inputs, inputs, None)
+        with _Calls(self), scripted_code_noted(self.give_up):
+            yield
+
+    def give_up(self) -> None:
+        """Count this pass as another one."""
+        self._is_same = False
+
+    def holds(self, outputs: Tensor) -> bool:
+        """Return whether all calls were those of the proved pass."""
+        is_complete = self._is_same and self._made == len(self._proved.calls)
+        return is_complete and self._fits(self._proved.outputs, self.describe(outputs))
+
+    def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Compare a call that was made with the next one that is expected."""
+        if not self._is_same or function in DESCRIPTIONS:
+            return
+        number, calls = self._made, self._proved.calls
+        self._made += 1
+        self._is_same = (
+            number < len(calls)
+            and calls[number].function == function
+            and (
+                self._repeats(calls[number], args, kwargs, result)
+                or self._is_counted(calls[number], args, kwargs, result)
+            )
+        )
+
+    def _repeats(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+        sized = call.function in _SIZED
+        resized = self._resized if sized or call.function in _ELEMENTWISE else None
+        return self._fits(call.arguments, self.describe((args, kwargs)), sized, resized) and self._accept(
+            call.result, result, self._resized if sized else None
+        )
+
+    def _fits(
+        self, expected: Description, found: Description, sized: bool = False, resized: tuple[int, int] | None = None
+    ) -> bool:
+        """Return whether arguments are the expected ones. `sized`: numbers may differ. `resized`: see `Constant`."""
+        kind = type(expected)
+        if kind is not type(found):
+            return False
+        if kind is dict:
+            if expected.keys() != found.keys():
+                return False
+            expected, found, kind = [*expected.values()], [found[key] for key in expected], list
+        if kind is list:
+            pairs = zip(expected, found)  # noqa: B905 (equally long)
+            return len(expected) == len(found) and all(self._fits(a, b, sized, resized) for a, b in pairs)
+        if kind is Sampled:
+            return bool(expected.number == found.number)
+        if kind is Constant:
+            return bool(expected.is_like(found, resized))
+        return bool(expected == found) or (sized and kind in (int, torch.Size))
+
+    def _accept(self, expected: Description, made: Any, resized: tuple[int, int] | None) -> bool:
+        """Return whether a result is the expected one but for the number of samples, and mark its tensors."""
+        kind = type(expected)
+        if kind is Sampled:
+            if type(made) not in PLAIN or id(made) in self.held or not expected.is_like(made, self.samples):
+                return False
+            self.mark(made, expected.number, [])
+            return True
+        if kind is Constant:
+            if type(made) not in PLAIN or not expected.is_like(Constant.of(made), resized):
+                return False
+            self.mark(made, UNTOUCHED, [])
+            return True
+        if kind is list:
+            return (
+                isinstance(made, tuple | list)
+                and len(made) == len(expected)
+                and all(self._accept(part, one, resized) for part, one in zip(expected, made, strict=True))
+            )
+        return not isinstance(made, Tensor | tuple | list)
+
+    def _is_counted(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+        """Return whether a call on constants, which may depend on the number of samples, has no effect but its result.
+
+        The result must not meet samples, and what is read from it must be what was read before.
+        """
+        arguments, made = list(_leaves((args, kwargs))), list(_leaves(result))
+        if any(type(leaf) is Sampled for leaf in _leaves((call.arguments, call.result))):
+            return False
+        if not all(self._is_constant(leaf) for leaf in arguments if isinstance(leaf, Tensor)):
+            return False
+        if len(arguments) != len(list(_leaves(call.arguments))):
+            return False
+        tensors = [leaf for leaf in made if isinstance(leaf, Tensor)]
+        if not tensors:
+            return result is not None and made == list(_leaves(call.result))
+        for tensor in tensors:
+            if type(tensor) not in PLAIN or id(tensor) in self.held or any(tensor is leaf for leaf in arguments):
+                return False  # written to: others may share its memory
+            self.mark(tensor, COUNTED, [])
+        return len(tensors) == len(made)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        value = self.value(tensor)
+        return value is not None and value.number in (UNTOUCHED, COUNTED)
+
+
+def _leaves(thing: Any) -> Iterator[Any]:
+    """Yield what containers hold."""
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, tuple | list) and type(thing) not in (Constant, Sampled, torch.Size):
+        for part in thing:
+            yield from _leaves(part)
+    else:
+        yield thing
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, followed: RepeatedPass) -> None:
+        super().__init__()
+        self._followed = followed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception:  # for which the code may have another way
+            self._followed.give_up()
+            raise
+        self._followed.follow(func, args, kwargs or {}, result)
+        return result
