@@ -1,5 +1,6 @@
-"""What a Session keeps between calls: a model, how it is to be measured, and what is known of its graphs."""
+"""What a Session keeps between calls: a model, the settings of its measurements, and what is known of its graphs."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,11 +24,11 @@ from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, map_te
 from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
-from featlearn.planning.plan import PlannedKernel
 from featlearn.request import Request, Settings
 
 if TYPE_CHECKING:
     from featlearn.distributed.layered_weights import LayeredWeights
+    from featlearn.planning.plan import PlannedKernel
 
 
 class AuditedModel:
@@ -131,7 +132,7 @@ class AuditedModel:
     def _weights(self, by_layer: bool) -> "Iterator[LayeredWeights | None]":
         """The weights of a sharded model at hand: all of them, or layer by layer where they do not fit."""
         model = unwrapped(self.model)
-        if not idle_parts(model):
+        if "torch.distributed.fsdp" not in sys.modules or not idle_parts(model):
             yield None
             return
         shards = sharded_weights(model)
@@ -245,9 +246,11 @@ class AuditedModel:
             stack.callback(measurement.close)
             measure = partial(outputs_and_gradients, parameters=parameters)
             ran = self._establish(measurement, model, results, isolation)
-            checked = ran and refuse_random_outputs(batches, isolation.random, measure)
+            is_checked = ran and isolation.random.has_drawn()
+            if is_checked:
+                refuse_random_outputs(batches, isolation.random, measure)
             yield measurement
-            if not checked:
+            if not is_checked and isolation.random.has_drawn():
                 refuse_random_outputs(batches, isolation.random, measure)
 
     def _establish(

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.attribution import corrected_axes, expect_confirmed, parameters_at
 from featlearn.audit.audit import AUDITED, Audit, audited, refuse_underflow
 from featlearn.audit.gradient_check import (
     balanced_gradient,
+    corrected_axes,
+    expect_confirmed,
     failing_parameters,
     largest_entry,
+    parameters_at,
     refuse_closures,
     refuse_unequal_sums,
     weighted_gradient,
@@ -256,7 +258,7 @@ class Measurement:
             )
         if self.deferred is not None:
             expect_independent(self.deferred, chunk, parts)
-        else:
+        elif parts:  # that outputs are finite is seen where they are made
             refuse_coupled(chunk, parts)
         if chunk.graph is not None:
             self.has_gradient = True
@@ -398,9 +400,9 @@ class Measurement:
                 several.append({name: gradient.detach() for name, gradient in found.items() if gradient is not None})
             yield several or [{} for _ in cotangents]
 
-    def refuse_no_gradient(self) -> None:
-        """Raise if no output depends on the parameters."""
-        if not self.has_gradient:
+    def refuse_no_gradient(self, *, of_example: bool = False) -> None:
+        """Raise if no output depends on the parameters: of any chunk so far, or of a few samples."""
+        if not (self.example().graph is not None if of_example else self.has_gradient):
             raise InputValueError(
                 "the outputs carry no gradient: they are detached, or computed under no_grad inside the model; "
                 "expected outputs that depend on the trainable parameters through differentiable operations"

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction import blocking, gram
+from featlearn.contraction.blocking import RowGrams
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, concatenate
 from featlearn.contraction.gram import Route, add_gram, cheaper_route, costs, extent, mirror
-from featlearn.contraction.matrices import RowGrams
 
 MODES = ("sum", "each", "full")
 

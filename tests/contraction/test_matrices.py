@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from featlearn.contraction import gram, matrices
+from featlearn.contraction import blocking, gram
 from featlearn.contraction.factors import Factor, Factors
 
 
 @pytest.mark.parametrize("samples", [8, 9, 11, 15, 16])
 def test_products_in_tiles_are_those_of_the_whole(samples: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(matrices, "SIDE", 2)
+    monkeypatch.setattr(blocking, "SIDE", 2)
     generator = torch.Generator().manual_seed(samples)
     rows, grads = (torch.randn(samples, n, dtype=torch.float64, generator=generator) for n in (5, 3))
     out = torch.randn(samples, samples, dtype=torch.float64, generator=generator)
     expected = out + -0.7 * (rows @ rows.T) * (grads @ grads.T)
-    matrices.add_in_tiles(out, matrices.Matrices(rows, (grads,)), -0.7)
+    blocking.add_in_tiles(out, blocking.Matrices(rows, (grads,)), -0.7)
     torch.testing.assert_close(out.tril(), expected.tril(), rtol=1e-13, atol=1e-13)
 
 
@@ -24,9 +24,9 @@ def test_products_in_tiles_are_those_of_the_whole(samples: int, monkeypatch: pyt
 @pytest.mark.parametrize("samples", [8, 11])
 def test_factors_in_tiles(samples: int, directions: int, monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, which the machine may not have."""
-    monkeypatch.setattr(matrices, "SIDE", 2)
+    monkeypatch.setattr(blocking, "SIDE", 2)
     seen: list[int] = []
-    plain = matrices.add_in_tiles
+    plain = blocking.add_in_tiles
     monkeypatch.setattr(gram, "add_in_tiles", lambda *a: seen.append(1) or plain(*a))
     generator = torch.Generator().manual_seed(samples)
     held = torch.randn(samples, 1, 1, 4, dtype=torch.float64, generator=generator)
@@ -35,7 +35,7 @@ def test_factors_in_tiles(samples: int, directions: int, monkeypatch: pytest.Mon
     found, expected = (torch.zeros(samples, samples, dtype=torch.float64) for _ in range(2))
     gram.add_gram(expected, factors, factors, "sum", symmetric=True, scratch=2**20, route=gram.Route.PAIRS)
     assert not seen
-    monkeypatch.setattr(matrices, "on_gpu", lambda out: True)
+    monkeypatch.setattr(blocking, "on_gpu", lambda out: True)
     gram.add_gram(found, factors, factors, "sum", symmetric=True, scratch=2**20, route=gram.Route.PAIRS)
     assert len(seen) == 1
     for kernel in (found, expected):

@@ -1,7 +1,7 @@
 """What a few samples show of a network's graph, once for many batches: sample axes, and rules that disagree.
 
 Only what follows from the code of a forward pass is kept. What may change with the weights or with the samples is
-checked on every batch: `featlearn.audit.independence`, `featlearn.audit.attribution`.
+checked on every batch: `featlearn.audit.independence`, `featlearn.audit.gradient_check`.
 """
 
 from collections.abc import Mapping

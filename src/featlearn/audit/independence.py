@@ -137,8 +137,6 @@ def expect_independent(deferred: DeferredChecks, chunk: Chunk, parts: list[Part]
 
 def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
     """Raise if the outputs of a sample depend on the other samples of its batch."""
-    if not parts:  # that outputs are finite is seen where they are made
-        return
     deferred = DeferredChecks()
     expect_independent(deferred, chunk, parts)
     if deferred.hold():

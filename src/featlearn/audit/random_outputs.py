@@ -26,13 +26,8 @@ Groups = Sequence[Sequence[Tensor]]
 
 def refuse_random_outputs(
     batches: Sequence[ModelWithInputs], random_state: RandomState, measure: Callable[[ModelWithInputs], Groups]
-) -> bool:
-    """Raise if what is measured on a few samples changes with the random numbers that the model draws.
-
-    Returns whether it has drawn any.
-    """
-    if not random_state.has_drawn():
-        return False
+) -> None:
+    """Raise if what is measured on a few samples changes with the random numbers that the model draws."""
     for batch in batches:
         few = min(AUDITED, batch.samples)
         sample = replace(batch, x=batch.take(slice(0, few)), samples=few, waiting=True)
@@ -48,7 +43,6 @@ def refuse_random_outputs(
                     "measure one draw, fix it: draw the noise once into a buffer, or call torch.manual_seed(0) at the "
                     "beginning of forward. Switch dropout off in eval mode: F.dropout(..., training=self.training)"
                 )
-    return True
 
 
 def outputs_and_gradients(batch: ModelWithInputs, parameters: Mapping[str, Tensor]) -> Groups:

@@ -16,11 +16,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from featlearn.contraction.blocking import panels, slices
+from featlearn.contraction.blocking import RowGrams, add_in_panels, add_in_tiles, matrices, panels, slices, worth_tiles
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Factor, Factors, Gradients, Reused, as_dense, dense_slice, some_of
 from featlearn.contraction.hardware import elementwise_cost
-from featlearn.contraction.matrices import RowGrams, add_in_panels, add_in_tiles, matrices, worth_tiles
 from featlearn.contraction.windows import Windows
 
 Mode = Literal["sum", "each", "full"]

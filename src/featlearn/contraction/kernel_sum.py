@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from featlearn.contraction.blocking import RowGrams
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Dense, Gradients, some_of
 from featlearn.contraction.gram import Mode, add_gram, mirror
-from featlearn.contraction.matrices import RowGrams
 
 Kernels = dict[str, Tensor]
 Captured = Iterable[tuple[str, Gradients]]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from featlearn.contraction.blocking import RowGrams
 from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
-from featlearn.contraction.matrices import RowGrams
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from featlearn.errors import NotFiniteError
 from featlearn.gradients.directions import OutputSelection
@@ -87,7 +87,7 @@ class KernelExecution:
                 chunk,
                 group.names,
                 self._directions.rows(chosen),
-                dense=elementwise(self._rates),
+                dense=elementwise(self._rates) if self._rates else (),
                 proportional=proportional,
                 apart=mode == "each",
                 last=chosen is blocks[-1],

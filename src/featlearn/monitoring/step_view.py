@@ -33,7 +33,7 @@ from featlearn.quantities.feature_change import (
 )
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
-from featlearn.quantities.neural_features import measured_features, refuse_no_layers, refuse_shared
+from featlearn.quantities.neural_features import measured_features, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 from featlearn.quantities.representation import outputs_with_features
 
@@ -480,5 +480,5 @@ def step_view(
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring([watched.probe.x], reuse=True, keep_weights=True))
         if baseline is None:
-            refuse_no_layers(now)
+            now.refuse_no_gradient(of_example=True)
         yield StepView(watched, step, baseline, audited, now, stack, memory, rates, end=end, shared=shared)

@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import torch
 
-from featlearn.contraction.hardware import LITTLE
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.directions import OutputSelection
@@ -13,29 +12,6 @@ from featlearn.planning.chunks import grouped, held_bytes, largest_chunk, shares
 from featlearn.planning.cost import parameter_plans
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.planning.plan import Plan
-
-
-def plan_key(
-    measurement: Measurement,
-    directions: OutputSelection,
-    elementwise: Collection[str],
-    by: str,
-    memory: str | int | None,
-    verify: bool,
-) -> object:
-    """What two kernels share that are measured in the same way."""
-    kinds = tuple([(batch.kind, batch.samples) for batch in measurement.batches])
-    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, measurement.weight_kind, measurement.gathered_bytes, frozenset(elementwise), asked)
-
-
-def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
-    """Whether there is about as much memory as when the plan was made; not asked where it needs little."""
-    if memory is not None or plan.peak < LITTLE:
-        return True
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
-        return True
-    return byte_budget(memory, device) >= 0.9 * plan.memory
 
 
 def plan_kernel(

@@ -1,16 +1,21 @@
 """What a kernel will cost, and how every parameter will be read, before anything is paid."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
+
 from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
+from featlearn.contraction.hardware import LITTLE
+from featlearn.gradients.directions import OutputSelection
+from featlearn.measurement import Measurement
 from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.cost import ParameterPlan
-from featlearn.planning.memory import readable_bytes, readable_count
+from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
 
 if TYPE_CHECKING:
     from featlearn.planning.rank_costs import RankCosts
@@ -277,6 +282,29 @@ def _counted(uses: Sequence[str]) -> str:
         short = use.removesuffix("0").removesuffix("Backward")
         counts[short] = counts.get(short, 0) + 1
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items()) or "-"
+
+
+def plan_key(
+    measurement: Measurement,
+    directions: OutputSelection,
+    elementwise: Collection[str],
+    by: str,
+    memory: str | int | None,
+    verify: bool,
+) -> object:
+    """Return the cache key of a plan: kernels with equal keys are measured in the same way."""
+    kinds = tuple([(batch.kind, batch.samples) for batch in measurement.batches])
+    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
+    return (kinds, measurement.weight_kind, measurement.gathered_bytes, frozenset(elementwise), asked)
+
+
+def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:
+    """Return whether there is about as much memory as when the plan was made; not asked where it needs little."""
+    if memory is not None or plan.peak < LITTLE:
+        return True
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] // 2 >= 0.9 * plan.memory:
+        return True
+    return byte_budget(memory, device) >= 0.9 * plan.memory
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from featlearn.network.inputs import Inputs
 from featlearn.ops import Direct, Use
 from featlearn.planning.memory import refuse_over_budget
 from featlearn.quantities.layer_alignment import LayerPairs
-from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 from featlearn.torch_internals import saved
@@ -100,7 +99,7 @@ def layer_balance_of(
     """Measure the layer balance of an audited model: see `fl.quantities.layer_balance`."""
     audited.request.refuse("layer_balance", "group")
     with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
-        refuse_no_layers(measurement)
+        measurement.refuse_no_gradient(of_example=True)
         pairs, known = consecutive(measurement.example())
         for pair in pairs.values():
             product = len(pair.before) ** 2 * pair.before.element_size()

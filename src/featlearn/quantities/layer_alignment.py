@@ -14,7 +14,6 @@ from featlearn.errors import InputValueError
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.network.inputs import Inputs
 from featlearn.planning.memory import refuse_over_budget
-from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -87,7 +86,7 @@ def layer_alignment_of(audited: AuditedModel, x: Inputs, *, norm: Norm = "fro") 
         raise InputValueError(f"norm={norm!r}, expected 'fro' or 'spectral'")
     audited.request.refuse("layer_alignment", "group")
     with sdpa_kernel(SDPBackend.MATH), audited.measuring([x], keep_weights=True) as measurement:
-        refuse_no_layers(measurement)
+        measurement.refuse_no_gradient(of_example=True)
         pairs, known = consecutive(measurement.example())
         for pair in pairs.values():
             if pair.after is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.agreement import same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
-from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, UnsupportedModelError
+from featlearn.errors import InputTypeError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, OutputSelection, output_directions
 from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
@@ -88,7 +88,7 @@ def neural_features_of(
     with ExitStack() as stack:
         now = stack.enter_context(audited.measuring_together([x], common=x, keep_weights=True))
         with ranks.together():
-            refuse_no_layers(now)
+            now.refuse_no_gradient(of_example=True)
         start = None
         if initial is not None:
             with ranks.together():
@@ -127,12 +127,6 @@ def measured_features(
         total.add_up(ranks)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}
     return NeuralFeatures(features, found.left_out)
-
-
-def refuse_no_layers(measurement: Measurement) -> None:
-    """Raise if no output depends on the parameters."""
-    if measurement.example().graph is None:
-        raise InputValueError("the outputs carry no gradient, expected some that depend on trainable parameters")
 
 
 def refuse_shared(start: Measurement, model: nn.Module) -> None:

@@ -23,9 +23,9 @@ from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import collector_paused
-from featlearn.planning.kernel_plan import plan_kernel, plan_key, still_fits
+from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import keep_released_memory
-from featlearn.planning.plan import PlannedKernel
+from featlearn.planning.plan import PlannedKernel, plan_key, still_fits
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -159,7 +159,8 @@ def tangent_kernel(
             audited, x, x2, outputs, by, verify, lambda: checked_rates(audited, outputs, by, optimizer, verify)
         )
         return divided[""] if by == "network" else divided
-    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
+    if rates := checked_rates(audited, outputs, by, optimizer, verify):
+        rates = whole_tensors(rates)
 
     def measured(measurement: Measurement) -> Kernels:
         return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
@@ -249,7 +250,7 @@ def measured_kernels(
     if memory is None:
         keep_released_memory()
     directions = output_directions(outputs, measurement.classes)
-    formed = elementwise(rates)
+    formed = elementwise(rates) if rates else frozenset()
     key = plan_key(measurement, directions, formed, by, memory, verify)
     known = audited.plans.get(key)
     if known is None or not still_fits(known.plan, memory, measurement.device):

@@ -14,7 +14,6 @@ from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.quantities.neural_features import refuse_no_layers
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -67,7 +66,7 @@ def ptk_of(
     if outputs not in ("sum", "full") and (isinstance(outputs, bool) or not isinstance(outputs, int)):
         raise InputValueError(f"outputs={outputs!r}, expected 'sum', 'full' or the number of an output")
     with audited.measuring([x] if x2 is None else [x, x2], keep_weights=True) as measurement:
-        refuse_no_layers(measurement)
+        measurement.refuse_no_gradient(of_example=True)
         found = weight_matrices(measurement.example())
         names = chosen_layers(found, [layer])
         if len(names) != 1:

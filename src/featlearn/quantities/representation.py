@@ -85,7 +85,8 @@ def representation_kernels(
                 return _kernels(several, modules, of, layers is not None, memory)
 
             kernels = measure(*batches)
-            refuse_random_outputs(batches, isolation.random, lambda batch: [[k] for k in measure(batch).values()])
+            if isolation.random.has_drawn():
+                refuse_random_outputs(batches, isolation.random, lambda batch: [[k] for k in measure(batch).values()])
             return kernels
 
 
