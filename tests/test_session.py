@@ -25,7 +25,7 @@ from featlearn.errors import (
 )
 from featlearn.gradients.captured import Chunk
 from featlearn.ops import registry
-from featlearn.planning import chunks, kernel_plan
+from featlearn.planning import chunks, kernel_plan, plan
 from featlearn.quantities import ntk as ntk_module
 from tests.references.jacobian import dense_ntk
 
@@ -402,10 +402,11 @@ def test_gradients_modes_and_generators_are_as_they_were(model: Net, x: Tensor):
 def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
     session = fl.Session(model, x)
     session.ntk()
-    monkeypatch.setattr(kernel_plan, "LITTLE", 0)  # otherwise nobody asks for so few bytes
+    monkeypatch.setattr(plan, "LITTLE", 0)  # otherwise nobody asks for so few bytes
     available = session.plan().memory
     plans.clear()
-    monkeypatch.setattr(kernel_plan, "byte_budget", lambda *_: available // 2)
+    for module in (plan, kernel_plan):
+        monkeypatch.setattr(module, "byte_budget", lambda *_: available // 2)
     for _ in range(2):
         assert_exact(session)
     assert len(plans) == 1
@@ -414,7 +415,7 @@ def test_less_memory_than_before_is_planned_anew(model: Net, x: Tensor, plans: l
 def test_nobody_asks_for_little_memory(model: Net, x: Tensor, plans: list[int], monkeypatch: Any):
     session = fl.Session(model, x)
     session.ntk()
-    monkeypatch.setattr(kernel_plan, "byte_budget", lambda *_: 0)
+    monkeypatch.setattr(plan, "byte_budget", lambda *_: 0)
     assert_exact(session)
     assert len(plans) == 1
 

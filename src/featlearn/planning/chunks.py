@@ -63,8 +63,11 @@ def grouped(
         # One sample alone is run beside its copy, and parts of fewer than four beside copies of theirs.
         least = 2 if proved else 4
         fitting = least if least * each <= 0.5 * available else 1
-        found = min(block, largest_chunk, max(fitting, pass_through // each))
-        return found - 1 if found in avoided and found > 2 else found
+        size = min(block, largest_chunk, max(fitting, pass_through // each))
+        if size not in avoided or size <= 2:
+            return size
+        # Running every chunk again in parts takes longer than a few more chunks, and less time than twice as many.
+        return size - 1 if 4 * -(-block // (size - 1)) <= 5 * -(-block // size) else size
 
     def close() -> None:
         if names:
