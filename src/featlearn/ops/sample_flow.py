@@ -2,7 +2,7 @@
 
 The samples lie in the first axis of the outputs. Flow rules say where they lie in the operands
 of each op. Followed from the outputs down, they prove the sample axis of a node for this batch, without a backward
-pass. Below an op without a rule nothing is proved, and a backward pass has to answer (`featlearn.audit.gradient_check`).
+pass. Below an op without a rule nothing is proved, and a backward pass decides (`featlearn.audit.gradient_check`).
 """
 
 from collections.abc import Callable, Collection, Sequence
