@@ -1,5 +1,6 @@
 """Seeds on disk and in memory."""
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ import torch
 
 import featlearn_papers
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
-from featlearn.sweeps.function_source import reachable_source
 from featlearn_papers.frame.registry import load
-from featlearn_papers.frame.runs import SHARED, Runs, key, save, saved
+from featlearn_papers.frame.runs import Runs, key, save, saved
+from featlearn_papers.frame.seed_source import FORMER_CODE, _FormerCode, _text, source_text
 from papers.tests import made_up
 
 
@@ -158,7 +159,7 @@ def test_the_key_knows_what_shared_modules_import(tmp_path, monkeypatch, name, o
 def test_a_figure_depends_on_modules_that_it_reaches_through_others():
     """Measuring 002/figJ2 takes `residual` from whitened.py, and that `two_classes` from silence.py."""
     (experiment,) = load("002/figJ2").experiments.values()
-    found = reachable_source(experiment.measure, SHARED)
+    found = source_text(experiment.measure)
     assert "alias(name='first')" not in found.partition("Module(")[0]  # what only the claims take from silence.py
     assert "FunctionDef(name='two_classes'" in found
 
@@ -171,3 +172,15 @@ def test_runs_stack_over_seeds():
         runs["b"]
     with pytest.raises(FeatlearnError, match="expected one of a, b"):
         runs["c"]
+
+
+def former(source: str) -> str:
+    tree = _FormerCode(FORMER_CODE).visit(ast.parse(source))
+    return _text(tree)
+
+
+def test_data_sets_that_moved_to_the_papers_keep_their_former_names():
+    assert former("from featlearn_papers.data.svhn import svhn") == former("from featlearn.data.svhn import svhn")
+    moved = 'from featlearn_papers import data\ndef f(text: "data.Text"):\n    return data.shakespeare(text)'
+    assert former(moved) == former('def f(text: "fl.data.Text"):\n    return fl.data.shakespeare(text)')
+    assert former("from featlearn_papers import novelty") != former("")

@@ -16,27 +16,12 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.sweeps.function_source import reachable_source
+from featlearn_papers.frame.seed_source import source_text
 
 Numbers = Any
 """A number, a nested sequence of them, an array or a tensor."""
 Array = numpy.ndarray[Any, Any]
 
-SHARED = "featlearn_papers.paper_"
-"""Begins the names of modules of figures, which may share code."""
-FORMER_NAMES = {
-    "featlearn_papers.paper_": "featlearn.papers.paper_",
-    "featlearn_papers.frame": "featlearn.papers",
-    "featlearn_papers.data": "featlearn.data",
-    "featlearn.models": "featlearn.papers.models",
-}
-"""Prefix of module names -> the former one, which cache keys hash, so that seeds of earlier versions are found."""
-FORMER_CODE = {
-    "from featlearn_papers import data": "",
-    "data.Text": "fl.data.Text",
-    "data.shakespeare": "fl.data.shakespeare",
-}
-"""Names and imports -> the former ones, for the same purpose."""
 SECONDS = "_seconds"
 """Wall time of a seed, kept with its numbers."""
 VERSIONS = "_versions"
@@ -102,11 +87,6 @@ def key(id: str, setup: Any, measure: Callable[..., Any], **surroundings: object
             ) from error
     settings = {"id": id, "setup": dataclasses.asdict(setup), **surroundings}
     return f"{_hash(json.dumps(settings, sort_keys=True))}-{_hash(source_text(measure))}"
-
-
-def source_text(measure: Callable[..., Any]) -> str:
-    """Return the source that the numbers of a seed depend on, by its former names."""
-    return reachable_source(measure, SHARED, FORMER_NAMES, FORMER_CODE)
 
 
 def _hash(text: str) -> str:
