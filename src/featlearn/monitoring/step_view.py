@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
+from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.kernel.jacobian_products import JvpMethod
 from featlearn.kernel.step_rates import Rate, step_rates
@@ -22,13 +23,17 @@ from featlearn.monitoring.probe_data import Sizes, WatchedNetwork, as_targets, p
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
+from featlearn.planning.chunks import samples_within
+from featlearn.planning.memory import byte_budget
 from featlearn.quantities.balance import Rates, pair_balance
 from featlearn.quantities.feature_change import (
     LAST,
+    LOW_PRECISION,
     FeatureChange,
     RepresentationReader,
     Representations,
     current_state,
+    entering,
     feature_changes,
 )
 from featlearn.quantities.layer_features import NeuralFeatures
@@ -48,6 +53,8 @@ LARGEST_FULL = 2048
 """Samples times outputs up to which a kernel between all outputs is measured: 16 MiB in float32."""
 SHRUNK = 0.95
 """Share of a layer's first weights below which they count as shrunk."""
+LARGEST_FIRST = 2**24
+"""Numbers of the first representations, up to which they are kept during the run: 64 MiB in float32."""
 LARGEST_SUM = 2**28
 """Numbers in such kernels of all layers together, up to which each output's kernel is taken from them: 1 GiB."""
 
@@ -73,6 +80,8 @@ class GapMemory:
     method: JvpMethod | None = None
     """How Jacobian-vector products are made."""
     reader: RepresentationReader | None = None
+    first: Representations | None = None
+    """What enters each layer at the start of the run, unless it is large."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +146,27 @@ class StepView:
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
+        if self._capture is not None and LAST in self._entering:
+            return self._capture.outputs[: self._capture.count].detach().cpu(), self._entering[LAST]
         outputs, features = outputs_with_features(self._now.batches[0])
         return outputs.cpu(), features
+
+    @cached_property
+    def _capture(self) -> Chunk | None:
+        """The probe, captured once for all quantities; None where its graph takes too much memory."""
+        now, samples = self._now, self.watched.probe.samples
+        room = 0.2 * byte_budget(self._audited.request.memory, now.device)
+        return now.chunk(now.batches[0], 0, samples) if samples_within(now, room) >= samples else None
+
+    @cached_property
+    def _entering(self) -> Representations:
+        return {} if self._capture is None else entering(self._capture)
+
+    @property
+    def _reads_graph(self) -> bool:
+        """Whether the capture shows what enters every layer, in full precision."""
+        parameters = self.watched.model.parameters()
+        return self._capture is not None and all(p.requires_grad and p.dtype not in LOW_PRECISION for p in parameters)
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -197,11 +225,19 @@ class StepView:
 
     @cached_property
     def _representations(self) -> Representations:
-        return self._reader.at(current_state(self.watched.model), self.x)
+        return self._entering if self._reads_graph else self._reader.at(current_state(self.watched.model), self.x)
 
     @cached_property
     def _first_representations(self) -> Representations:
-        return self._reader.at(self.watched.initial, self.x)
+        if not self._reads_graph:
+            return self._reader.at(self.watched.initial, self.x)
+        if self._memory.first is None:
+            (batch,) = self._start.batches
+            first = entering(self._start.chunk(batch, 0, batch.samples))
+            if sum(features.numel() for features in first.values()) > LARGEST_FIRST:
+                return first
+            self._memory.first = {name: features.clone() for name, features in first.items()}
+        return self._memory.first
 
     @property
     def _reader(self) -> RepresentationReader:
@@ -281,6 +317,8 @@ class StepView:
         compared = self.baseline is not None and bool(self.watched.initial)
 
         def alone() -> NeuralFeatures:
+            if compared:
+                refuse_shared(self._start, self.watched.model)
             return measured_features(self._now, self._start if compared else None, None, outputs)
 
         return alone() if self._shared is None else self._shared.features(self.watched, compared, outputs, alone)
@@ -369,9 +407,7 @@ class StepView:
 
     @cached_property
     def _start(self) -> Measurement:
-        start = self._measured_layers(self._audited.of_copy(network_at(self.watched.model, self.watched.initial)))
-        refuse_shared(start, self.watched.model)
-        return start
+        return self._measured_layers(self._audited.of_copy(network_at(self.watched.model, self.watched.initial)))
 
     @cached_property
     def _test(self) -> Measurement | None:

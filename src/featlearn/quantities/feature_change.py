@@ -161,15 +161,15 @@ def _representations(audited: AuditedModel, x: Inputs) -> Representations:
         (batch,) = measurement.batches
         for begin in range(0, batch.samples, SAMPLES_AT_ONCE):
             chunk = measurement.chunk(batch, begin, min(begin + SAMPLES_AT_ONCE, batch.samples))
-            for name, features in _entering(chunk).items():
+            for name, features in entering(chunk).items():
                 pieces[name].append(features)
     held = {name: parts for name, parts in pieces.items() if len({part.shape[1] for part in parts}) == 1}
     whole = {name: torch.cat(parts) for name, parts in held.items()}
     return {name: features for name, features in whole.items() if len(features) == batch.samples}
 
 
-def _entering(chunk: Chunk) -> Representations:
-    """Layer -> (samples, N) rows that its weight multiplied, in some samples."""
+def entering(chunk: Chunk) -> Representations:
+    """Return layer -> (samples, N), the rows that its weight multiplied."""
     layers: dict[str, list[Tensor]] = defaultdict(list)
     at: dict[Node, Tensor] = {}
     for name, uses in chunk.uses.items():
@@ -179,8 +179,8 @@ def _entering(chunk: Chunk) -> Representations:
                 layers[_layer(name)].append(at[reading.use.node])
     last = _last_maps(chunk, at)
     ordered = {layer: layers[layer] for name in chunk.parameters if (layer := _layer(name)) in layers}
-    entering = {layer: torch.cat(parts, 1) for layer, parts in ordered.items()}
-    return entering | ({LAST: torch.cat([at[node] for node in last], 1)} if last else {})
+    features = {layer: torch.cat(parts, 1) for layer, parts in ordered.items()}
+    return features | ({LAST: torch.cat([at[node] for node in last], 1)} if last else {})
 
 
 def _last_maps(chunk: Chunk, at: Mapping[Node, Tensor]) -> Sequence[Node]:
