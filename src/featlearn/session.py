@@ -218,17 +218,30 @@ class Session:
         x: Inputs | None = None,
         by: Literal["network"] = "network",
         link: bool = True,
+        effective: bool = True,
     ) -> LinearizationGap: ...
     @overload
     def linearization_gap(
-        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"], link: bool = True
+        self,
+        initial: Mapping[str, Tensor],
+        *,
+        x: Inputs | None = None,
+        by: Literal["layer"],
+        link: bool = True,
+        effective: bool = True,
     ) -> dict[str, float]: ...
     @name_keywords()
     def linearization_gap(
-        self, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network", link: bool = True
+        self,
+        initial: Mapping[str, Tensor],
+        *,
+        x: Inputs | None = None,
+        by: str = "network",
+        link: bool = True,
+        effective: bool = True,
     ) -> LinearizationGap | dict[str, float]:
         """Compute what the linearization at an earlier state misses: see `fl.linearization_gap`."""
-        return linearization_gap_of(self._audited, self._inputs(x), initial, by=by, link=link)
+        return linearization_gap_of(self._audited, self._inputs(x), initial, by=by, link=link, effective=effective)
 
     @overload
     def features_moved(

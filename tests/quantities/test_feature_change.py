@@ -139,6 +139,25 @@ def test_weights_that_no_module_applies_are_seen():
     assert float(fl.quantities.features_moved(model, x, before)) == pytest.approx(expected, rel=1e-10)
 
 
+def test_an_adapted_head_moves_no_features():
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(7, C).requires_grad_(False)
+            self.down, self.up = nn.Linear(7, 2, bias=False), nn.Linear(2, C, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + 2.0 * self.up(self.down(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, 7), nn.Tanh(), Adapted())
+    body = {key: value.clone() for key, value in model.double().state_dict().items() if key.startswith("0.")}
+    before = moved(model) | body
+    model.load_state_dict(body, strict=False)
+    change = fl.quantities.features_moved(model, torch.randn(P, D, dtype=torch.float64), before)
+    assert (float(change), change.cka) == (0.0, pytest.approx(1.0))
+
+
 def test_units_that_are_added_up_without_weights_have_no_last_layer():
     class Committee(nn.Module):
         def __init__(self) -> None:

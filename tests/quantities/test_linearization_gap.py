@@ -91,7 +91,7 @@ def test_it_is_what_a_dense_jacobian_gives(name: str):
     model, before = moved(model)
     expected = dense_gap(model, x, before)
     assert expected > 0.05
-    assert fl.linearization_gap(model, x, before) == pytest.approx(expected, rel=1e-9)
+    assert fl.linearization_gap(model, x, before, effective=False) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", list(models()))

@@ -78,6 +78,25 @@ def hidden_units(graph: Graph, nodes: Collection[Node]) -> str:
     return ""
 
 
+FORMING = LINEAR | _names(
+    "Addmm Addmv Bmm Dot Exp LinalgMatrixExp LinalgVectorNorm Mean Mm Mv Norm Pow Reciprocal Rsqrt Sqrt Sum "
+    "WeightNormInterface"
+)
+"""Ops by which weights are formed from parameters: products, norms, rearrangements. Activations are none of them."""
+
+
+def forms_weight(graph: Graph) -> bool:
+    """Whether a value is a nonlinear function of parameters, made of products and norms."""
+    ops = [node for node in graph.order if graph.inputs[node] and node in graph.names_below]
+    names = {op_name(graph.names[node]) for node in ops}
+    several = any(
+        op_name(graph.names[node]) in MIXING | {"Mul", "Div"}
+        and sum(child in graph.names_below for child, _ in graph.inputs[node][-2:]) > 1
+        for node in ops
+    )
+    return names <= FORMING and (several or not names.isdisjoint(CURVED | {"WeightNormInterface", "LinalgMatrixExp"}))
+
+
 def _is_curved(graph: Graph, node: Node, *, likelihoods: bool = False) -> bool:
     name = op_name(graph.names[node])
     if name in ("Mul", "Div"):

@@ -6,9 +6,10 @@ reaches past its modules; fused ops have second derivatives that are missing, or
 tried on a few samples, and taken where <w, J u> = <J^T w, u>. What is left is read from per-sample gradients.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.contraction.factors import as_dense
 from featlearn.graph.graph import backward
+from featlearn.kernel.effective_weights import Steps, applied_map
 from featlearn.kernel.output_function import UNDIVIDED, Division, Reparametrized, changed_outputs
 from featlearn.measurement import Measurement
 from featlearn.network.elementary_ops import ElementaryOps
@@ -89,6 +91,11 @@ def jvp_method(measurement: Measurement) -> JvpMethod:
     return _per_sample
 
 
+def divides(method: JvpMethod) -> bool:
+    """Whether a network can be linearized in parts by this method."""
+    return method is not _per_sample
+
+
 def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
     drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu")
     return drawn.to(like.device)
@@ -123,36 +130,89 @@ class Linearized(NamedTuple):
     product: Tensor
     """(n, C) J u."""
     through_link: Tensor
-    """(n, C) g(h + J_h u), for f = g(h)."""
+    """(n, C) g(h + J_h u), for f = g(h), in effective weights."""
 
 
 def linearized(
-    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, division: Division
+    method: JvpMethod,
+    measurement: Measurement,
+    batch: ModelWithInputs,
+    tangents: Tangents,
+    division: Division = UNDIVIDED,
+    steps: Steps | None = None,
 ) -> Linearized:
-    """Linearize a network, and its part up to h, in one direction."""
-    parameters = dict(measurement.parameters)
-    if division.head is None or method is _per_sample:
-        if method in _FORWARD:
-            outputs, product = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method])
-        else:
-            outputs, product = batch.outputs(_all(batch)).detach(), method(measurement, batch, tangents)[0].detach()
+    """Linearize a network in one direction, and its part up to h in effective weights whose changes are `steps`."""
+    head, seen = division.head, list[tuple[Tensor, Tensor]]()
+    merging = steps is not None and bool(division.merged)
+    if head is None or merging or not divides(method):
+        outputs, product = _outputs_and_product(method, measurement, batch, tangents)
+    if not divides(method) or not (merging or head is not None):
         return Linearized(outputs, product, outputs + product)
     if method in _FORWARD:
-        heads: list[tuple[Tensor, Tensor]] = []
-        keep = {division.head: lambda function, arguments, result: _seen(heads, _parts_of_dual(result), result)}
-        outputs, product = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method], division, keep)
-        ((h, change),) = heads
+        changes = _forward_changes(steps) if merging and steps is not None else {}
+        if head is not None:
+            changes[head] = lambda function, arguments, result: _seen(seen, _parts_of_dual(result), result)
+        again, along = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method], division, changes)
+        h, change = seen[0] if head is not None else (again, along)
     else:
-        h, change = _head_twice_backward(method, measurement, batch, tangents, division)
-        with forward_ad.dual_level():
-            dual = forward_ad.make_dual(h, change)
-            again = changed_outputs(
-                division, batch, parameters, {division.head: lambda function, arguments, result: dual}
-            )
-            outputs, product = _parts_of_dual(again)
+        h, change = _twice_backward_divided(method, measurement, batch, tangents, division, steps if merging else None)
+        if head is not None and not merging:
+            again, along = _behind_head(measurement, batch, division, head, h, change)
+    if not merging:
+        outputs, product = again, along
+    if head is None:
+        return Linearized(outputs, product, h + change)
     moved = h + change
-    through = changed_outputs(division, batch, parameters, {division.head: lambda function, arguments, result: moved})
+    replacing: dict[int, Change] = {head: lambda function, arguments, result: moved}
+    through = changed_outputs(division, batch, dict(measurement.parameters), replacing)
     return Linearized(outputs, product, through.detach())
+
+
+def _outputs_and_product(
+    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    if method in _FORWARD:
+        return _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method])
+    return batch.outputs(_all(batch)).detach(), method(measurement, batch, tangents)[0].detach()
+
+
+def _forward_changes(steps: Steps) -> dict[int, Change]:
+    """Give merged weights their own changes as tangents."""
+    changes: dict[int, Change] = {}
+    inputs: dict[int, tuple[Any, tuple[Any, ...], Tensor]] = {}
+
+    def form(function: Any, arguments: tuple[Any, ...], result: Tensor, change: Tensor) -> Tensor:
+        dual: Tensor = forward_ad.make_dual(_parts_of_dual(result)[0], change.to(result.dtype))
+        return dual
+
+    def note(function: Any, arguments: tuple[Any, ...], result: Tensor, inner: int) -> Tensor:
+        inputs[inner] = (function, arguments, _parts_of_dual(arguments[0])[0])
+        return result
+
+    def add(function: Any, arguments: tuple[Any, ...], result: Tensor, step: tuple[int, Tensor, Tensor]) -> Tensor:
+        primal, tangent = _parts_of_dual(result)
+        dual: Tensor = forward_ad.make_dual(primal, tangent + _both_maps(inputs[step[0]], function, arguments, step))
+        return dual
+
+    for number, change in steps.formed.items():
+        changes[number] = partial(form, change=change)
+    for outer, step in steps.adapters.items():
+        changes[step[0]] = partial(note, inner=step[0])
+        changes[outer] = partial(add, step=step)
+    return changes
+
+
+def _both_maps(
+    first: tuple[Any, tuple[Any, ...], Tensor],
+    function: Any,
+    arguments: tuple[Any, ...],
+    step: tuple[int, Tensor, Tensor],
+) -> Tensor:
+    """Apply the changes of both maps of an adapter, one after the other: what the product rule leaves out."""
+    inner_function, inner_arguments, x = first
+    _, inner, outer = step
+    between = applied_map(inner_function, inner_arguments, x, inner.to(x))
+    return applied_map(function, arguments, between, outer.to(x))
 
 
 T = TypeVar("T")
@@ -164,17 +224,54 @@ def _seen(seen: list[Any], thing: Any, result: T) -> T:
     return result
 
 
-def _head_twice_backward(
-    method: JvpMethod, measurement: Measurement, batch: ModelWithInputs, tangents: Tangents, division: Division
+def _behind_head(
+    measurement: Measurement, batch: ModelWithInputs, division: Division, head: int, h: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return h and J_h u."""
+    """Return the outputs g(h) and J_g times the change of h."""
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(h, change)
+        replacing: dict[int, Change] = {head: lambda function, arguments, result: dual}
+        return _parts_of_dual(changed_outputs(division, batch, dict(measurement.parameters), replacing))
+
+
+def _twice_backward_divided(
+    method: JvpMethod,
+    measurement: Measurement,
+    batch: ModelWithInputs,
+    tangents: Tangents,
+    division: Division,
+    steps: Steps | None,
+) -> tuple[Tensor, Tensor]:
+    """Return h, or the outputs without a head, and their change in effective weights."""
     heads: list[Tensor] = []
-    assert division.head is not None
-    keep = {division.head: lambda function, arguments, result: _seen(heads, result, result)}
+    leaves: list[tuple[Tensor, Tensor]] = []
+    inputs: dict[int, tuple[Any, tuple[Any, ...], Tensor]] = {}
+    changes: dict[int, Change] = {}
+
+    def form(function: Any, arguments: tuple[Any, ...], result: Tensor, change: Tensor) -> Tensor:
+        leaf = result.detach().requires_grad_()
+        return _seen(leaves, (leaf, change[None].to(leaf)), leaf)
+
+    def note(function: Any, arguments: tuple[Any, ...], result: Tensor, inner: int) -> Tensor:
+        inputs[inner] = (function, arguments, arguments[0].detach())
+        return result
+
+    def add(function: Any, arguments: tuple[Any, ...], result: Tensor, step: tuple[int, Tensor, Tensor]) -> Tensor:
+        leaf = torch.zeros_like(result, requires_grad=True)
+        leaves.append((leaf, _both_maps(inputs[step[0]], function, arguments, step)[None].detach()))
+        return result + leaf
+
+    for number, change in (steps.formed if steps else {}).items():
+        changes[number] = partial(form, change=change)
+    for outer, step in (steps.adapters if steps else {}).items():
+        changes[step[0]] = partial(note, inner=step[0])
+        changes[outer] = partial(add, step=step)
+    if division.head is not None:
+        changes[division.head] = lambda function, arguments, result: _seen(heads, result, result)
     with _TWICE_BACKWARD[method]():
-        changed_outputs(division, batch, dict(measurement.parameters), keep)
-        (h,) = heads
-        return h.detach(), _derivatives_by_cotangent(measurement, h, tangents)[0].detach()
+        outputs = changed_outputs(division, batch, dict(measurement.parameters), changes)
+        h = heads[0] if heads else outputs
+        return h.detach(), _derivatives_by_cotangent(h, [*_pairs(measurement, tangents), *leaves])[0].detach()
 
 
 def _forward_mode(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
@@ -224,14 +321,14 @@ def _twice_backward(measurement: Measurement, batch: ModelWithInputs, tangents: 
     """(m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
     with _math_attention():
         outputs = batch.paired_outputs(_all(batch))
-        return _derivatives_by_cotangent(measurement, outputs, tangents)
+        return _derivatives_by_cotangent(outputs, _pairs(measurement, tangents))
 
 
 def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
     """The same with fused ops taken apart."""
     with ElementaryOps():
         outputs = batch.paired_outputs(_all(batch))
-    return _derivatives_by_cotangent(measurement, outputs, tangents)
+    return _derivatives_by_cotangent(outputs, _pairs(measurement, tangents))
 
 
 @contextmanager
@@ -248,21 +345,26 @@ _TWICE_BACKWARD: dict[JvpMethod, PassContext] = {
 }
 
 
-def _derivatives_by_cotangent(measurement: Measurement, outputs: Tensor, tangents: Tangents) -> Tensor:
-    count = _count(tangents)
+def _pairs(measurement: Measurement, tangents: Tangents) -> list[tuple[Tensor, Tensor]]:
+    return [(measurement.parameters[name], u) for name, u in tangents.items()]
+
+
+def _derivatives_by_cotangent(outputs: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(m, *outputs) derivative of the outputs, for tensors with m vectors each."""
+    count = len(pairs[0][1])
     pushed = torch.zeros(count, *outputs.shape, dtype=outputs.dtype, device=outputs.device)
     if not outputs.requires_grad:
         return pushed
     w = torch.zeros_like(outputs, requires_grad=True)
-    parameters = [measurement.parameters[name] for name in tangents]
-    pulled = torch.autograd.grad(outputs, parameters, w, create_graph=True, allow_unused=True)
-    pairs = [(g, u) for g, u in zip(pulled, tangents.values(), strict=True) if g is not None and g.requires_grad]
-    for k in range(count if pairs else 0):
-        (found,) = torch.autograd.grad(
-            [g for g, _ in pairs], w, [u[k].to(g) for g, u in pairs], retain_graph=True, allow_unused=True
+    tensors = [tensor for tensor, _ in pairs]
+    pulled = torch.autograd.grad(outputs, tensors, w, create_graph=True, allow_unused=True)
+    reached = [(g, u) for g, (_, u) in zip(pulled, pairs, strict=True) if g is not None and g.requires_grad]
+    for k in range(count if reached else 0):
+        (derivative,) = torch.autograd.grad(
+            [g for g, _ in reached], w, [u[k].to(g) for g, u in reached], retain_graph=True, allow_unused=True
         )
-        if found is not None:
-            pushed[k] = found
+        if derivative is not None:
+            pushed[k] = derivative
     return pushed
 
 

@@ -1,6 +1,6 @@
 """A network divided into what is linearized and its output function: f = g(h), with h the last op with a parameter."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from featlearn.errors import FeatlearnError
 from featlearn.graph.graph import Node, build_graph
 from featlearn.graph.link import common_nodes, hidden_units, nodes_after, nonlinear_ops
+from featlearn.kernel.effective_weights import FormedWeight, Merged, merged_weights, weights_of
 from featlearn.measurement import Measurement
 from featlearn.network.function_calls import Call, Change, ChangedCalls, RecordedCalls
 from featlearn.network.inputs import ModelWithInputs
@@ -29,6 +30,8 @@ class Division:
     """The call that gives h; None where the output function is linear, or the identity is taken for it."""
     link: tuple[str, ...] = ()
     """The nonlinear ops of the output function."""
+    merged: tuple[Merged, ...] = ()
+    """Products of parameters that stand for one weight."""
 
 
 UNDIVIDED = Division()
@@ -55,18 +58,42 @@ def changed_outputs(
     return replace(batch, model=model).outputs(_all(batch), _inside(lambda: ChangedCalls(division.names, changes)))
 
 
-def divided(measurement: Measurement) -> Division:
-    """Divide a network by a pass of a few samples; the whole network is linearized where that is not exact."""
-    whole = measurement.batches[0]
-    indices = torch.arange(min(FEW, whole.samples), device="cpu")
-    batch = replace(whole, x=whole.take(indices), samples=len(indices))
+def divided(measurement: Measurement, *, link: bool, effective: bool) -> Division:
+    """Divide a network by a pass of a few samples; the whole network is linearized where that is not exact.
+
+    `link`: at its output function. `effective`: with the products of parameters that stand for one weight.
+    """
     try:
-        return _divided(batch, dict(measurement.parameters))
+        return _divided(_few(measurement), dict(measurement.parameters), link, effective)
     except FeatlearnError:  # its calls cannot be seen, or they are others in each pass
         return UNDIVIDED
 
 
-def _divided(batch: ModelWithInputs, parameters: dict[str, Tensor]) -> Division:
+def weights_at(division: Division, measurement: Measurement, parameters: dict[str, Tensor]) -> dict[int, Tensor]:
+    """Return call -> the weight that it forms or applies, with these parameters."""
+    if not division.merged:
+        return {}
+    weights: dict[int, Tensor] = {}
+    changes: dict[int, Change] = {}
+    for number in weights_of(division.merged):
+
+        def keep(function: Any, arguments: tuple[Any, ...], result: Any, number: int = number) -> Any:
+            formed = any(isinstance(one, FormedWeight) and one.call == number for one in division.merged)
+            weights[number] = (result if formed else arguments[1]).detach().clone()
+            return result
+
+        changes[number] = keep
+    changed_outputs(division, _few(measurement), parameters, changes)
+    return weights
+
+
+def _few(measurement: Measurement) -> ModelWithInputs:
+    whole = measurement.batches[0]
+    indices = torch.arange(min(FEW, whole.samples), device="cpu")
+    return replace(whole, x=whole.take(indices), samples=len(indices))
+
+
+def _divided(batch: ModelWithInputs, parameters: dict[str, Tensor], link: bool, effective: bool) -> Division:
     recorded, inputs = RecordedCalls(), list[Tensor]()
 
     def noting(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -78,19 +105,20 @@ def _divided(batch: ModelWithInputs, parameters: dict[str, Tensor]) -> Division:
     if outputs.grad_fn is None:
         return Division(names)
     graph = build_graph(outputs, parameters)
+    touched = _touched(recorded.calls, inputs)
     at: dict[Node, int] = {}
-    for number in _with_samples(recorded.calls, inputs):
-        call = recorded.calls[number]
-        if call.node is not None:
+    for number, call in enumerate(recorded.calls):
+        if call.node is not None and touched(call.result):
             at.setdefault(call.node, number)
-    for node in common_nodes(graph):
+    merged = merged_weights(recorded.calls, touched, parameters) if effective else ()
+    for node in common_nodes(graph) if link else ():
         after = nodes_after(graph, node)
         if node not in at or hidden_units(graph, after):
             continue
-        division = Division(names, at[node], tuple(nonlinear_ops(graph, after)))
+        division = Division(names, at[node], tuple(nonlinear_ops(graph, after)), merged)
         exact = division.link and _is_exact(division, batch, parameters, recorded.calls[at[node]].result, outputs)
-        return division if exact else Division(names)
-    return Division(names)
+        return division if exact else Division(names, merged=merged)
+    return Division(names, merged=merged)
 
 
 def _is_exact(
@@ -105,10 +133,10 @@ def _is_exact(
     return same and not build_graph(again, parameters).leaves
 
 
-def _with_samples(calls: Sequence[Call], inputs: Sequence[Tensor]) -> Iterator[int]:
-    """Yield the numbers of calls whose results depend on the samples: of those that give one tensor."""
+def _touched(calls: Sequence[Call], inputs: Sequence[Tensor]) -> Callable[[Tensor], bool]:
+    """Return a function that says whether a tensor of a pass depends on the samples."""
     touched, known = set(map(id, inputs)), set[int]()
-    for number, call in enumerate(calls):
+    for call in calls:
         arguments, results = call.tensors, [call.result] if isinstance(call.result, Tensor) else []
         if isinstance(call.result, tuple | list):
             results = [one for one in call.result if isinstance(one, Tensor)]
@@ -118,10 +146,9 @@ def _with_samples(calls: Sequence[Call], inputs: Sequence[Tensor]) -> Iterator[i
             touched.update(map(id, results))
             if call.name.endswith("_") and arguments:  # written in place
                 touched.add(id(arguments[0]))
-            if isinstance(call.result, Tensor):
-                yield number
         else:
             known.update(map(id, results))
+    return lambda tensor: id(tensor) in touched
 
 
 def _inside(

@@ -16,7 +16,7 @@ from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node
-from featlearn.graph.link import hidden_units
+from featlearn.graph.link import LINEAR, hidden_units, op_name
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
@@ -209,7 +209,24 @@ def _last_maps(chunk: Chunk, at: Mapping[Node, Tensor]) -> Sequence[Node]:
         after.add(node)
         stack += [child for child, _ in graph.inputs[node] if child is not None]
     after -= set(graph.leaves.values())
-    return [] if hidden_units(graph, after) else last
+    return [] if hidden_units(graph, after) else [node for node in last if not _is_adapter(graph, node, last, at)]
+
+
+def _is_adapter(graph: Graph, outer: Node, last: Sequence[Node], at: Mapping[Node, Tensor]) -> bool:
+    """Whether a last map is the second of an adapter: the first multiplies what another last map multiplies."""
+    stack, passed = [child for child, _ in graph.inputs[outer]], set[Node]()
+    while stack:
+        node = stack.pop()
+        if node in at:
+            return any(base is not outer and _equal(at[base], at[node]) for base in last)
+        if node is not None and node not in passed and op_name(graph.names[node]) in LINEAR:
+            passed.add(node)
+            stack += [child for child, _ in graph.inputs[node]]
+    return False
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _first_ops(graph: Graph, leaf: Node) -> list[Node]:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.sharded_model import whole_weights
-from featlearn.errors import InputValueError
-from featlearn.kernel.jacobian_products import JvpMethod, Linearized, Tangents, jvp_method, linearized
-from featlearn.kernel.output_function import UNDIVIDED, Division, divided
+from featlearn.errors import InputValueError, UnsupportedModelError
+from featlearn.kernel.effective_weights import steps_between
+from featlearn.kernel.jacobian_products import JvpMethod, Linearized, Tangents, divides, jvp_method, linearized
+from featlearn.kernel.output_function import UNDIVIDED, Division, divided, weights_at
 from featlearn.linalg.estimate import Estimate
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
@@ -44,12 +45,15 @@ class LinearizationGap(float):
     """Rounding error of the number."""
     link: tuple[str, ...]
     """Nonlinear ops of the output function through which it was measured; empty where there are none."""
+    merged: tuple[tuple[str, ...], ...]
+    """Parameters whose product stands for one weight, in which the network was linearized."""
 
     def __new__(cls, gap: "Gap") -> "LinearizationGap":
         """Take the numbers of a gap on some samples."""
         number = super().__new__(cls, gap.value)
         number.estimate = Estimate(gap.value, gap.error, len(gap.change))
-        number.plain, number.rounding, number.link = gap.plain.value, gap.relative_rounding, gap.link
+        number.plain, number.rounding = gap.plain.value, gap.relative_rounding
+        number.link, number.merged = gap.division.link, tuple(one.parameters for one in gap.division.merged)
         return number
 
 
@@ -61,6 +65,7 @@ def linearization_gap(
     *,
     by: Literal["network"] = "network",
     link: bool = True,
+    effective: bool = True,
     **settings: Unpack[Settings],
 ) -> LinearizationGap: ...
 @overload
@@ -71,6 +76,7 @@ def linearization_gap(
     *,
     by: Literal["layer"],
     link: bool = True,
+    effective: bool = True,
     **settings: Unpack[Settings],
 ) -> dict[str, float]: ...
 @name_keywords()
@@ -81,6 +87,7 @@ def linearization_gap(
     *,
     by: str = "network",
     link: bool = True,
+    effective: bool = True,
     **settings: Unpack[Settings],
 ) -> LinearizationGap | dict[str, float]:
     """Measure the share of the change of a network's outputs that its linearization at an earlier state misses.
@@ -108,18 +115,28 @@ def linearization_gap(
             makes, along all that is missed, as a mean over the orders first to last and last to first. This takes
             three more passes for every layer, seven where a nonlinear op follows h.
         link: False linearizes the outputs themselves.
+        effective: False linearizes in the parameters themselves. By default products of parameters that stand for one
+            weight count as that weight: weights formed before a sample meets them (weight norm, factored weights),
+            and adapters beside a frozen map with the same input and output. Layers in sequence are never merged.
         **settings: As for `fl.ntk`, without `parameters` and `group`.
 
     Returns:
-        The gap, a float with `.estimate` (its standard error), `.plain` (with `link=False`), `.rounding`, and `.link`
-        (the nonlinear ops of g). Units that are added up behind a nonlinear op are hidden units: there g is the
+        The gap, a float with `.estimate` (its standard error), `.plain` (with `link=False` and
+        `effective=False`), `.rounding`, `.link` (the nonlinear ops of g), and `.merged` (the parameters of each
+        effective weight). Units that are added up behind a nonlinear op are hidden units: there g is the
         identity and `.link` is empty. nan where the outputs have not changed by more than rounding.
     """
-    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by, link=link)
+    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by, link=link, effective=effective)
 
 
 def linearization_gap_of(
-    audited: AuditedModel, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", link: bool = True
+    audited: AuditedModel,
+    x: Inputs,
+    initial: Mapping[str, Tensor],
+    *,
+    by: str = "network",
+    link: bool = True,
+    effective: bool = True,
 ) -> LinearizationGap | dict[str, float]:
     """Measure the gap of an audited model: see `fl.linearization_gap`."""
     if by not in ("network", "layer"):
@@ -130,7 +147,7 @@ def linearization_gap_of(
     request.refuse("linearization_gap", "parameters", "group")
     refuse_over_budget(request.memory, weight_bytes(model), "a copy of the weights")
     with whole_weights(unwrapped(audited.model)):
-        states = TwoStates(audited, initial, link=link)
+        states = TwoStates(audited, initial, link=link, effective=effective)
         return states.parts(x) if by == "layer" else LinearizationGap(states.gap(x))
 
 
@@ -146,13 +163,13 @@ class Gap:
     """(P, C) what the linearization of the outputs themselves misses of it"""
     rounding: float
     """size of a change that is rounding"""
-    link: tuple[str, ...] = ()
-    """nonlinear ops of the output function"""
+    division: Division = UNDIVIDED
+    """where the network was divided"""
 
     @property
     def plain(self) -> "Gap":
         """The gap of the outputs themselves."""
-        return replace(self, missed=self.missed_plainly, link=())
+        return replace(self, missed=self.missed_plainly, division=UNDIVIDED)
 
     @property
     def relative_rounding(self) -> float:
@@ -192,13 +209,19 @@ class TwoStates:
     """A model, and a copy with the parameters of an earlier state and the buffers of now."""
 
     def __init__(
-        self, audited: AuditedModel, initial: Mapping[str, Any], *, unshrunk: bool = False, link: bool = True
+        self,
+        audited: AuditedModel,
+        initial: Mapping[str, Any],
+        *,
+        unshrunk: bool = False,
+        link: bool = True,
+        effective: bool = True,
     ) -> None:
         """`unshrunk`: the earlier parameters of each layer are multiplied by what is left of them, see `shrinking`."""
         low = any(p.dtype in LOW_PRECISION for p in audited.model.parameters()) and audited.request.dtype is None
         if low:  # rounding would pass for a gap
             audited = AuditedModel(audited.model, replace(audited.request, dtype=torch.float32))
-        self._audited, self._link, self._cast = audited, link, low
+        self._audited, self._link, self._effective, self._cast = audited, link, effective, low
         earlier = network_at(audited.model, initial)
         self._now = {name: p.detach() for name, p in audited.model.named_parameters()}
         parameters = dict(earlier.named_parameters())
@@ -221,8 +244,8 @@ class TwoStates:
         if not self._moved:
             return _gap(f, Linearized(f, torch.zeros_like(f), f), UNDIVIDED)
         with self._earlier.measuring([x]) as measurement:
-            line = self._line(measurement, method)
-            return _gap(f, line.at(self._moved), line.division)
+            line, whole = self._line(measurement, method)
+            return _gap(f, whole, line.division)
 
     def method(self, x: Inputs) -> JvpMethod | None:
         """Return how Jacobian-vector products are made for this model; None where nothing has moved."""
@@ -239,8 +262,8 @@ class TwoStates:
         if not changed:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x]) as measurement:
-            line = self._line(measurement, None)
-            whole = _gap(f, line.at(self._moved), line.division)
+            line, linear = self._line(measurement, None)
+            whole = _gap(f, linear, line.division)
             if math.isnan(whole.value):
                 return dict.fromkeys(layers, math.nan)
             orders = (changed, changed[::-1])
@@ -280,10 +303,21 @@ class TwoStates:
         with self._audited.measuring([x]) as measurement:
             return measurement.outputs(measurement.batches[0])
 
-    def _line(self, measurement: Measurement, method: JvpMethod | None) -> "_Line":
+    def _line(self, measurement: Measurement, method: JvpMethod | None) -> tuple["_Line", Linearized]:
+        """Linearize at the earlier state, divided where that is possible for the whole batch."""
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
-        division = divided(measurement) if self._link else UNDIVIDED
-        return _Line(measurement, method or jvp_method(measurement), way, division)
+        undivided = _Line(measurement, method or jvp_method(measurement), way, UNDIVIDED, {}, {})
+        if divides(undivided.method) and (self._link or self._effective):
+            division = divided(measurement, link=self._link, effective=self._effective)
+            before = dict(measurement.parameters)
+            now = {name: p.detach() + way[name][0].to(p) for name, p in before.items()}
+            try:
+                weights = [weights_at(division, measurement, state) for state in (before, now)]
+                line = replace(undivided, division=division, before=weights[0], now=weights[1])
+                return line, line.at(self._moved)
+            except UnsupportedModelError:  # other samples take another path
+                pass
+        return undivided, undivided.at(self._moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,12 +329,19 @@ class _Line:
     way: Tangents
     """All parameters now less those of the earlier state."""
     division: Division
+    before: Mapping[int, Tensor]
+    """Call -> merged weight that it forms or applies at the earlier state."""
+    now: Mapping[int, Tensor]
+    """The same now."""
 
     def at(self, names: Collection[str]) -> Linearized:
         """Linearize in the direction of some parameters."""
         tangents = {name: u if name in names else torch.zeros_like(u) for name, u in self.way.items()}
         (batch,) = self.measurement.batches
-        pieces = [linearized(self.method, self.measurement, part, tangents, self.division) for part in _parts(batch)]
+        steps = steps_between(self.division.merged, self.before, self.now, set(names))
+        pieces = [
+            linearized(self.method, self.measurement, part, tangents, self.division, steps) for part in _parts(batch)
+        ]
         return Linearized(*[torch.cat(column) for column in zip(*pieces, strict=True)])
 
     def along(self, groups: Sequence[set[str]]) -> Iterator[Tensor]:
@@ -310,7 +351,7 @@ class _Line:
             approximated = pieces[0].outputs.double()
             yield approximated
             for piece in pieces:
-                approximated = approximated + piece.product.double()
+                approximated = approximated + (piece.through_link.double() - piece.outputs.double())
                 yield approximated
         else:
             for count in range(len(groups) + 1):
@@ -328,8 +369,9 @@ def _gap(now: Tensor, line: Linearized, division: Division) -> Gap:
     change = now.double() - first
     rounding = ROUNDING * precision * float(torch.maximum(now.abs(), first.abs()).double().norm())
     plain = centered(change - product)
-    missed = plain if division.head is None else centered(now.double() - through)
-    return Gap(centered(change), missed, plain, rounding, division.link)
+    divided = division.head is not None or division.merged
+    missed = centered(now.double() - through) if divided else plain
+    return Gap(centered(change), missed, plain, rounding, division)
 
 
 def _parts(batch: ModelWithInputs) -> Iterator[ModelWithInputs]:
