@@ -52,10 +52,10 @@ ALLOWED: dict[str, set[str]] = {
     "theory": FOUNDATION,
     "data": {"errors", "shapes"},
     "record": {"errors"},
-    "diagnosis": FOUNDATION | {"metrics", "dynamics", "theory", "record"},
-    "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations", "steer"},
+    "diagnosis": MEASURING | {"metrics", "dynamics", "theory", "record", "steer"},  # steer and network: advice is tried
+    "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations"},
     "explorer": {"reporting"},
-    "steer": MEASURING | {"metrics", "dynamics", "theory", "record", "diagnosis"},
+    "steer": MEASURING | {"metrics", "dynamics", "theory"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "signatures", "record", "diagnosis", "reporting"},

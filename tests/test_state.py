@@ -30,7 +30,6 @@ CACHES = {
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers
     "featlearn.cli.swept_function": {"_loaded"},  # a file of the user, run once in a worker process
-    "featlearn.diagnosis.findings": {"findings_of"},  # of runs that are read and do not change; eight are held
 }
 """Functions whose results may be kept: facts that no call can change."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
     from featlearn.contraction.tensor_sketch import Sketch as Sketch
+    from featlearn.diagnosis.advice import advise as advise
     from featlearn.diagnosis.verdict import diagnose as diagnose
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Directions as Directions
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from featlearn.record.reader import open_run as open_run
     from featlearn.reporting.page import report as report
     from featlearn.session import Session as Session
-    from featlearn.steer.advice import advise as advise
     from featlearn.sweeps.grid_run import sweep as sweep
     from featlearn.sweeps.results import open_sweep as open_sweep
     from featlearn.widths.check import width_check as width_check
@@ -51,7 +51,7 @@ _HOME = {
     "Directions": "featlearn.gradients.directions",
     "Session": "featlearn.session",
     "Sketch": "featlearn.contraction.tensor_sketch",
-    "advise": "featlearn.steer.advice",
+    "advise": "featlearn.diagnosis.advice",
     "citation": "featlearn.citations",
     "diagnose": "featlearn.diagnosis.verdict",
     "estimate_alignment": "featlearn.quantities.alignment_estimate",

@@ -91,16 +91,22 @@ def test_two_seeds_are_recorded_judged_and_reported(recorded: Path):
 def test_it_prints_verdict_plot_and_places(capsys: pytest.CaptureFixture[str]):
     assert main(["diagnose", *SMALL, "--out", "a", "--no-report"]) == 0
     out, err = capsys.readouterr()
-    verdict = str(fl.diagnose("a"))
-    sentence = verdict[: verdict.index("\nregime:")].removeprefix("a: ")
-    assert " ".join(sentence.split()) in " ".join(out.split())
-    assert verdict[verdict.index("\nregime:") : verdict.index("\nthresholds:")] in out
+    assert str(fl.diagnose("a")) in out
+    assert len(out.splitlines()) <= 20
     assert "kernel-task alignment" in out
     assert "step 1" in out
     assert "run:     a" in out
     assert err == ""
     assert "\033" not in out
     assert not Path("a/report.html").exists()
+
+
+def test_all_statements_are_printed_on_request(capsys: pytest.CaptureFixture[str]):
+    assert main(["diagnose", *SMALL, "--out", "a", "--no-report"]) == 0
+    short = capsys.readouterr().out
+    assert main(["diagnose", "a", "--all"]) == 0
+    assert fl.diagnose("a").full in capsys.readouterr().out
+    assert "thresholds:" not in short
 
 
 def test_several_seeds_are_judged_each_and_together_within_100_columns(capsys: pytest.CaptureFixture[str]):
@@ -113,9 +119,8 @@ def test_several_seeds_are_judged_each_and_together_within_100_columns(capsys: p
         assert one.regime in line
         assert f"{float(one.numbers['gap']):.3g}" in line.split()
     together = fl.diagnose(["a/seed-0", "a/seed-1"])
-    assert lines[2] in " ".join(str(together).split())
-    assert max(map(len, lines)) <= 100
-    assert "± " in "".join(lines[3:head])
+    assert str(together) in "\n".join(lines)
+    assert max(map(len, lines[head:])) <= 100
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]):
@@ -334,7 +339,9 @@ def test_ctrl_c_before_anything_is_measured_leaves_the_runs_before_it(
 
 def test_a_rate_that_is_too_large_is_told(capsys: pytest.CaptureFixture[str]):
     assert main(["diagnose", *SMALL, "--lr", "1e9", "--no-report"]) == 1
-    assert "training diverged" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "training broke down" in out
+    assert "Lower the learning rate." in out
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])

@@ -14,8 +14,7 @@ def test_a_recorded_run_is_diagnosed_as_it_is(recorded: Path, capsys: pytest.Cap
     before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
     assert main(["diagnose", str(recorded / "seed-1")]) == 0
     said = capsys.readouterr().out
-    verdict = str(fl.diagnose(recorded / "seed-1"))
-    assert verdict[verdict.index("\nregime:") : verdict.index("\nthresholds:")] in said
+    assert str(fl.diagnose(recorded / "seed-1")) in said
     assert said.endswith(f"run:     {recorded / 'seed-1'}\n")
     packed = fl.open_run(recorded / "seed-1").pack("a.zip")
     assert main(["diagnose", str(packed), "--json"]) == 0

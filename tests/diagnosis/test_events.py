@@ -149,7 +149,7 @@ def test_an_event_in_a_gap_has_no_time(tmp_path: Path):
         run = written(tmp_path / name, steps, torch.eye(3, dtype=torch.float64).expand(3, 3, 3), f, y)
         found = diagnose(run)
         assert found.times["loss_half"] == pytest.approx(time, nan_ok=True)
-        assert ("between steps 10 and 100" in " ".join(str(found).split())) == (name == "gap")
+        assert ("between steps 10 and 100" in " ".join(found.full.split())) == (name == "gap")
 
 
 def test_where_nothing_happened_nothing_is_listed(tmp_path: Path):

@@ -117,7 +117,7 @@ def test_a_run_that_fitted_lazily_and_became_rich_later_is_lazy_then_rich(tmp_pa
     assert found.regime == "lazy then rich"
     # a quarter of the way from step 300 to 1000
     assert found.times["rich_from"] == pytest.approx(300 + 0.25 * 700)
-    assert found.headline.startswith("lazy, then rich from step 475 on")
+    assert found.headline == "lazy at first, then it learned features, from step 475 on."
     said = next(item for item in found.evidence if item.verdict == "lazy then rich")
     assert said.says == "the gap is rich from step 475 on, after the data were fitted"
 

@@ -103,7 +103,10 @@ def test_layers_learn_where_training_made_the_agreement_whatever_the_correlation
     assert learned_in(found.layers) == ["b", "a"]
     moved, learned = where(run)
     assert moved.verdict == "head, b, a"
-    assert learned.says == "of the agreement of weights and gradients, training made b: 0.9; a: 0.6; still: 0.0001"
+    assert learned.says == (
+        "share of the agreement of weights and gradients that is due to training: layer b 90%, layer a 60%, "
+        "layer still less than 0.1%"
+    )
     assert (learned.verdict, learned.value) == ("b, a", 0.9)
     assert learned.threshold == f"above {LEARNED.high:g} features are learned there"
 
@@ -121,7 +124,7 @@ def test_fused_projections_count_as_measured_for_their_layer(tmp_path: Path):
     found = layer_learning(RunData(run))
     assert (found["blocks.0.qkv"].centered_share, found["blocks.0.qkv"].correlation) == (0.4, 0.8)
     _, learned = where(run)
-    assert "blocks.0.qkv: 0.4; mlp: 0.2 (not measured: lstm)" in learned.says
+    assert "layer blocks.0.qkv 40%, layer mlp 20% (not measured: lstm)" in learned.says
     assert learned.verdict == "blocks.0.qkv, mlp"
 
 
@@ -144,9 +147,9 @@ def test_what_was_not_recorded_of_layers_is_named_and_fits_are_better_or_worse(t
         )
     writer.close()
     found = diagnose(tmp_path / "run")
-    text = " ".join(str(found).split())
-    assert "body: 0.1 (not measured: v, lstm)" in text or "body: 0.1 (not measured: lstm, v)" in text
-    assert "v--out: alignment; ln |U W| changed by +0.41 (alignment, 0.2 to 0.3) and by norms that were not" in text
+    text = " ".join(found.full.split())
+    assert "layer body 10% (not measured: v and lstm)" in text or "layer body 10% (not measured: lstm and v)" in text
+    assert "v--out: alignment; ln |U W| changed by +0.41 (alignment, 0.2 to 0.3) [none below" in text
     assert found.mechanism["a--b"].name == "cannot tell"
     assert "fits its own target worse by 0.72, at the start better by 0.03" in text
     assert "nan" not in text

@@ -9,6 +9,7 @@ from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, LOW_RANK, STATIONARY, TURNED
 from featlearn.diagnosis.opinions import opinions
 from featlearn.diagnosis.run_data import RunData
+from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, RunWriter, open_run
 
 
@@ -21,8 +22,9 @@ def written(path: Path, **scalars: list[float]) -> Run:
     return open_run(path)
 
 
-def said(run: Run, turning: float = math.nan, rise: float = math.nan) -> dict[str, str]:
-    return {one.name: one.says for one in opinions(RunData(run), turning, rise)}
+def said(run: Run, turning: float = math.nan, rise: float = math.nan, error: float = math.nan) -> dict[str, str]:
+    rotation = Estimate(turning, error, 20)
+    return {opinion.name: opinion.says for opinion in opinions(RunData(run), rotation, rise, settled=True)}
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,14 @@ def test_small_low_rank_richness_is_rich(tmp_path: Path, value: float, says: str
         ((TURNED.low + TURNED.high) / 2, "between"),
     ],
 )
-def test_a_kernel_that_turned_is_rich(tmp_path: Path, turning: float, says: str):
-    assert said(written(tmp_path / "run"), turning) == {"kernel turning": says}
+def test_a_kernel_that_rotated_is_rich(tmp_path: Path, turning: float, says: str):
+    assert said(written(tmp_path / "run"), turning) == {"kernel rotation": says}
+
+
+def test_rotation_has_the_word_of_its_gauge(tmp_path: Path):
+    """0.15 is above the threshold, but two standard errors are not: the gauge says "between", and so does this."""
+    assert said(written(tmp_path / "run"), 0.15, error=0.04) == {"kernel rotation": "between"}
+    assert said(written(tmp_path / "sure"), 0.15, error=0.01) == {"kernel rotation": "rich"}
 
 
 @pytest.mark.parametrize(("rise", "says"), [(-0.2, "between"), (0.0, "between"), (2 * ALIGNMENT_ROSE.high, "rich")])
@@ -62,9 +70,11 @@ def test_features_at_convergence_are_the_mean_over_layers(tmp_path: Path):
         convergence__b=[0.1, 0.5, 0.8],
         convergence__dead=[math.nan] * 3,
     )
-    (found,) = opinions(RunData(run), math.nan, math.nan)
+    unknown = Estimate(math.nan, math.nan, 1)
+    (found,) = opinions(RunData(run), unknown, math.nan, settled=True)
     assert (found.name, found.value) == ("features at convergence", pytest.approx(0.85))
     assert found.says == ("rich" if STATIONARY.high < 0.85 else "between")
+    assert opinions(RunData(run), unknown, math.nan, settled=False) == ()  # far from convergence it says nothing
 
 
 def test_they_are_evidence_of_their_own_and_do_not_decide(tmp_path: Path):

@@ -97,7 +97,7 @@ def test_batch_norm_before_the_only_trained_layer_is_lazy(tmp_path: Path):
     assert found.regime == "lazy"
     assert float(found.gap) < 1e-3
     assert float(found.turning) > 0.05  # by which it was once called rich
-    assert "BatchNorm" in str(found)
+    assert "BatchNorm" in found.full
 
 
 def test_small_first_weights_are_rich(tmp_path: Path):

@@ -67,7 +67,8 @@ def test_errors_of_classes_are_those_that_are_missed(tmp_path: Path):
     assert found.network == pytest.approx((run.array("test", 1)["f"].argmax(1) != tested).mean())
     assert found.unit == "misclassified"
     said = next(item.says for item in diagnose(run).evidence if item.topic == "usefulness")
-    assert f"with the first kernel {found.first:.3g} of the test points misclassified" in said
+    assert f"the network: {found.network:.3g} of the test points misclassified" in said
+    assert f"with the first kernel {found.first:.3g}, with the last {found.later:.3g}" in said
 
 
 @pytest.mark.parametrize(
@@ -81,16 +82,81 @@ def test_errors_of_classes_are_those_that_are_missed(tmp_path: Path):
     ],
 )
 def test_a_kernel_is_better_by_more_than_twice_its_error(change: float, error: float, better: bool | None):
-    assert Usefulness(0.5, 0.5 + change, 0.1, error, "variance").better is better
+    assert errors(first=0.5, later=0.5 + change, error=error).better is better
 
 
-def test_the_headline_says_it_beside_the_regime(tmp_path: Path):
-    generator = numpy.random.default_rng(3)
-    y = generator.normal(size=(9, 2))
-    # what regression with the second kernel predicts, so that this kernel is better
-    found = diagnose(written(tmp_path / "run", y, predicted(1, y), classes=False))
-    assert found.useful.better is True
-    assert found.headline.endswith("For unseen points the last kernel is better than the first.")
+def errors(**values: float) -> Usefulness:
+    """Errors of a network that learned and equals regression with both kernels, by default."""
+    known = {"first": 0.2, "later": 0.2, "network": 0.2, "constant": 0.9}
+    spreads = {"error": 0.01, "gain_error": 0.01, "learned_error": 0.01}
+    return Usefulness(**(known | spreads | values), unit="variance", samples=100)
+
+
+@pytest.mark.parametrize(
+    ("values", "helped"),
+    [
+        ({"network": 0.05}, "yes"),
+        ({"network": 0.05, "gain_error": 0.1}, "cannot tell"),  # too few test points
+        ({"network": 0.19}, "no"),
+        ({"network": 0.3}, "no"),
+        ({"network": 0.2, "gain_error": 0.06}, "cannot tell"),  # a gain of a tenth is not excluded
+        ({"first": 4e-8, "later": 5e-7, "network": 1e-9, "gain_error": 1e-10}, "no"),
+        ({"network": 0.88, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "no"),  # labels that are noise
+        ({"first": 1.16, "later": 1.24, "network": 0.057, "constant": 1.0}, "cannot tell"),
+        ({"first": 0.76, "later": 0.8, "network": 0.5}, "yes"),  # no kernel comes near
+        ({"first": math.nan, "later": math.nan}, "cannot tell"),
+        ({"network": math.nan}, "cannot tell"),
+    ],
+)
+def test_features_helped_if_the_network_beats_the_first_kernel_and_chance(values: dict[str, float], helped: str):
+    assert errors(**values).helped == helped
+
+
+def test_kernels_that_differ_by_rounding_or_are_worse_than_the_mean_are_not_ranked():
+    assert errors(first=4e-8, later=5e-7, error=1e-9).better is None
+    assert errors(first=1.24, later=1.16, constant=1.0, error=0.001).better is None
+    assert errors(first=0.3, later=0.2).better is True
+
+
+def test_the_verdict_says_it_beside_the_regime(tmp_path: Path):
+    """Accuracies by hand, with those of the constant prediction and of both kernels."""
+    generator = numpy.random.default_rng(4)
+    labels, tested = generator.integers(3, size=9), generator.integers(3, size=7)
+    y, wanted = numpy.eye(3)[labels] - 1 / 3, numpy.eye(3)[tested] - 1 / 3
+    run = written(tmp_path / "run", y, wanted, classes=True)
+    f = run.array("test", 1)["f"]
+    accuracy, chance = (f.argmax(1) == tested).mean(), numpy.bincount(tested).max() / 7
+    diagnosis = diagnose(run)
+    assert f"Test accuracy is {100 * accuracy:.0f}% (chance {100 * chance:.0f}%)" in diagnosis.why_helped
+    assert diagnosis.helped == diagnosis.useful.helped
+    assert diagnosis.why_helped in str(diagnosis)
+
+
+def test_without_test_data_it_cannot_be_told(tmp_path: Path):
+    writer = RunWriter(tmp_path / "run", {"name": "run"})
+    for step in range(4):
+        writer.scalars(step, {"probe/loss": 1.0 / (1 + step), **({"gap/probe": 0.9} if step else {})})
+    writer.close()
+    diagnosis = diagnose(tmp_path / "run")
+    assert diagnosis.helped == "cannot tell"
+    assert diagnosis.why_helped == "Cannot tell: no test data: pass test=(x, y) to fl.watch."
+
+
+def test_squared_error_is_no_criterion_for_a_loss_of_another_kind(tmp_path: Path):
+    """Counts under a Poisson loss, which falls, while outputs, logarithms of rates, do not fit in squared error."""
+    y = numpy.array([[0.0], [30.0], [4.0], [12.0], [1.0], [9.0]])
+    writer = RunWriter(tmp_path / "run", {"name": "run", "probe": {"samples": 6, "classification": False}})
+    writer.array("targets", 0, y=y)
+    for step in range(8):
+        f = (step / 7) * numpy.log(y + 0.5)
+        writer.array("outputs", step, f=f)
+        writer.array("test", step, f=f, y=y)
+        poisson = float((numpy.exp(f) - y * f).mean())
+        writer.scalars(step, {"probe/loss": float(((f - y) ** 2).mean()), **({"loss": poisson} if step else {})})
+    writer.close()
+    useful = usefulness(RunData(open_run(tmp_path / "run")))
+    assert math.isnan(useful.network)
+    assert "the training loss is none that a kernel method can be compared in" in useful.reason
 
 
 def test_why_it_is_unknown_is_said_and_it_has_no_numbers(tmp_path: Path):
@@ -100,4 +166,5 @@ def test_why_it_is_unknown_is_said_and_it_has_no_numbers(tmp_path: Path):
     killed = usefulness(RunData(written(tmp_path / "killed", y, y[:7], classes=False, last=2)))
     assert killed.reason == "kernels between test points and probe were not recorded at both ends"
     assert math.isnan(killed.first)
-    assert "For unseen points" not in diagnose(tmp_path / "killed").headline
+    assert killed.network > 0
+    assert diagnose(tmp_path / "killed").helped in ("no", "cannot tell")

@@ -74,8 +74,11 @@ def test_without_terms_between_outputs_a_failed_regression_proves_nothing(tmp_pa
 
 def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     found = diagnose(runs["rich"])
-    text = str(found)
-    assert text.startswith("rich: rich training.")
+    assert found.summary == str(found)
+    assert str(found).startswith("rich: it learned features")
+    assert len(str(found).splitlines()) <= 8
+    text = found.full
+    assert text.startswith("rich: it learned features")
     for topic in ("regime", "silent alignment", "kernel machine", "mechanism", "where features are learned"):
         assert f"\n{topic}:" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -84,8 +87,14 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     assert told.keys() == {
         "schema",
         "regime",
+        "so_far",
+        "helped",
+        "why_helped",
         "numbers",
         "gap",
+        "plain_gap",
+        "features_moved",
+        "statistics_moved",
         "departure",
         "growth",
         "turning",
@@ -101,11 +110,15 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
         "evidence",
         "runs",
         "headline",
+        "explanation",
         "diverged",
     }
-    assert told["schema"] == 2
+    assert told["schema"] == 3
     assert told["numbers"].keys() == {
         "gap",
+        "plain_gap",
+        "features_moved",
+        "statistics_moved",
         "departure",
         "turning",
         "turning_raw",
@@ -298,10 +311,10 @@ def test_a_kernel_that_vanishes_when_centered_is_not_called_unrecorded(tmp_path:
     f = torch.stack([share * y for share in (0.0, 0.4, 0.8)])
     found = diagnose(written(tmp_path / "run", [0, 5, 9], kernels, f, y))
     said = [item.says for item in found.evidence]
-    assert "cannot tell how far the kernel turned: the centered kernel vanishes" in said
+    assert "cannot tell how far the kernel rotated: the centered kernel vanishes" in said
     assert float(found.growth) == pytest.approx(3.0)
     assert any(one.startswith("the kernel norm became 3") for one in said)
-    assert "not both recorded" not in str(found)
+    assert "not both recorded" not in found.full
 
 
 def test_after_three_steps_nothing_is_claimed(tmp_path: Path):
@@ -326,8 +339,8 @@ def test_what_makes_numbers_less_sure_is_said(tmp_path: Path):
             (model(x) - y).square().mean().backward()
             optimizer.step()
             watch.step()
-    text = " ".join(str(diagnose(watch.run)).split())
-    assert "trained with AdamW, whose steps are not those of the tangent kernel" in text
+    text = " ".join(diagnose(watch.run).full.split())
+    assert "the steps of AdamW do not follow the tangent kernel" in text
     assert "BatchNorm" in text
 
 
@@ -478,7 +491,7 @@ def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: 
     # the regime rests on the gap, which needs no kernel
     assert without.regime == regime
     said = [item.says for item in without.evidence]
-    assert "cannot tell how far the kernel turned: the first kernel and a later one were not both recorded" in said
+    assert "cannot tell how far the kernel rotated: the first kernel and a later one were not both recorded" in said
     assert any("the first kernel, with outputs and targets, is not there" in one for one in said)
 
 

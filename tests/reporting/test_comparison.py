@@ -109,7 +109,7 @@ def test_the_page_says_what_would_steer_the_run(runs: list[Run], tmp_path: Path,
     found = fl.diagnose(runs[which])
     for toward in ("rich", "lazy"):
         for change in fl.advise(found, toward).changes:
-            assert change.call in page.text("code")
+            assert change.command in page.text("code")
     assert [data for tag, data in page.texts if tag == "h3" and data in ("Richer", "Lazier")] == ["Richer", "Lazier"]
 
 

@@ -98,12 +98,12 @@ def test_several_values_are_told_apart_by_shape():
 
 
 def test_gauges_use_the_words_of_the_evidence(tmp_path: Path):
-    """A kernel that turned is not called rich: settling BatchNorm averages turn one, too."""
+    """A kernel that rotated is not called rich: settling BatchNorm averages rotate one, too."""
     run = by_hand(
         tmp_path / "run", {"probe/loss": [1.0, 0.5, 0.2], "ntk/centered_distance": [0.0, 0.1, 0.5]}, [0, 5, 9]
     )
     found = diagnose(run)
-    said = next(item for item in found.evidence if "turned by" in item.says)
-    shown = next(one for one in gauges(found) if one.title == "The kernel turned by")
-    assert said.verdict == shown.zones[-1] == "turned"
+    said = next(item for item in found.evidence if "rotated by" in item.says)
+    shown = next(one for one in gauges(found) if one.title == "Rotation of the kernel")
+    assert said.verdict == shown.zones[-1] == "rotated"
     assert any(found.gap.reason in line for line in unknown_numbers(found))

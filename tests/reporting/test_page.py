@@ -72,8 +72,11 @@ def test_it_is_a_public_function_of_one_run_or_several(run: Run, tmp_path: Path)
     assert fl.report is report
     assert reporting.figures is figures
     one, path, several = tmp_path / "one.html", tmp_path / "path.html", tmp_path / "several.html"
-    assert fl.report(run, one) == one
-    assert fl.report(run.path, path).read_text() == one.read_text() == run.report(tmp_path / "run.html").read_text()
+    stored = fl.open_run(run.path)
+    assert fl.report(stored, one) == one
+    assert fl.report(run.path, path).read_text() == one.read_text() == stored.report(tmp_path / "run.html").read_text()
+    # advice is tried where the network is in the process
+    assert ("Tried for" in run.report(tmp_path / "tried.html").read_text()) == (run.network is not None)
     assert fl.report([run, run.path], several).read_text() != one.read_text()
 
 

@@ -3,7 +3,6 @@
 import json as jsons
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
 from featlearn.cli.key_numbers import NUMBERS, loss_label
-from featlearn.cli.plot import COLUMNS, Panel, plot
+from featlearn.cli.plot import Panel, plot
 from featlearn.cli.recorded_runs import FOLDER, recorded_runs
 from featlearn.cli.settings import Settings, option
 from featlearn.cli.user_errors import reporting_user_errors
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 DEFAULT = Settings()
 PLOTTED = {
     "loss": ((), 0.0),
-    "linearization gap": (("gap/probe",), 0.1),
+    "linearization gap": (("gap/link", "gap/probe"), 0.1),
     "kernel-task alignment": (("ntk/centered_alignment",), 0.1),
 }
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
 the one that was trained on."""
 MEASURING_ONLY = ("seed", "device", "probe")
 """Settings that mean something where nothing is trained."""
-DECISIVE = {"gap": "gap", "turning": "kernel turned", "growth": "kernel grew", "loss_left": "loss left"}
+DECISIVE = {"gap": "gap", "turning": "kernel rotated", "growth": "kernel grew", "loss_left": "loss left"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
 
@@ -45,6 +44,7 @@ def diagnose(
     config: Path | None = None,
     checkpoints: Path | None = None,
     out: Path | None = None,
+    all: bool = False,
     no_report: bool = False,
     quiet: bool = False,
     json: bool = False,
@@ -80,6 +80,7 @@ def diagnose(
         config: TOML file with options, named as here; the command line wins.
         checkpoints: Folder of checkpoints to measure instead of training; with --out again, go on with the new ones.
         out: Folder for the run; by default a new one below runs.
+        all: Print every statement with its number and threshold, also those that are inconclusive.
         no_report: Leave the HTML report out.
         quiet: No progress on stderr.
         json: Print one JSON document instead.
@@ -93,7 +94,7 @@ def diagnose(
     if recorded:
         if settings != DEFAULT or seeds != 1 or out is not None:
             raise UsageError(f"{subject} is a recorded run, expected no options of training beside it")
-        return _answer(recorded, Path(str(subject)), False, True)
+        return _answer(recorded, Path(str(subject)), False, True, all)
     folder = _new_folder(subject, settings) if out is None else out
     resumed = checkpoints is not None and (folder / "run.json").exists()
     if folder.exists() and not resumed and (not folder.is_dir() or any(folder.iterdir())):
@@ -110,7 +111,7 @@ def diagnose(
         paths = [path for path in paths if (path / "run.json").exists()]
         if not paths:
             raise
-    return _answer(paths, folder, not no_report, complete)
+    return _answer(paths, folder, not no_report, complete, all)
 
 
 def _recorded(
@@ -141,7 +142,7 @@ def _refuse_training_options(subject: str | None, settings: Settings, seeds: int
         raise UsageError(f"{training[0]} is given beside --checkpoints, expected one of the two: nothing is trained")
 
 
-def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool) -> Answer:
+def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool, everything: bool) -> Answer:
     from featlearn.diagnosis import diagnose as verdict_on
     from featlearn.record import open_run
 
@@ -167,7 +168,7 @@ def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bo
             for path, run, one in zip(paths, runs, each, strict=True)
         ],
     }
-    return Answer(data=data, text=_text(runs, each, together, page, complete, diverged), code=code)
+    return Answer(data=data, text=_text(runs, each, together, page, complete, everything), code=code)
 
 
 def _text(
@@ -176,30 +177,22 @@ def _text(
     together: "Diagnosis",
     page: Path | None,
     complete: bool,
-    diverged: Sequence[str],
+    everything: bool,
 ) -> str:
-    said = str(together).splitlines()
-    evidence = said.index(f"{together.evidence[0].topic}:")
-    thresholds = said.index("thresholds:") if "thresholds:" in said else len(said)
-    head = " ".join(line.strip() for line in said[:evidence]).removeprefix(f"{', '.join(together.runs)}: ")
-    lines = [summary(runs[0], len(runs)), "", _bold(textwrap.fill(head, COLUMNS)), "", plot(curves(runs)), ""]
-    saved = "checkpoints" in runs[0].config
+    """The verdict, three curves and the paths: at most 20 lines for one run, and all statements with `everything`."""
+    lines = [summary(runs[0], len(runs))]
     if not complete:
-        lines.insert(0, f"interrupted at step {_steps(runs[-1])}: what follows is of the steps before")
-    if diverged:
-        advice = "leave out what came after" if saved else "take a smaller --lr"
-        lines += [f"training diverged ({', '.join(diverged)}): {advice}", ""]
+        lines.append(f"interrupted at step {_steps(runs[-1])}: what follows is of the steps before")
+    head, *rest = (together.full if everything else together.summary).splitlines()
+    lines += [_bold(head), *rest, "", plot(curves(runs), height=1), ""]
     if len(each) > 1:
         rows = [
             [run.name, one.regime, *(number(float(one.numbers[key])) for key in DECISIVE)]
             for run, one in zip(runs, each, strict=True)
         ]
         lines += [table(["seed", "verdict", *DECISIVE.values()], rows), ""]
-    lines += said[evidence:thresholds]
-    if "hardly fallen" in together.headline and not diverged and not saved:
-        lines += ["", "train longer (--steps) to be able to tell"]
     where = runs[0].path if len(runs) == 1 else runs[0].path.parent
-    lines += ["", f"run:     {where}"]
+    lines.append(f"run:     {where}")
     if page is not None:
         lines.append(f"report:  {page}")
     return "\n".join(lines)

@@ -136,7 +136,7 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     opened = opened_run(run)
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
-    parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", str(verdict), "events:", *happened]
+    parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", verdict.full, "events:", *happened]
     data = {
         "path": run,
         "config": opened.config,

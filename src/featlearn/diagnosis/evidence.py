@@ -27,6 +27,13 @@ DEPARTED = Threshold(0.3, 0.3, CALIBRATED)
 """Departure from training with the frozen first kernel; above, the headline cannot be lazy."""
 TURNED = Threshold(0.02, 0.1, CALIBRATED)
 """1 - cosine of the first and the last kernel, centered."""
+FEATURES_MOVED = Threshold(0.02, 0.02, "features: by choice, a relative change of 2 %")
+"""Relative change of the representation that enters the last trained map."""
+STATISTICS_MOVED = Threshold(0.05, 0.05, "statistics: by choice, buffers alone change the features by 5 %")
+LINEAR_IN_WEIGHTS = 1e-3
+"""A gap below this share of the relative change of the weights is that of a model linear in its trained weights."""
+MOVED_OUTPUTS = 0.3
+"""Change of the predictions, relative to what was to be learned, from which enough was learned to judge the regime."""
 SAME_SHAPE = Threshold(
     0.001,
     0.02,
@@ -122,19 +129,18 @@ class Sample(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The number with its error, over runs if there are several."""
-        if self.runs > 1:
-            return f"{self.mean:.3g} ± {self.spread:.2g} over {self.runs} runs"
-        return f"{self.mean:.3g} ± {self.own:.2g}" if math.isfinite(self.own) else f"{self.mean:.3g}"
+        """The number with the standard error that it is judged by, and the number of runs if there are several."""
+        error = f" ± {self.error:.2g}" if math.isfinite(self.error) else ""
+        return f"{self.mean:.3g}{error}" + (f" (mean of {self.runs} runs)" if self.runs > 1 else "")
 
     @property
     def estimate(self) -> Estimate:
         """As an estimate with its standard error."""
         return Estimate(self.mean, self.error, self.runs)
 
-    def side(self, threshold: Threshold) -> int:
-        """-1 below, 1 above, 0 between; by a margin of two standard errors of the mean, where they are known."""
-        margin = 2 * self.error if math.isfinite(self.error) else 0.0
+    def side(self, threshold: Threshold, rounding: float = 0.0) -> int:
+        """Return -1 below, 1 above, 0 between: by two standard errors of the mean, where known, and the rounding."""
+        margin = (2 * self.error if math.isfinite(self.error) else 0.0) + rounding
         if self.mean + margin < threshold.low:
             return -1
         return 1 if self.mean - margin > threshold.high else 0

@@ -3,20 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from featlearn.diagnosis.departure import Departure, departure
 from featlearn.diagnosis.events import Events, crossing, events
-from featlearn.diagnosis.evidence import FALLEN, FITTED, GAP, NOT_KNOWN
+from featlearn.diagnosis.evidence import FALLEN, FITTED, GAP, LINEAR_IN_WEIGHTS, MOVED_OUTPUTS, NOT_KNOWN
 from featlearn.diagnosis.gap_curve import GapCurve, gap_curve
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_learning, mechanisms
 from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
+from featlearn.diagnosis.moved_features import MovedFeatures, moved_features, recorded_estimate
 from featlearn.diagnosis.opinions import Opinion, opinions
-from featlearn.diagnosis.run_data import Curve, RunData
+from featlearn.diagnosis.run_data import Curve, RunData, fell
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.diagnosis.usefulness import Usefulness, usefulness
 from featlearn.errors import FeatlearnError
@@ -94,13 +95,38 @@ class Findings:
 
     @property
     def loss_left(self) -> float:
-        """Lowest loss divided by the first."""
+        """Share of the learnable loss that is left."""
         return self.run_data.loss_left
+
+    @cached_property
+    def learned(self) -> bool | None:
+        """Whether the run learned enough for its regime to be judged; None if nothing is known of its loss."""
+        if self.loss_left <= FALLEN.high or self.settled_loss or self.run_data.outputs_moved >= MOVED_OUTPUTS:
+            return True
+        return None if math.isnan(self.loss_left) and math.isnan(self.run_data.outputs_moved) else False
+
+    @cached_property
+    def features_moved(self) -> MovedFeatures:
+        """Relative change of the representation that enters the last trained map, with that of each layer."""
+        return moved_features(self.run_data)
+
+    @cached_property
+    def statistics_moved(self) -> Estimate:
+        """The same by buffers alone."""
+        return recorded_estimate(self.run_data, "statistics/moved")
+
+    @property
+    def linear(self) -> bool:
+        """Whether the model is linear in its trained weights: the gap is tiny beside their change."""
+        return float(self.gap) < LINEAR_IN_WEIGHTS * self.weights_moved
 
     @cached_property
     def settled_loss(self) -> bool:
         """Whether the loss fell and has stopped falling: most of its fall came in the first half of the steps."""
-        curve = self.run_data.loss or self.run_data.curve("loss")
+        passed = self.run_data.curve("loss")
+        trusted = passed is None or self.run_data.loss_is_known or not fell(passed)
+        curve = self.run_data.loss if trusted else passed
+        curve = curve or passed
         if curve is None or len(curve.steps) < 4 or not curve.last < curve.first:
             return False
         half = float(curve.at(torch.tensor([float(curve.steps[-1]) / 2])))
@@ -128,7 +154,7 @@ class Findings:
     @cached_property
     def opinions(self) -> tuple[Opinion, ...]:
         """What other metrics say of the regime."""
-        return opinions(self.run_data, float(self.turning), self.events.rise)
+        return opinions(self.run_data, self.turning, self.events.rise, settled=self.settled_loss)
 
     @cached_property
     def constant_target(self) -> bool:
@@ -223,9 +249,3 @@ def jackknife(measure: Callable[[Tensor, Tensor], float], first: Tensor, last: T
         values.append(measure(first[kept][:, kept], last[kept][:, kept]))
     spread = torch.tensor(values, dtype=torch.float64)
     return Estimate(value, math.sqrt(float((spread - spread.mean()).square().sum()) * (count - 1) / count), samples)
-
-
-@lru_cache(maxsize=8)
-def findings_of(run: Run) -> Findings:
-    """The findings of a run, cached: an open run does not change, and verdicts and page share them."""
-    return Findings(run)

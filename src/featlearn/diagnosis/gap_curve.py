@@ -14,19 +14,28 @@ LEAST = 3
 """Fewest samples of a probe for which `fl.watch` records the gap."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class GapCurve:
-    """The share of the change of the centered outputs that the linearization at the start misses."""
+    """The share of the change of the centered outputs that the linearization at the start misses.
+
+    Through the link where the run recorded that, else the plain gap.
+    """
 
     probe: Curve | None
     """over steps, on the probe; None if it was not recorded"""
     test: Curve | None
     """the same on the test points"""
     unshrunk: Curve | None
-    """the same from first weights that shrank, layer by layer, as those of the run did; None if they did not"""
+    """on the probe, from first weights that shrank as those of the run did; None if no weight decays"""
+    plain: Curve | None
+    """the plain gap on the probe; the same as `probe` where the gap through the link was not recorded"""
     errors: Mapping[str, float]
     """standard errors at the end, by the names above"""
+    rounding: float
+    """rounding error of the gap at the end; 0 if it was not recorded"""
     samples: int
+    through_link: bool
+    """whether the gap was measured through the link"""
     reason: str = ""
     """why it is unknown"""
 
@@ -35,23 +44,44 @@ class GapCurve:
         """Whether it was recorded."""
         return self.probe is not None
 
+    @property
+    def without_decay(self) -> bool:
+        """Whether weight decay explains a part of the gap, so that the gap without it counts."""
+        if self.probe is None or self.unshrunk is None or self.unshrunk.steps[-1] != self.probe.steps[-1]:
+            return False
+        return self.unshrunk.last < self.probe.last
+
+    @property
+    def where(self) -> str:
+        """The samples of `value`, in words."""
+        if self.without_decay:
+            return "on the probe, the shrinking by weight decay left out"
+        return "on the probe" if self.test is None else "on test points"
+
     @cached_property
     def value(self) -> Estimate:
-        """At the end of the run: on the test points if there are any, else on the probe.
+        """The gap at the end: on the test points if there are any, else on the probe.
 
-        Where layers have shrunk as a whole, which weight decay does without learning, the smaller of the gaps with and
-        without that.
+        Weight decay shrinks layers without learning. Where that explains a part of the gap, the gap without it, which
+        is measured on the probe.
         """
         if self.probe is None:
             return Estimate(math.nan, math.nan, 1)
         name, curve = ("probe", self.probe) if self.test is None else ("test", self.test)
-        if self.unshrunk is not None and self.unshrunk.steps[-1] == self.probe.steps[-1]:
-            name, curve = min((name, curve), ("unshrunk", self.unshrunk), key=lambda one: one[1].last)
+        if self.without_decay and self.unshrunk is not None:
+            name, curve = "unshrunk", self.unshrunk
         return Estimate(curve.last, self.errors.get(name, math.nan), self.samples)
+
+    @property
+    def plain_value(self) -> Estimate:
+        """The plain gap on the probe at the end."""
+        if self.plain is None or self.probe is None:
+            return Estimate(math.nan, math.nan, 1)
+        return Estimate(self.plain.last, self.errors.get("plain", math.nan), self.samples)
 
     @cached_property
     def over_steps(self) -> Curve | None:
-        """On the probe over steps, at each the smaller of the gaps with and without the shrinking of layers."""
+        """On the probe over steps, at each the smaller of the gaps with and without weight decay."""
         if self.probe is None or self.unshrunk is None:
             return self.probe
         other = dict(zip(self.unshrunk.steps.tolist(), self.unshrunk.values.tolist(), strict=True))
@@ -74,24 +104,49 @@ class GapCurve:
 
 
 def gap_curve(run_data: RunData) -> GapCurve:
-    """The recorded gaps of a run; a single measurement after the start is enough."""
-    names = ("probe", "test", "unshrunk")
-    curves = {name: run_data.curve(f"gap/{name}", least=1) for name in names}
-    last = {name: run_data.curve(f"gap/{name}_error", least=1) for name in names}
-    errors = {name: curve.last for name, curve in last.items() if curve is not None}
+    """Return the recorded gaps of a run; a single measurement after the start is enough."""
+    through_link = run_data.curve("gap/link", least=1) is not None
+    recorded = {"probe": "probe", "test": "test", "unshrunk": "unshrunk", "plain": "probe"}
+    if through_link:
+        recorded |= {"probe": "link", "test": "link_test"}
+    curves = {name: run_data.curve(f"gap/{scalar}", least=1) for name, scalar in recorded.items()}
+    last = {name: run_data.curve(f"gap/{scalar}_error", least=1) for name, scalar in recorded.items()}
     probe, reason = curves["probe"], ""
     if probe is not None and not run_data.since_start("probe/loss") and "probe/loss" in run_data.scalar_names:
         probe, reason = None, "the run does not begin at its start"
     elif probe is None:
         reason = _missing(run_data)
-    return GapCurve(probe, curves["test"], curves["unshrunk"], errors, max(run_data.samples, 1), reason)
+    rounding = run_data.curve("gap/rounding", least=1)
+    return GapCurve(
+        probe=probe,
+        test=curves["test"],
+        unshrunk=curves["unshrunk"] if run_data.decays is not False else None,
+        plain=curves["plain"],
+        errors={name: curve.last for name, curve in last.items() if curve is not None},
+        rounding=0.0 if rounding is None else rounding.last,
+        samples=max(run_data.samples, 1),
+        through_link=through_link,
+        reason=reason,
+    )
 
 
 def _missing(run_data: RunData) -> str:
-    """Why no gap is known."""
+    """Return why no gap is known."""
     if run_data.diverged is not None:
         return "training broke down before a linearization gap was measured"
-    if "gap/probe" in run_data.scalar_names:
+    if run_data.steps == 0:
+        return "no step was trained"
+    failure = run_data.failure_of("gap")
+    if failure:
+        return f"the linearization gap could not be measured: {failure}"
+    if run_data.loss is not None and run_data.loss.first == 0:
+        return "the loss was zero from the start, so that there was nothing to learn"
+    if run_data.dead:
+        layers = run_data.dead_layers
+        return "the network is dead: its outputs are the same for all samples" + (
+            f", and no gradient reaches {', '.join(layers)}" if layers else ""
+        )
+    if {"gap/probe", "gap/link"} & set(run_data.scalar_names):
         return "the outputs changed by no more than rounding, or by the same for all samples of the probe"
     if 0 < run_data.samples < LEAST:
         return f"the linearization gap of fewer than {LEAST} samples has no error; give a larger probe"

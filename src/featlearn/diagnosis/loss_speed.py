@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.diagnosis.evidence import FALLEN, SPEED
 from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.replay import Replay
-from featlearn.diagnosis.run_data import Curve, RunData
+from featlearn.diagnosis.run_data import Curve, RunData, as_probabilities
 from featlearn.dynamics import rate
 from featlearn.linalg.estimate import Estimate
 from featlearn.losses import NAMES
@@ -161,9 +161,7 @@ class LossSpeed:
         """(P, C) in double; one-hot rows for cross-entropy, whose targets may be recorded without their mean."""
         y = self.run_data.targets
         assert y is not None
-        rows = y.double()
-        entropy = self.run_data.loss_kind is CROSS_ENTROPY
-        return rows - (rows.sum(1, keepdim=True) - 1) / rows.shape[1] if entropy else rows
+        return as_probabilities(y.double()) if self.run_data.loss_kind is CROSS_ENTROPY else y.double()
 
     def loss_of(self, f: Tensor) -> float:
         """The loss of outputs (P, C), in the unit of `RunData.loss`."""

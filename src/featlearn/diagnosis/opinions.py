@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, LOW_RANK, STATIONARY, TURNED, Threshold
+from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, LOW_RANK, STATIONARY, TURNED, Threshold, sample_of
 from featlearn.diagnosis.run_data import RunData
+from featlearn.linalg.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,16 @@ class Opinion:
         return f"{self.name} {self.value:.3g}: {self.says} ({self.about})"
 
 
-def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, ...]:
-    """What each recorded metric says."""
-    found = [
+def opinions(run_data: RunData, turning: Estimate, rise: float, *, settled: bool) -> tuple[Opinion, ...]:
+    """Return what each recorded metric says.
+
+    Args:
+        turning: 1 - cosine of the centered first and last kernel, with its standard error.
+        rise: Of centered kernel-task alignment.
+        settled: Whether the loss has stopped falling; features at convergence say nothing before.
+    """
+    angle = sample_of([turning])
+    metrics = [
         _opinion(
             "low-rank richness",
             _last(run_data, "richness/low_rank"),
@@ -35,12 +43,19 @@ def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, .
         ),
         _opinion(
             "features at convergence",
-            _mean(run_data, "convergence/"),
+            _mean(run_data, "convergence/") if settled else math.nan,
             STATIONARY,
             1,
             "cosine of W^T W with -W^T dL/dW under weight decay, arXiv 2507.05644; 1 at convergence",
         ),
-        _opinion("kernel turning", turning, TURNED, 1, "1 - cosine of the centered first and last kernel"),
+        None
+        if angle is None
+        else Opinion(
+            "kernel rotation",
+            angle.mean,
+            {-1: "lazy", 0: "between", 1: "rich"}[angle.side(TURNED)],
+            "1 - cosine of the centered first and last kernel",
+        ),
         # Rich networks also end with less alignment than they had: no rise says nothing.
         _opinion(
             "rise of kernel-task alignment",
@@ -50,7 +65,7 @@ def opinions(run_data: RunData, turning: float, rise: float) -> tuple[Opinion, .
             "centered; only a rise says something",
         ),
     ]
-    return tuple(one for one in found if one is not None)
+    return tuple(opinion for opinion in metrics if opinion is not None)
 
 
 def _opinion(name: str, value: float, threshold: Threshold, richer: int, about: str) -> Opinion | None:

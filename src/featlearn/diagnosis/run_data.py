@@ -4,7 +4,7 @@ Damaged data is never replaced: another kernel would give another verdict.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from featlearn.diagnosis.loss_kind import KINDS, SQUARE, LossKind, declared
+from featlearn.diagnosis.loss_kind import CROSS_ENTROPY, KINDS, SQUARE, LossKind, declared
 from featlearn.errors import RunError
 from featlearn.record import Run
 
@@ -22,6 +22,10 @@ LOST = 2.0
 EXPLODED = 1e3
 """A loss above this multiple of both the first loss and the loss of zero outputs is a divergence, even if it falls
 later: such networks mostly consist of dead units."""
+PROPORTIONAL = 0.3
+"""Standard deviation of the logarithm of the ratio of two losses up to which they are the same loss."""
+SMALL = 1e-3
+"""A first loss below this share of the largest one begins near zero."""
 AXES = {
     "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
     "outputs": {"f": "PC"},
@@ -143,7 +147,13 @@ class RunData:
 
     def curve(self, name: str, *, least: int = 2) -> Curve | None:
         """The finite values of one scalar; None if there are fewer than `least`."""
-        pairs = [(s, values[name]) for s, values in self._lines if name in values and math.isfinite(values[name])]
+        # Kernels of different sets of weights are not compared.
+        begin = self.unfrozen if name.startswith("ntk/") else 0
+        pairs = [
+            (s, values[name])
+            for s, values in self._lines
+            if s >= begin and name in values and math.isfinite(values[name])
+        ]
         if len(pairs) < least:
             return None
         steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
@@ -217,6 +227,8 @@ class RunData:
         y = self.targets
         found = []
         for step in self.array_steps("kernel"):
+            if step < self.unfrozen:
+                continue  # a kernel of other weights
             kernel, f = self.array("kernel", step, "mean"), self.array("outputs", step, "f")
             if y is not None and kernel is not None and f is not None and bool(kernel.any()):
                 found.append(step)
@@ -237,25 +249,80 @@ class RunData:
 
     @cached_property
     def loss_kind(self) -> LossKind:
-        """The training loss: as declared, else the recorded one that goes in proportion to the loss of the steps.
+        """The training loss: as declared, else the one that goes in proportion to the loss passed to `watch.step`.
 
         Where no loss was passed, the one that fell furthest.
         """
-        told = declared(self.run.config.get("loss_convention"))
-        found = {kind: curve for kind in KINDS if (curve := self.curve(f"probe/{kind.scalar}")) is not None}
-        if told is not None or len(found) < 2:
-            return told if told in found else next(iter(found), SQUARE)
+        kind = declared(self.run.config.get("loss_convention"))
+        curves = self._losses
+        if kind is not None or len(curves) < 2:
+            return kind if kind in curves else next(iter(curves), SQUARE)
+        spreads = self._spreads
+        if any(math.isfinite(spread) for spread in spreads.values()):
+            return min(spreads, key=lambda name: spreads[name])
+        recorded = [kind for kind in curves if f"probe/{kind.scalar}" in self.run.names]
+        return min(
+            recorded or curves, key=lambda name: float(curves[name].values.min()) / max(curves[name].first, 1e-300)
+        )
+
+    @property
+    def loss_is_known(self) -> bool:
+        """Whether the training loss is `loss_kind`: it was declared, or goes in proportion to the loss passed."""
+        if declared(self.run.config.get("loss_convention")) is not None:
+            return True
+        return self._spreads.get(self.loss_kind, math.inf) <= PROPORTIONAL
+
+    @cached_property
+    def _losses(self) -> dict[LossKind, Curve]:
+        """The loss on the probe for every kind that fits the targets."""
+        curves = {kind: curve for kind in KINDS if (curve := self.curve(f"probe/{kind.scalar}")) is not None}
+        if CROSS_ENTROPY not in curves and self.targets is not None:
+            rows = as_probabilities(self.targets.double())
+            if bool((rows > -1e-6).all()) and rows.shape[1] > 1:
+                curve = self._from_outputs(lambda f: float(CROSS_ENTROPY.mean(f, rows)))
+                curves |= {} if curve is None else {CROSS_ENTROPY: curve}
+        return curves
+
+    @cached_property
+    def _spreads(self) -> dict[LossKind, float]:
+        """Standard deviation of the log ratio of each loss on the probe to the loss passed to `watch.step`."""
         passed = self.curve("loss")
-        if passed is not None and bool((passed.values > 0).all()):
-            spreads = {kind: _spread_of_ratio(curve, passed) for kind, curve in found.items()}
-            if any(math.isfinite(spread) for spread in spreads.values()):
-                return min(spreads, key=lambda kind: spreads[kind])
-        return min(found, key=lambda kind: float(found[kind].values.min()) / max(found[kind].first, 1e-300))
+        if passed is None or not bool((passed.values > 0).all()):
+            return {}
+        spreads = {kind: _spread_of_ratio(curve, passed) for kind, curve in self._losses.items()}
+        if CROSS_ENTROPY in spreads:  # a divergence from soft targets is the cross-entropy without their entropy
+            curve = self._losses[CROSS_ENTROPY]
+            less = Curve(curve.steps, (curve.values - self._floor(CROSS_ENTROPY)).clamp_min(0.0))
+            spreads[CROSS_ENTROPY] = min(spreads[CROSS_ENTROPY], _spread_of_ratio(less, passed))
+        return spreads
+
+    def _from_outputs(self, measure: Callable[[Tensor], float]) -> Curve | None:
+        """A number of the outputs on the probe (P, C), over the steps at which they were recorded."""
+        y = self.targets
+        pairs = []
+        for step in self.array_steps("outputs"):
+            f = self.array("outputs", step, "f")
+            if f is not None and y is not None and f.numel() == y.numel():
+                pairs.append((float(step), measure(f.double().reshape(y.shape))))
+        if len(pairs) < 2:
+            return None
+        steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
+        return Curve(steps, values)
 
     @cached_property
     def loss(self) -> Curve | None:
         """The training loss on the probe: mean over samples of |f - y|^2, or of a cross-entropy."""
-        return self.curve(f"probe/{self.loss_kind.scalar}")
+        return self._losses.get(self.loss_kind)
+
+    def _floor(self, kind: LossKind) -> float:
+        """The part of the loss that no network can learn: the entropy of soft targets."""
+        if kind is SQUARE or self.targets is None:
+            return 0.0
+        rows = self.targets.double()
+        rows = (as_probabilities(rows) if kind is CROSS_ENTROPY else rows).clamp(0.0, 1.0)
+        if kind is CROSS_ENTROPY:
+            return float(-torch.xlogy(rows, rows).sum(1).mean())
+        return float(-(torch.xlogy(rows, rows) + torch.xlogy(1 - rows, 1 - rows)).mean())
 
     @cached_property
     def centered_loss(self) -> Curve | None:
@@ -265,28 +332,99 @@ class RunData:
         """
         if self.loss_kind is not SQUARE or self.targets is None:
             return None
-        y, pairs = self.targets.double(), []
-        for step in self.array_steps("outputs"):
-            f = self.array("outputs", step, "f")
-            if f is not None:
-                off = f.double().reshape(y.shape) - y
-                pairs.append((float(step), float((off - off.mean(0)).square().sum(1).mean())))
-        if len(pairs) < 2:
-            return None
-        steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
-        return Curve(steps, values)
+        y = self.targets.double()
+
+        def centered_error(f: Tensor) -> float:
+            return float((f - y - (f - y).mean(0)).square().sum(1).mean())
+
+        return self._from_outputs(centered_error)
 
     @cached_property
     def loss_left(self) -> float:
-        """Lowest loss on the probe divided by the first, or what is left of the loss of the steps; the smaller one.
+        """Share of the learnable loss that is left: on the probe, or of the loss of the steps, the smaller one.
 
-        nan if neither is known.
+        What no network can learn, the entropy of soft targets, is subtracted. nan if neither is known, and for losses
+        that have no lower end at zero or begin there: their ratio says nothing.
         """
-        probe, passed = self.loss, self.curve("loss")
-        left = [] if passed is None or passed.first <= 0 else [_left_of_noisy(passed)]
-        if probe is not None and probe.from_start and probe.first > 0:
-            left.append(float(probe.values.min()) / probe.first)
-        return min(left, default=math.nan)
+        probe, passed, shares = self.loss, self.curve("loss"), []
+        if passed is not None and is_ratio(passed):
+            shares.append(_left_of_noisy(passed))
+        if probe is not None and probe.from_start and is_ratio(probe):
+            floor = self._floor(self.loss_kind)
+            shares.append((float(probe.values.min()) - floor) / max(probe.first - floor, 1e-300))
+        # Where the loss passed has no ratio, the probe loss of another criterion stands for nothing.
+        unknown = passed is not None and not is_ratio(passed) and not self.loss_is_known
+        return math.nan if unknown else min(shares, default=math.nan)
+
+    @cached_property
+    def why_no_ratio(self) -> str:
+        """Why `loss_left` is nan."""
+        curve = self.curve("loss") or self.loss
+        if curve is None:
+            return "the loss was not recorded before and after training"
+        if float(curve.values.min()) < 0:
+            return "the loss becomes negative, so that its ratio to the first says nothing"
+        if not is_ratio(curve):
+            return "the loss begins near zero, so that its ratio to the first says nothing"
+        return "the loss was not recorded before training"
+
+    @cached_property
+    def outputs_moved(self) -> float:
+        """Change of the predictions on the probe, relative to what was to be learned at the start; nan if unknown.
+
+        Predictions and targets are centered over samples.
+        """
+        y, steps = self.targets, self.array_steps("outputs")
+        if y is None or len(steps) < 2 or steps[0] != 0 or not self.loss_is_known:
+            return math.nan
+        first, last = (self.array("outputs", step, "f") for step in (0, steps[-1]))
+        if first is None or last is None or first.numel() != y.numel() or last.numel() != y.numel():
+            return math.nan
+        kind = self.loss_kind
+        rows = as_probabilities(y.double()) if kind is CROSS_ENTROPY else y.double()
+        p, q = (kind.predictions(f.double().reshape(y.shape)) for f in (first, last))
+        moved, wanted = (part - part.mean(0) for part in (q - p, rows - p))
+        return float(moved.norm() / wanted.norm()) if bool(wanted.any()) else math.nan
+
+    @property
+    def decays(self) -> bool | None:
+        """Whether the optimizer decays weights; None if the run does not say."""
+        described = self.run.config.get("optimizer")
+        groups = described.get("groups") if isinstance(described, dict) else None
+        if not isinstance(groups, list):
+            return None
+        return any(_number(group.get("weight_decay")) > 0 for group in groups if isinstance(group, dict))
+
+    def failure_of(self, quantity: str) -> str:
+        """The message of the first failed measurement of a quantity; empty if there is none."""
+        for event in self.run.events:
+            if event["kind"] in ("failed", "diverged") and event.get("what") in (quantity, "measurement"):
+                return str(event.get("message") or "")
+        return ""
+
+    @cached_property
+    def dead(self) -> bool:
+        """Whether the last recorded outputs are the same for all samples, and the first were not or had no chance."""
+        steps = self.array_steps("outputs")
+        f = self.array("outputs", steps[-1], "f") if steps else None
+        return f is not None and len(f) > 1 and bool((f == f[:1]).all()) and self.steps > 0
+
+    @property
+    def dead_layers(self) -> list[str]:
+        """Layers whose kernel is zero, so that no gradient reaches them; of a dead network."""
+        names = [name for name in self.scalar_names if name.startswith("ntk/layers/") and name.endswith("/share")]
+        layers = []
+        for name in names:
+            share = self.curve(name, least=1)
+            if share is not None and share.last == 0:
+                layers.append(name.removeprefix("ntk/layers/").removesuffix("/share"))
+        return layers
+
+    @cached_property
+    def unfrozen(self) -> int:
+        """The last step at which the set of trained weights changed; 0 if it never did."""
+        steps = [event["step"] for event in self.run.events if event["kind"] == "trained_set_changed"]
+        return max([step for step in steps if step is not None], default=0)
 
     @property
     def batch_norm(self) -> bool:
@@ -307,6 +445,16 @@ class RunData:
         return str(told.get("class") or ""), momentum if 0 <= momentum < 1 else 0.0, len(rates) < 2
 
 
+def is_ratio(curve: Curve) -> bool:
+    """Return whether the ratio of a loss to its first value says how much was learned."""
+    return curve.first > 0 and float(curve.values.min()) >= 0 and curve.first >= SMALL * float(curve.values.max())
+
+
+def as_probabilities(y: Tensor) -> Tensor:
+    """Return targets (P, C) shifted so that each row sums to one: they may be recorded without their mean."""
+    return y - (y.sum(1, keepdim=True) - 1) / y.shape[1]
+
+
 def _spread_of_ratio(recorded: Curve, passed: Curve) -> float:
     """Standard deviation of the logarithm of the ratio of two losses after the first steps; inf if it is unknown."""
     common = recorded.steps[(recorded.steps >= passed.steps[0]) & (recorded.values > 0)]
@@ -314,6 +462,16 @@ def _spread_of_ratio(recorded: Curve, passed: Curve) -> float:
         return math.inf
     values = Curve(recorded.steps, recorded.values.clamp_min(1e-300))
     return float((values.logarithmic_at(common) - passed.logarithmic_at(common)).std())
+
+
+def fell(curve: Curve) -> bool:
+    """Return whether a loss fell from its first to its last quarter by more than twice the standard error."""
+    count = len(curve.values) // 4
+    if count < 2:
+        return curve.last < curve.first
+    begin, end = curve.values[:count], curve.values[-count:]
+    error = math.sqrt(float(begin.var() + end.var()) / count)
+    return float(begin.mean() - end.mean()) > 2 * error
 
 
 def _left_of_noisy(curve: Curve) -> float:

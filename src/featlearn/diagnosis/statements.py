@@ -28,9 +28,7 @@ from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, name_o
 from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.settling import STILL, Settling, against_power_law
-
-LISTED = 6
-"""Largest number of layers named in a statement."""
+from featlearn.diagnosis.words import LISTED, list_layers, percent
 
 
 def assess_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
@@ -178,11 +176,11 @@ def assess_layers(
     }
     mechanisms = {name: _mean_mechanism(found) for name, found in pairs.items()}
     for name, one in mechanisms.items():
-        norms = "by norms that were not recorded" if math.isnan(one.rescaling) else f"{one.rescaling:+.2g} (norms)"
+        norms = "" if math.isnan(one.rescaling) else f" and {one.rescaling:+.2g} (norms)"
         random = "" if math.isnan(one.random) else f", random {one.random:.3g}"
         says = (
             f"{name}: {one.name}; ln |U W| changed by {one.alignment:+.2g} (alignment, {one.start:.3g} to "
-            f"{one.end:.3g}{random}) and {norms}"
+            f"{one.end:.3g}{random}){norms}"
         )
         statements.append(
             Evidence(
@@ -221,12 +219,15 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
     known = {name: one for name, one in layers.items() if math.isfinite(one.centered_share) and not one.readout}
     if known:
         order = sorted(known, key=lambda name: -known[name].centered_share)
-        says = "; ".join(f"{name}: {known[name].centered_share:.2g}" for name in order[:LISTED])
-        left = _unmeasured([name for name, one in layers.items() if math.isnan(one.centered_share)])
+        shares = ", ".join(f"layer {name} {percent(known[name].centered_share)}" for name in order[:LISTED])
+        unmeasured = [name for name, one in layers.items() if math.isnan(one.centered_share)]
+        left = f" (not measured: {list_layers(unmeasured)})" if unmeasured else ""
+        if known[order[0]].centered_share > 1:
+            left += "; above 100%: weights and gradients disagreed at the start"
         told.append(
             Evidence(
                 topic,
-                f"of the agreement of weights and gradients, training made {says}{left}",
+                f"share of the agreement of weights and gradients that is due to training: {shares}{left}",
                 known[order[0]].centered_share,
                 f"above {LEARNED.high:g} features are learned there",
                 LEARNED.source,
@@ -240,11 +241,6 @@ def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
     """Layers in which training made the weights agree with the gradients, most first; readouts always agree."""
     found = [name for name, one in layers.items() if one.centered_share > LEARNED.high and not one.readout]
     return sorted(found, key=lambda name: -layers[name].centered_share)
-
-
-def _unmeasured(layers: Sequence[str]) -> str:
-    more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
-    return f" (not measured: {', '.join(layers[:LISTED])}{more})" if layers else ""
 
 
 def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
@@ -262,7 +258,7 @@ def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Ev
             told = "yes" if special.mean - begun > SPECIALIZED.high else "no"
         against = f"grown by more than {SPECIALIZED.high:g}"
         statements.append(evidence("specialization", says, special, against, SPECIALIZED, told))
-    if rate is not None:
+    if rate is not None and rate.mean > 0:  # negative where alignment fell: no features evolved toward the task
         says = f"the effective feature rate is {rate.words}, for kernel and targets of norm one"
         statements.append(Evidence("feature rate", says, rate.mean, "", "", rate.spread, rate.runs))
     return mean_of(special), mean_of(rate), statements

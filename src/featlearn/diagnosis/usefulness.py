@@ -1,11 +1,13 @@
-"""Whether training made a better kernel: test error of regression with the first and with the last one."""
+"""Whether learning features helped: test error of the network, beside chance and beside kernel regression."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from featlearn.diagnosis.loss_kind import BINARY, SQUARE, declared
 from featlearn.diagnosis.loss_speed import LossSpeed
 from featlearn.diagnosis.machine import kernels_at
 from featlearn.diagnosis.run_data import RunData
@@ -14,74 +16,187 @@ from featlearn.errors import FeatlearnError
 
 RIDGE = 1e-3
 """Of the mean eigenvalue: regression without any would follow rounding."""
+SAME = 0.01
+"""Errors of two kernels that differ by less are the same, however small their standard error."""
+RESOLVED = 0.1
+"""A gain that may be larger, by two standard errors, is not excluded by the test points."""
+FITS = 0.9
+"""Squared error on the probe, relative to a constant prediction, above which it does not fit what was trained."""
+
+Helped = Literal["yes", "no", "cannot tell"]
+Unit = Literal["misclassified", "variance", "labels", ""]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Usefulness:
-    """Test error of kernel regression on the probe; rich is not the same as good."""
+    """Test errors of a network, of kernel regression on the probe, and of the best constant prediction."""
 
     first: float
-    """with the first kernel"""
+    """regression with the first kernel; nan if unknown"""
     later: float
-    """with the last kernel"""
+    """regression with the last kernel; nan if unknown"""
     network: float
-    """of the network itself"""
+    """the network itself; nan if unknown"""
+    constant: float
+    """the most frequent class, or the mean of the targets"""
     error: float
     """standard error of later - first, over the test points"""
-    unit: str
-    """"misclassified", a share of the test points, or "variance", the share of the targets' that is missed"""
+    gain_error: float
+    """standard error of first - network"""
+    learned_error: float
+    """standard error of constant - network"""
+    unit: Unit
+    """"misclassified", a share of the test points; "labels", of their labels; "variance", the share that is missed"""
+    samples: int
+    """samples of the probe, on which the regression is trained"""
     reason: str = ""
-    """why it is unknown"""
+    """why the regression, or everything, is unknown"""
 
     @property
     def better(self) -> bool | None:
         """Whether the later kernel has the smaller error, by twice its standard error; None if that is not known."""
         change = self.later - self.first
+        if self.worse_than_constant or abs(change) < SAME:
+            return None
         return change < 0 if abs(change) > 2 * self.error else None
+
+    @property
+    def worse_than_constant(self) -> bool:
+        """Whether regression with both kernels is worse than a constant prediction."""
+        return min(self.first, self.later) >= self.constant
+
+    @property
+    def learned(self) -> bool | None:
+        """Whether the network is better than a constant prediction, by twice the standard error; None if unknown."""
+        if not math.isfinite(self.network):
+            return None
+        return self.constant - self.network > 2 * _finite(self.learned_error)
+
+    @property
+    def helped(self) -> Helped:
+        """Whether the network is better than regression with the first kernel, and than a constant prediction."""
+        if self.learned is None:
+            return "cannot tell"
+        if not self.learned:
+            return "no"
+        if not math.isfinite(self.first) or self.worse_than_constant:
+            return "cannot tell"
+        gain, margin = self.first - self.network, 2 * _finite(self.gain_error)
+        if gain > max(margin, SAME):
+            return "yes"
+        return "no" if gain + margin <= RESOLVED else "cannot tell"
 
 
 def usefulness(run_data: RunData) -> Usefulness:
-    """Regression on the probe with the kernels of the first and the last measurement."""
-    last = max(run_data.array_steps("test"), default=-1)
-    y = run_data.array("test", 0, "y")
-    pairs = [kernels_at(run_data, "kernel", step) for step in (0, last)]
-    f = run_data.array("test", last, "f")
-    if last <= 0 or y is None or f is None or run_data.targets is None or pairs[0] is None or pairs[1] is None:
-        return _unknown("kernels between test points and probe were not recorded at both ends")
-    wanted = y.double().reshape(len(y), -1)
-    probe = run_data.run.config.get("probe")
-    labels = isinstance(probe, dict) and probe.get("classification") is True
-    if not labels and not bool((wanted != wanted[0]).any()):
+    """Return the errors on the test points at the end of a run."""
+    steps = run_data.array_steps("test")
+    last = max(steps, default=-1)
+    y = next((part for step in steps if (part := run_data.array("test", step, "y")) is not None), None)
+    f = run_data.array("test", last, "f") if last > 0 else None
+    if last < 0:
+        return _unknown("no test data: pass test=(x, y) to fl.watch")
+    if y is None or f is None:
+        return _unknown("the test data has no targets" if y is None else "the test data was not measured at the end")
+    wanted, outputs = (part.double().reshape(len(part), -1) for part in (y, f))
+    unit = _criterion(run_data)
+    if not unit:
+        return _unknown("the training loss is none that a kernel method can be compared in")
+    if not bool((wanted != wanted[0]).any()):
         return _unknown("the targets of the test points are constant")
-    try:
-        first, later = (_errors(_predicted(run_data, *pair), wanted, labels) for pair in pairs if pair is not None)
-    except (FeatlearnError, RuntimeError):
-        return _unknown("the regression could not be computed")
-    network = _errors(run_data.loss_kind.predictions(f.double().reshape(len(f), -1)), wanted, labels)
-    noise = float((later - first).std()) / math.sqrt(len(first)) if len(first) > 1 else math.nan
+    network = _errors(run_data.loss_kind.predictions(outputs), wanted, unit)
+    constant = _constant_errors(wanted, unit)
+    kernels = [kernels_at(run_data, "kernel", step) for step in (0, last)]
+    reason, first, later = "", None, None
+    if kernels[0] is None or kernels[1] is None or run_data.targets is None or run_data.unfrozen:
+        reason = "kernels between test points and probe were not recorded at both ends"
+    else:
+        try:
+            first, later = (_errors(_predicted(run_data, *pair), wanted, unit) for pair in kernels if pair is not None)
+        except (FeatlearnError, RuntimeError):
+            reason = "the regression could not be computed"
     return Usefulness(
-        float(first.mean()),
-        float(later.mean()),
-        float(network.mean()),
-        noise,
-        "misclassified" if labels else "variance",
+        first=_mean(first),
+        later=_mean(later),
+        network=_mean(network),
+        constant=_mean(constant),
+        error=_standard_error(first, later),
+        gain_error=_standard_error(first, network),
+        learned_error=_standard_error(constant, network),
+        unit=unit,
+        samples=run_data.samples,
+        reason=reason,
     )
 
 
+def _criterion(run_data: RunData) -> Unit:
+    """Return how errors are counted; empty if squared error does not fit what was trained."""
+    probe = run_data.run.config.get("probe")
+    if isinstance(probe, dict) and probe.get("classification") is True:
+        return "misclassified"
+    if run_data.loss_kind is BINARY and run_data.loss_is_known:
+        return "labels"
+    if run_data.loss_kind is not SQUARE or not run_data.loss_is_known:
+        return ""
+    y, loss = run_data.targets, run_data.loss
+    if y is None or loss is None or declared(run_data.run.config.get("loss_convention")) is SQUARE:
+        return "variance"
+    spread = float((y.double() - y.double().mean(0)).square().sum(1).mean())
+    # Fitted by its own loss, and yet no better than a constant in squared error: targets of another loss.
+    return "" if run_data.loss_left < FITS and float(loss.values.min()) > FITS * spread else "variance"
+
+
 def _unknown(reason: str) -> Usefulness:
-    return Usefulness(math.nan, math.nan, math.nan, math.nan, "", reason)
+    nan = math.nan
+    return Usefulness(
+        first=nan,
+        later=nan,
+        network=nan,
+        constant=nan,
+        error=nan,
+        gain_error=nan,
+        learned_error=nan,
+        unit="",
+        samples=0,
+        reason=reason,
+    )
 
 
 def _predicted(run_data: RunData, kernel: Tensor, cross: Tensor) -> Tensor:
+    """Return predictions (P', C) of regression on the probe."""
     targets = LossSpeed(run_data).targets
     diagonal = torch.einsum("ppcc->pc", kernel) if kernel.dim() == 4 else kernel.diagonal()
-    found = kernel_regression(kernel, targets, cross, ridge=RIDGE * float(diagonal.double().mean()))
-    return found.reshape(len(cross), -1)
+    predictions = kernel_regression(kernel, targets, cross, ridge=RIDGE * float(diagonal.double().mean()))
+    return predictions.reshape(len(cross), -1)
 
 
-def _errors(predicted: Tensor, wanted: Tensor, labels: bool) -> Tensor:
-    """(P',) errors of the test points, whose mean is the error."""
-    if labels:
+def _errors(predicted: Tensor, wanted: Tensor, unit: Unit) -> Tensor:
+    """Return errors (P',) of the test points, whose mean is the error."""
+    if unit == "misclassified":
         return (predicted.argmax(1) != wanted.argmax(1)).double()
-    spread = (wanted - wanted.mean(0)).square().sum(1).mean()
-    return (predicted - wanted).square().sum(1) / spread
+    if unit == "labels":
+        return ((predicted > 0.5) != (wanted > 0.5)).double().mean(1)
+    return (predicted - wanted).square().sum(1) / _spread(wanted)
+
+
+def _constant_errors(wanted: Tensor, unit: Unit) -> Tensor:
+    """Return errors (P',) of the best constant prediction: the most frequent class, or the mean."""
+    return _errors(wanted.mean(0).expand_as(wanted), wanted, unit)
+
+
+def _spread(wanted: Tensor) -> Tensor:
+    return (wanted - wanted.mean(0)).square().sum(1).mean()
+
+
+def _mean(errors: Tensor | None) -> float:
+    return math.nan if errors is None else float(errors.mean())
+
+
+def _standard_error(before: Tensor | None, after: Tensor | None) -> float:
+    """Return the standard error of the mean difference of paired errors (P',)."""
+    if before is None or after is None or len(before) < 2:
+        return math.nan
+    return float((before - after).std()) / math.sqrt(len(before))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0

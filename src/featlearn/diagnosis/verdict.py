@@ -6,16 +6,19 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from featlearn.diagnosis.departure import Departure
 from featlearn.diagnosis.evidence import Evidence
-from featlearn.diagnosis.findings import findings_of
+from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.gap_curve import GapCurve
-from featlearn.diagnosis.judgment import Regime, assess_regime, numbers, rich_from
+from featlearn.diagnosis.judgment import Regime, judge, numbers, regime_numbers, rich_from
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
+from featlearn.diagnosis.moved_features import MovedFeatures
 from featlearn.diagnosis.opinions import Opinion
+from featlearn.diagnosis.regime_evidence import breakdowns, helped, regime_evidence
 from featlearn.diagnosis.statements import (
     assess_features,
     assess_kernel_machine,
@@ -23,38 +26,55 @@ from featlearn.diagnosis.statements import (
     assess_opinions,
     assess_settling,
     assess_silence,
+    learned_in,
 )
-from featlearn.diagnosis.usefulness import Usefulness
+from featlearn.diagnosis.usefulness import Helped, Usefulness
+from featlearn.diagnosis.words import list_layers, percent
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, open_run
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of `Diagnosis.to_json`; increased when a name is removed or changes its meaning."""
 WIDTH = 100
-"""Columns of `str(diagnosis)`."""
+"""Columns of `Diagnosis.full`."""
+PRIVATE = ("findings",)
+"""Fields that are not part of the JSON document."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis:
-    """The diagnosis of a run. `print` it; `evidence` has every statement with its number and threshold."""
+    """The diagnosis of a run. `print` it for a summary; `full` has every statement with its number and threshold."""
 
     regime: Regime
     """"lazy" (the linearization at the start explains it), "rich" (features were learned), "mixed", "lazy then rich"
     (`times["rich_from"]`), or "cannot tell" """
+    so_far: str
+    """what it looks like so far and what is missing, where too little was learned for a regime; else empty"""
+    helped: Helped
+    """whether learning features helped on unseen data: "yes", "no" or "cannot tell" """
+    why_helped: str
+    """the same in a sentence, with its numbers"""
     numbers: Mapping[str, Estimate]
-    """each with its error, nan if unknown: gap, departure, turning, growth, loss_left, which decide the regime; for
-    information turning_raw, speedup, speedup_rescaled, alignment_rise, weights_moved"""
+    """each with its error, nan if unknown: gap, features_moved, departure, turning, growth, loss_left, which decide the
+    regime; for information plain_gap, statistics_moved, turning_raw, speedup, speedup_rescaled, alignment_rise,
+    weights_moved"""
     gap: GapCurve
-    """the linearization gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.unshrunk`"""
+    """the linearization gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.where`"""
+    plain_gap: Estimate
+    """the gap of the first run without the link: with the output function behind the last trained map"""
+    features_moved: MovedFeatures
+    """relative change of what enters the last trained map, of the first run; `.by_layer`, `.cka`"""
+    statistics_moved: Estimate
+    """the same by running statistics alone"""
     departure: Departure
     """distance of the first run from training with its frozen first kernel, on probe and test points"""
     growth: Estimate
     """norm of the last kernel divided by that of the first"""
     turning: Estimate
-    """1 - cosine of the centered first and last kernel"""
+    """rotation of the kernel: 1 - cosine of the centered first and last kernel"""
     useful: Usefulness
-    """test error of regression with the first and with the last kernel, of the first run"""
+    """test errors of the first run: the network, kernel regression, the best constant prediction"""
     opinions: Mapping[str, Opinion]
     """what other cheap metrics say of the first run, by name"""
     silent: bool | None
@@ -73,28 +93,67 @@ class Diagnosis:
     feature_rate: float
     """effective feature rate (Shan & Bordelon 2021a, Sec. 7) for kernels and targets of norm one"""
     evidence: Sequence[Evidence]
+    """every statement with its number, threshold and source"""
     runs: tuple[str, ...]
     """names of the runs"""
     headline: str
-    """the regime as a sentence; says so if training broke down"""
+    """what happened, in a sentence; says so if training broke down"""
+    explanation: str
+    """the number behind it, in a sentence; empty if the headline has it"""
     diverged: bool
     """whether the loss of any run exploded, or became nan or infinite for good"""
+    findings: Sequence[Findings]
+    """what was read from the runs"""
 
     def __str__(self) -> str:
-        head = f"{', '.join(self.runs)}: {self.headline}"
+        return self.summary
+
+    @cached_property
+    def summary(self) -> str:
+        """The verdict in at most eight lines; advice is tried on a copy if the network is in this process."""
+        from featlearn.diagnosis.advice import next_step
+
+        lines = [f"{_listed(self.runs)}: {self.headline}", ""]
+        if self.explanation:
+            lines.append(f"  {self.explanation}")
+        if not self.so_far and not all(one.run_data.lost for one in self.findings):
+            lines.append(f"  Did it help?  {self.why_helped}")
+        where = learned_in(self.layers)
+        if where and self.regime not in ("lazy", "cannot tell"):
+            lines.append(f"  Where:        {'layers' if len(where) > 1 else 'layer'} {list_layers(where)}.")
+        overhead = self.findings[0].run.config.get("overhead")
+        if isinstance(overhead, int | float) and math.isfinite(overhead):
+            cost = f"{percent(overhead)} of" if overhead < 2 else f"{overhead:.0f} times the"
+            lines.append(f"  Overhead:     {cost} training time.")
+        lines += [
+            f"  Next:         {next_step(self)}",
+            '  More:         run.report("report.html"), or diagnosis.full',
+        ]
+        return "\n".join(lines)
+
+    @cached_property
+    def full(self) -> str:
+        """All statements by topic, also those that are inconclusive, with their thresholds."""
         topics: dict[str, list[str]] = {}
         for item in self.evidence:
             topics.setdefault(item.topic, []).append(str(item))
         sources = list(dict.fromkeys(item.source for item in self.evidence if item.source))
         topics |= {"thresholds": sources} if sources else {}
-        lines = [_wrapped(head, "", "  ")]
-        for topic, said in topics.items():
-            lines += [f"{topic}:", *(_wrapped(one, "  - ", "    ") for one in said)]
+        lines = [_wrapped(f"{', '.join(self.runs)}: {self.headline} {self.explanation}".rstrip(), "", "  ")]
+        if not all(one.run_data.lost for one in self.findings):
+            lines.append(_wrapped(f"did it help? {self.why_helped}", "", "  "))
+        for topic, statements in topics.items():
+            lines += [f"{topic}:", *(_wrapped(statement, "  - ", "    ") for statement in statements)]
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """All attributes as JSON; nan and infinity become null. `schema` is the version of the format."""
-        return json.dumps({"schema": SCHEMA, **_plain(self.__dict__)}, indent=1)
+        """Return all attributes as JSON; nan and infinity become null. `schema` is the version of the format."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in PRIVATE}
+        return json.dumps({"schema": SCHEMA, **_plain(fields)}, indent=1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _wrapped(text: str, first: str, later: str) -> str:
@@ -102,10 +161,10 @@ def _wrapped(text: str, first: str, later: str) -> str:
 
 
 def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]) -> Diagnosis:
-    """Diagnose a watched run: lazy or rich, silent alignment or not, kernel machine or not, and by which mechanism.
+    """Diagnose a watched run: did it learn features, did that help, where, and what to change.
 
     Args:
-        run: a run, its path (a directory or a `.zip`), or several runs that differ in their seed. For several runs,
+        run: A run, its path (a directory or a `.zip`), or several runs that differ in their seed. For several runs,
             numbers are means, compared with thresholds by a margin of twice the standard error of the mean.
 
     Nothing is measured again. Missing or nan data is no error: the diagnosis then says what is unknown, and why. A
@@ -113,47 +172,69 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and explains each
     statement.
     """
-    findings = [findings_of(one) for one in _runs(run)]
+    return diagnose_findings([Findings(one) for one in _runs(run)])
+
+
+def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
+    """Return the diagnosis of runs whose data was read."""
+    lost = all(one.run_data.lost for one in findings)
+    given = regime_numbers(findings)
+    verdict = judge(given)
     mechanism, layers, about_layers = assess_layers(findings)
-    regime, headline, about_regime = assess_regime(findings)
     silent, times, about_silence = assess_silence(findings)
     settled, about_settling = assess_settling(findings)
     machine, about_machine = assess_kernel_machine(findings)
     specialization, rate, about_features = assess_features(findings)
-    evidence = about_regime
-    if not all(one.run_data.lost for one in findings):
-        evidence = [
-            *about_regime,
-            *assess_opinions(findings),
-            *about_silence,
-            *about_settling,
-            *about_machine,
-            *about_layers,
-            *about_features,
-        ]
-    found, first = numbers(findings), findings[0]
-    times |= {"kernel_settled": settled, "rich_from": rich_from(findings)}
+    evidence = breakdowns(findings)
+    if not lost:
+        evidence = [*regime_evidence(findings, given), *assess_opinions(findings), *about_silence, *about_settling]
+        evidence += [*about_machine, *about_layers, *about_features]
+    estimates, first = numbers(findings), findings[0]
+    answer, why = helped(findings, verdict.regime)
     return Diagnosis(
-        regime,
-        found,
-        first.gap,
-        first.departure,
-        found["growth"],
-        found["turning"],
-        first.useful,
-        {one.name: one for one in first.opinions},
-        silent,
-        machine,
-        mechanism,
-        layers,
-        times,
-        specialization,
-        rate,
-        tuple(evidence),
-        tuple(one.run.name for one in findings),
-        headline,
-        any(one.run_data.diverged is not None for one in findings),
+        regime="cannot tell" if lost else verdict.regime,
+        so_far="" if lost else verdict.so_far,
+        helped=answer,
+        why_helped=why,
+        numbers=estimates,
+        gap=first.gap,
+        plain_gap=first.gap.plain_value,
+        features_moved=first.features_moved,
+        statistics_moved=first.statistics_moved,
+        departure=first.departure,
+        growth=estimates["growth"],
+        turning=estimates["turning"],
+        useful=first.useful,
+        opinions={opinion.name: opinion for opinion in first.opinions},
+        silent=silent,
+        kernel_machine=machine,
+        mechanism=mechanism,
+        layers=layers,
+        times={**times, "kernel_settled": settled, "rich_from": rich_from(findings)},
+        specialization=specialization,
+        feature_rate=rate,
+        evidence=tuple(evidence),
+        runs=tuple(one.run.name for one in findings),
+        headline=_breakdown(findings) + ("Nothing else can be told." if lost else verdict.headline),
+        explanation="" if lost else verdict.number,
+        diverged=any(one.run_data.diverged is not None for one in findings),
+        findings=tuple(findings),
     )
+
+
+def _breakdown(findings: Sequence[Findings]) -> str:
+    """Return the beginning of the headline if training broke down."""
+    broken = [one for one in findings if one.run_data.diverged is not None]
+    if not broken:
+        return ""
+    if len(findings) > 1:
+        return f"training broke down on {len(broken)} of {len(findings)} runs. Before: "
+    run_data = broken[0].run_data
+    if run_data.diverged == 0:
+        return "the loss was not finite before the first step. "
+    if run_data.lost:
+        return f"training broke down at step {run_data.diverged}. "
+    return f"training broke down at step {run_data.diverged}. Up to step {run_data.steps}: "
 
 
 def _runs(given: Any) -> list[Run]:
@@ -164,7 +245,7 @@ def _runs(given: Any) -> list[Run]:
     if isinstance(given, Sequence):
         if not given:
             raise InputValueError("no runs are given, expected at least one")
-        return [one for part in given for one in _runs(part)]
+        return [run for part in given for run in _runs(part)]
     raise InputTypeError(f"run is {type(given).__name__}, expected a Run, its path, or several of them")
 
 
@@ -175,6 +256,8 @@ def _plain(value: Any) -> Any:
         return _plain(
             {
                 "value": value.value,
+                "where": value.where,
+                "through_link": value.through_link,
                 "steps": value.steps,
                 "values": value.values,
                 "test": [] if value.test is None else value.test.values.tolist(),

@@ -38,8 +38,10 @@ class Watch:
 
     @property
     def run(self) -> Run:
-        """What has been recorded so far."""
-        return open_run(self.path)
+        """The run recorded so far, with the watched network, on which `fl.advise` can try changes."""
+        run = open_run(self.path)
+        run.network = self._observer.watched
+        return run
 
     @property
     def measurements(self) -> int:

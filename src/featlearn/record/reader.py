@@ -50,6 +50,8 @@ class Run:
         self.schema = schema.schema_of(files, self.path)
         """The schema that it was written with."""
         self._files = schema.upgraded(files, self.schema)
+        self.network: Any = None
+        """The watched network with probe, optimizer and first weights, if this process trains it; else None."""
         self.config: dict[str, Any] = object_in(self._content(RUN), f"{self.path}/{RUN}")
         """What run.json says."""
 

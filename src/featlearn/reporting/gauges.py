@@ -127,15 +127,15 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             ("followed", "departed"),
         ),
         _estimated(
-            "The kernel turned by",
+            "Rotation of the kernel",
             "1 − cosine of the centered first and last kernel",
             found.turning,
             Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True),
             TURNED,
-            ("kept its shape", "between", "turned"),
+            ("kept its shape", "between", "rotated"),
         ),
         _estimated(
-            "The kernel grew by",
+            "Growth of the kernel",
             "norm of the last kernel over that of the first",
             found.growth,
             Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True),
@@ -152,7 +152,7 @@ def unknown_numbers(found: Diagnosis) -> list[str]:
     reasons = {
         "the linearization gap": (float(found.numbers["gap"]), found.gap.reason),
         "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
-        "how far the kernel turned": (float(found.turning), "the first kernel and a later one are needed"),
+        "how far the kernel rotated": (float(found.turning), "the first kernel and a later one are needed"),
         "whether the last kernel is better": (found.useful.later, found.useful.reason),
     }
     return [

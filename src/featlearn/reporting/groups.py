@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from featlearn.diagnosis import Diagnosis, diagnose
-from featlearn.diagnosis.findings import Findings, findings_of
+from featlearn.diagnosis import Diagnosis
+from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.verdict import diagnose_findings
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
 from featlearn.reporting.content_blocks import ChartLine, thinned
@@ -80,7 +81,7 @@ class RunGroup:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The diagnosis of these runs."""
-        return diagnose(self.runs)
+        return diagnose_findings(self.findings)
 
     @cached_property
     def names(self) -> set[str]:
@@ -135,7 +136,7 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
             home.append(run)
     labels = _labels([one[0].name for one in together])
     return [
-        RunGroup(label, [findings_of(run) for run in one], color, points, len(together) == 1)
+        RunGroup(label, [Findings(run) for run in one], color, points, len(together) == 1)
         for color, (label, one) in enumerate(zip(labels, together, strict=True))
     ]
 

@@ -1,12 +1,11 @@
 """One run or several as one self-contained HTML file: no network, fonts or server needed."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from featlearn.diagnosis import Diagnosis
+from featlearn.diagnosis import Advice, Change, Diagnosis, advise
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
@@ -21,11 +20,10 @@ from featlearn.reporting.step_slider import drawing_scripts, has_moving_blocks, 
 from featlearn.reporting.verdict import chip, headline, opinions, statements
 from featlearn.reporting.verdict import numbers as gauges_of
 from featlearn.signatures import name_keywords
-from featlearn.steer.advice import Advice, Change, advise
 
 
 def steering(found: Diagnosis, lost: bool, heading: Literal["h3", "h5"]) -> Html:
-    """Both directions under their headings: one way each, the others folded.
+    """Return both directions under their headings: one way each, the others folded.
 
     `lost`: training broke down before anything was learned.
     """
@@ -33,24 +31,25 @@ def steering(found: Diagnosis, lost: bool, heading: Literal["h3", "h5"]) -> Html
         return tag(
             "p", "Training broke down before anything can be told: lower the learning rate first.", class_="note"
         )
-    return tag("div", *(_direction(advise(found, toward), heading) for toward in _WAYS), class_="ways")
+    return tag("div", *(_direction(advise(found, toward), heading) for toward in _DIRECTIONS), class_="ways")
 
 
-_WAYS: tuple[Literal["rich", "lazy"], ...] = ("rich", "lazy")
+_DIRECTIONS: tuple[Literal["rich", "lazy"], ...] = ("rich", "lazy")
 
 
 def _direction(advice: Advice, heading: str) -> Html:
     title = tag(heading, "Richer" if advice.toward == "rich" else "Lazier")
     if not advice.changes:
-        return tag("div", title, tag("p", text(f"It is {advice.toward} already: {advice.note}")), class_="way")
+        already = f"It is {advice.toward} already: " if advice.regime == advice.toward else ""
+        return tag("div", title, tag("p", text(f"{already}{advice.note}")), class_="way")
     first, *others = advice.changes
     guess = "" if advice.regime != "cannot tell" else " This is a guess: it is not known where the run stands."
-    ways = [tag("li", _call(change), _why(change)) for change in others]
+    ways = [tag("li", text(f"{change.text} "), tag("code", text(change.command)), _why(change)) for change in others]
     return tag(
         "div",
         title,
-        tag("p", text(_sentence(first) + guess)),
-        tag("pre", tag("code", text(first.call))),
+        tag("p", text(first.text + guess)),
+        tag("pre", tag("code", text(first.command))),
         tag(
             "details",
             tag("summary", text(f"What to expect, and {_count(len(others))}")),
@@ -66,21 +65,10 @@ def _count(others: int) -> str:
     return "why" if not others else "another way" if others == 1 else f"{others} other ways"
 
 
-def _sentence(change: Change) -> str:
-    what = change.what[:1].upper() + change.what[1:]
-    return f"{what}{_rate(change)}."
-
-
-def _rate(change: Change) -> str:
-    return "" if math.isnan(change.rate_factor) else f", and multiply the learning rate by {change.rate_factor:.3g}"
-
-
-def _call(change: Change) -> Html:
-    return Html(text(f"{change.what}{_rate(change)}: ") + tag("code", text(change.call)))
-
-
 def _why(change: Change) -> Html:
-    return tag("p", text(f"Expect: {change.expect}. Because: {change.because}."), class_="note")
+    tried = str(change.tried) if change.tried is not None else f"not tried: {change.not_tried}"
+    tried = tried[:1].upper() + tried[1:]
+    return tag("p", text(f"{tried}. Expect: {change.expect}. Because: {change.because}."), class_="note")
 
 
 LARGEST = 1_000_000

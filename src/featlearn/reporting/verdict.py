@@ -17,8 +17,11 @@ _BARS = (
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """The headline of a diagnosis as a sentence."""
-    return diagnosis.headline[:1].upper() + diagnosis.headline[1:]
+    """Return the headline of a diagnosis, the number behind it, and whether learning helped, in sentences."""
+    helped = "" if diagnosis.so_far or not diagnosis.explanation else f"Did it help? {diagnosis.why_helped}"
+    return " ".join(
+        filter(None, (diagnosis.headline[:1].upper() + diagnosis.headline[1:], diagnosis.explanation, helped))
+    )
 
 
 def headline(found: Diagnosis) -> Html:

@@ -1,7 +1,6 @@
 """Steering: training that learns features on purpose, or does not."""
 
 from featlearn.steer.adaptive_slo import AdaptiveSLO, hidden_correlations
-from featlearn.steer.advice import Advice, Change
 from featlearn.steer.initialization import scale_init
 from featlearn.steer.layer_groups import speed_groups
 from featlearn.steer.output_scale import ScaledOutput, scale_output
@@ -13,8 +12,6 @@ from featlearn.steer.whitening import Whitened, whiten
 __all__ = [
     "SLO",
     "AdaptiveSLO",
-    "Advice",
-    "Change",
     "ScaledOutput",
     "Whitened",
     "hidden_correlations",

@@ -67,7 +67,6 @@ class LiveRuns:
     def report(self) -> dict[str, Any] | None:
         """Return the report on all runs that can be read; None if nothing was written since the last report."""
         # torch takes seconds to load, which the page need not wait for
-        from featlearn.diagnosis.findings import findings_of
         from featlearn.reporting.page import report_content
 
         keys, finished = self._keys[:MOST_RUNS], self._finished
@@ -77,7 +76,6 @@ class LiveRuns:
         attempts = {key: _attempt(_diagnosed, self.path / key) for key in keys}
         runs = [run for run, _ in attempts.values() if run is not None]
         content, error = _attempt(report_content, runs) if runs else (None, "")
-        findings_of.cache_clear()  # a growing run is opened anew each time
         self._reported, self._reported_finished = written, finished
         self._report_errors = {key: message for key, (_, message) in attempts.items() if message}
         self._report_errors |= {"": error} if error else {}

@@ -1,0 +1,48 @@
+"""Numbers in words for the sentences of a diagnosis."""
+
+import math
+from collections.abc import Sequence
+
+from featlearn.diagnosis.evidence import Sample
+
+LISTED = 6
+"""Largest number of layers named in a sentence."""
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with two significant digits."""
+    if not math.isfinite(share):
+        return "an unknown share"
+    if 0 <= share < 0.001:
+        return "less than 0.1%"
+    return f"{100 * share:.1f}%" if abs(share) < 0.0995 else f"{100 * share:.0f}%"
+
+
+def plain_number(value: float) -> str:
+    """Return a number with two significant digits, without an exponent where that is short."""
+    if 100 <= abs(value) < 1e5:
+        return f"{round(value, 1 - math.floor(math.log10(abs(value)))):.0f}"
+    return f"{value:.2g}"
+
+
+def percent_with_error(number: Sample) -> str:
+    """Return a share and its standard error as percentages; shares above one as a multiple."""
+    error = number.error
+    if number.mean >= 1.005:
+        return f"{number.mean:.3g} times"
+    if not math.isfinite(error) or error < 0.0005 or number.mean < 0.001:
+        return percent(number.mean)
+    return f"{percent(number.mean)} (±{percent(error)})"
+
+
+def points(change: float) -> str:
+    """Return a difference of two shares in percentage points."""
+    return f"{100 * abs(change):.0f} percentage points" if abs(change) >= 0.0095 else "less than a percentage point"
+
+
+def list_layers(layers: Sequence[str]) -> str:
+    """Return layer names as a list in words."""
+    shown = list(layers[:LISTED])
+    if len(layers) > LISTED:
+        return f"{', '.join(shown)}, and {len(layers) - LISTED} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
