@@ -46,7 +46,7 @@ def trained(path: Path, model: nn.Module, optimizer: Build | torch.optim.Optimiz
     with fl.watch(
         model,
         (x, y),
-        path,
+        out=path,
         optimizer=optimizer,
         loss="mean",
         budget=None,
@@ -206,7 +206,7 @@ def test_advice_that_breaks_training_down_is_not_given(tmp_path: Path):
     with fl.watch(
         model,
         (x, y),
-        tmp_path / "run",
+        out=tmp_path / "run",
         optimizer=optimizer,
         loss="mean",
         readout=lambda output: output[0],

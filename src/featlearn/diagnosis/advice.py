@@ -164,9 +164,8 @@ def next_step(diagnosis: Diagnosis) -> str:
     if not diagnosis.gap.known:
         return "See diagnosis.full for what is missing."
     if diagnosis.regime in ("rich", "lazy then rich") and diagnosis.helped != "no":
-        return (
-            "Nothing has to change." if diagnosis.helped == "yes" else "measure whether it helped, on more test data."
-        )
+        more = "Pass more test data to fl.watch (test=) to see whether that helped."
+        return "Nothing has to change." if diagnosis.helped == "yes" else more
     toward: Direction = "lazy" if diagnosis.regime in ("rich", "lazy then rich") else "rich"
     needless = "Features were not needed here. " if toward == "lazy" else ""
     advice = advise(diagnosis, toward)

@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import MACHINE
+from featlearn.diagnosis.logistic_flow import LogisticFlow
 from featlearn.diagnosis.loss_speed import LossSpeed
 from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
 from featlearn.metrics import Agreement, agreement
 
-LONGEST, LONGEST_OF_ENTROPY = 1e8, 1e4
+LONGEST = 1e8
 """Longest time of kernel descent, in units of the inverse largest eigenvalue."""
 TIMES = 200
-LARGEST = 4096
-"""Samples times outputs up to which the kernel between all outputs is used."""
+RATIO = 1.25
+"""Factor between times at which the outputs of a logistic loss are followed."""
+LARGEST, LARGEST_OF_LOGISTIC = 2048, 1024
+"""Samples times outputs up to which the kernel between all outputs is used; above, its mean over outputs."""
 
 BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
 BETWEEN_OUTPUTS = (
@@ -70,7 +73,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
         ("initial", "kernel", first),
         ("optimizer", "optimizer_kernel", last),
     ):
-        pair = kernels_at(run_data, place, step)
+        pair = _path_kernels(run_data, place, step)
         if pair is None:
             continue
         found = _agreement(run_data, recorded_path(run_data, place, step, f0), f0, f1)
@@ -87,16 +90,21 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     return KernelMachine(None, errors, correlations, outputs, BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS)
 
 
-def kernels_at(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+def kernels_at(run_data: RunData, place: str, step: int, largest: int = LARGEST) -> tuple[Tensor, Tensor] | None:
     """Kernels (probe, probe) and (test, probe): between all outputs if recorded, else their mean over outputs."""
     crosses = place if place == "optimizer_kernel" else "test"
     whole = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
     if whole[0] is not None and whole[1] is not None and whole[0].dim() == whole[1].dim() == 4:
         size = whole[0].shape[0] * whole[0].shape[2]
-        if size <= LARGEST:
+        if size <= largest:
             return whole[0], whole[1]
     mean, cross = run_data.array(place, step, "mean"), run_data.array(crosses, step, "cross")
     return None if mean is None or cross is None else (mean, cross)
+
+
+def _path_kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
+    """Return the kernels that a path is followed with; a logistic one takes many products with them."""
+    return kernels_at(run_data, place, step, LARGEST_OF_LOGISTIC if run_data.loss_kind.logistic else LARGEST)
 
 
 class FrozenPath(NamedTuple):
@@ -149,37 +157,63 @@ def nearest(path: FrozenPath, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
 def frozen_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, f0_test: Tensor | None) -> FrozenPath | None:
     """Descent with a kernel from the first outputs; None if it cannot be computed."""
     start, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind
-    rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
     first = None if f0_test is None or cross is None else f0_test.double().reshape(len(f0_test), -1)
+    try:
+        if kind.logistic:
+            return _logistic_path(run_data, kernel, cross, first)
+        rows = kernel.transpose(1, 2).reshape(start.numel(), -1) if kernel.dim() == 4 else kernel
+        slowest = 1 / _largest_eigenvalue(rows.double())
+        path = kernel_descent(
+            kernel,
+            targets,
+            f0=start,
+            times=slowest * torch.logspace(-2, math.log10(LONGEST), TIMES, dtype=torch.float64),
+            K_test=cross,
+            f0_test=first,
+        )
+    except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
+        return None
+    return FrozenPath(torch.stack([kind.mean(f, targets) for f in path.outputs]), path.outputs, path.test_outputs)
+
+
+def _logistic_path(run_data: RunData, kernel: Tensor, cross: Tensor | None, first: Tensor | None) -> FrozenPath:
+    """Descent on a logistic loss, followed no further than the run went."""
+    f, targets, kind = run_data.outputs(0), LossSpeed(run_data).targets, run_data.loss_kind
+    rows = kernel.transpose(1, 2).reshape(f.numel(), -1) if kernel.dim() == 4 else kernel
+    values, vectors = torch.linalg.eigh(rows.double())
+    flow = LogisticFlow(values, vectors, targets, kind)
+    rows_test = None
+    if cross is not None and first is not None:
+        whole = cross.dim() == 4
+        rows_test = (cross.transpose(1, 2).reshape(first.numel(), -1) if whole else cross).double()
     lowest = math.inf if run_data.loss is None else float(run_data.loss.values.min())
-    # What is integrated is followed no further than the run went: its cost grows with time.
-    spans = [10.0**k for k in range(1, round(math.log10(LONGEST_OF_ENTROPY)) + 1)] if kind.logistic else [LONGEST]
-    found = None
-    for span in spans:
-        try:
-            slowest = 1 / _largest_eigenvalue(rows.double())
-            path = kernel_descent(
-                kernel,
-                targets,
-                f0=start,
-                times=slowest * torch.logspace(-2, math.log10(span), TIMES, dtype=torch.float64),
-                K_test=cross,
-                f0_test=first,
-                loss=kind.name,
-            )
-        except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
+    times = [10**-2 * RATIO**i / float(values[-1]) for i in range(math.ceil(math.log(LONGEST * 100, RATIO)))]
+    modes, test, before = torch.zeros(0), first, 0.0
+    outputs, tests, losses = [f], [first], [float(kind.mean(f, targets))]
+    for i, time in enumerate(times):
+        length = time - before
+        guess = modes * RATIO if i > 1 else None
+        f, slope, modes = flow.step(f, length, guess)
+        if rows_test is not None and test is not None:
+            change = rows_test @ (slope if rows_test.shape[1] == len(slope) else slope.reshape(-1, 1))
+            test = test - length * change.reshape(test.shape)
+        outputs.append(f)
+        tests.append(test)
+        losses.append(float(kind.mean(f, targets)))
+        before = time
+        if losses[-1] <= lowest:
             break
-        losses = torch.stack([kind.mean(f, targets) for f in path.outputs])
-        found = FrozenPath(losses, path.outputs, path.test_outputs)
-        if float(losses[-1]) <= lowest:
-            break
-    return found
+    return FrozenPath(
+        torch.tensor(losses, dtype=torch.float64),
+        torch.stack(outputs),
+        None if rows_test is None else torch.stack([part for part in tests if part is not None]),
+    )
 
 
 def recorded_path(run_data: RunData, place: str, step: int, f0_test: Tensor) -> FrozenPath | None:
     """Descent with the kernels of a step, probe and test points, computed once; None if there are none."""
     if (place, step) not in run_data.paths:
-        pair = kernels_at(run_data, place, step)
+        pair = _path_kernels(run_data, place, step)
         run_data.paths[place, step] = None if pair is None else frozen_path(run_data, *pair, f0_test)
     found: FrozenPath | None = run_data.paths[place, step]
     return found

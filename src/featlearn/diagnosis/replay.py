@@ -8,10 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from featlearn.diagnosis.logistic_flow import LogisticFlow, steps_within
 from featlearn.diagnosis.loss_kind import SQUARE, LossKind
 
 SUBSTEPS = 4000
 """Largest number of replayed steps of cross-entropy descent."""
+RATIO = 0.25
+"""Length of implicit steps with a frozen kernel, as a share of the time already passed."""
 STRIDE = 0.5
 """Their step size times the largest eigenvalue: the derivative of softmax is at most 1/2."""
 
@@ -58,9 +61,12 @@ class Replay:
             # in eigenmodes; residuals in the null space stay
             power = (vectors.mT @ (self.start - self.targets)).square().sum(1)
             return torch.exp(-2 * values * rated_times[:, None]) @ power / len(self.targets)
-        losses, f, done = [], self.start, 0.0
+        flow = LogisticFlow(values, vectors, self.targets, self.kind)
+        losses, f, done, modes = [], self.start, 0.0, None
         for time in rated_times.tolist():
-            f, done = self._moved(f, values, vectors, time - done), time
+            for length in steps_within(done, time, RATIO):
+                f, _, modes = flow.step(f, length, modes)
+            done = time
             losses.append(self._loss(f))
         return torch.tensor(losses, dtype=torch.float64)
 

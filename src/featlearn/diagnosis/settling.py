@@ -8,12 +8,14 @@ from torch import Tensor
 
 from featlearn.diagnosis.evidence import POWER_LAW, SETTLED
 from featlearn.diagnosis.loss_speed import LossSpeed, TimeScale, Unknown
-from featlearn.diagnosis.replay import Replay, TooStiffError
+from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve
 
 CANDIDATES = 25
 """Largest number of steps tried; fewer for cross-entropy, whose descent is integrated step by step."""
-CANDIDATES_OF_ENTROPY = 8
+CANDIDATES_OF_ENTROPY = 5
+COMPARED_OF_ENTROPY = 5
+"""Number of later losses that a prediction is compared with, for cross-entropy."""
 LEFT = 0.3
 """Logarithm of the factor by which the loss must still fall for a prediction to be meaningful."""
 FALLING = 0.9
@@ -78,7 +80,7 @@ def settling(loss_speed: LossSpeed) -> Settling | Unknown:
         if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
             break
         tried = rates[::4] if run_data.loss_kind.logistic else rates
-        error = _error(loss_speed, step, tried, Curve(loss.steps[later], loss.values[later]))
+        error = _error(loss_speed, step, tried, _thinned(loss, later, logistic=run_data.loss_kind.logistic))
         best = min(best, error)
         if error <= SETTLED.high:
             found = float(step)
@@ -87,6 +89,15 @@ def settling(loss_speed: LossSpeed) -> Settling | Unknown:
         return Unknown("the loss on the probe hardly fell while kernels were recorded")
     before, after = _exponents(loss, elapsed, 0.0, found), _exponents(loss, elapsed, found, math.inf)
     return Settling(found, best, not exact, before, after)
+
+
+def _thinned(loss: Curve, later: Tensor, *, logistic: bool) -> Curve:
+    """Return the later losses, some of them for a logistic loss, whose descent is followed step by step."""
+    steps, values = loss.steps[later], loss.values[later]
+    if not logistic or len(steps) <= COMPARED_OF_ENTROPY:
+        return Curve(steps, values)
+    some = torch.linspace(0, len(steps) - 1, COMPARED_OF_ENTROPY).round().long()
+    return Curve(steps[some], values[some])
 
 
 def _change(loss_speed: LossSpeed) -> float:
@@ -123,10 +134,7 @@ def _error(loss_speed: LossSpeed, step: int, rates: Tensor, rest: Curve) -> floa
     )
     errors = []
     for rate in rates.tolist():
-        try:
-            predicted = replay.frozen_losses(rate * since)
-        except TooStiffError:
-            continue
+        predicted = replay.frozen_losses(rate * since)
         errors.append(float((predicted.clamp_min(1e-300).log() - measured).abs().max()))
     return min(errors, default=math.inf)
 

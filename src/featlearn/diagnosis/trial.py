@@ -129,10 +129,10 @@ class Bench:
         with torch.no_grad():
             values.append(float(self.objective(self.outputs(model))))
         try:
-            gap = linearization_gap(model, self.x, initial, readout=self.network.readout)
+            gap = float(linearization_gap(model, self.x, initial, readout=self.network.readout))
         except FeatlearnError:
             gap = math.nan
-        return (values[0], values[-1]), float(gap)
+        return (values[0], values[-1]), gap
 
     def start(self) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the network with its first weights, and an optimizer of its class and first rates."""
