@@ -1,6 +1,6 @@
-"""The path of a signal through the graph: which op comes before which, and what enters attention as what.
+"""Follow a signal through the graph: which op comes before which, and what enters attention as query, key or value.
 
-Only the graph is asked, so it does not matter which attention code a model has, or whether its projections are fused.
+Only the graph is read, so the attention code of a model does not matter, nor whether its projections are fused.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,13 +17,13 @@ _CONVOLUTIONS = frozenset(["ConvolutionBackward0", "ConvolutionOverrideableBackw
 
 @dataclass(frozen=True)
 class Attention:
-    """What one attention op takes: the values that enter as queries, keys and values."""
+    """The values that enter one attention op as queries, keys and values."""
 
     q: Value
     k: Value
     v: Value
     mixing: Node
-    """The op that mixes the values: the whole of a fused one, the second product of one that is written out."""
+    """The op that mixes the values: the fused op, or the second product where attention is written out."""
 
 
 def _fused(node: Node) -> bool:
@@ -31,19 +31,19 @@ def _fused(node: Node) -> bool:
 
 
 def attentions(graph: Graph, weight_uses: Collection[Node]) -> list[Attention]:
-    """Every attention in the graph: fused, or written out as softmax(q k^T) v, all three made from samples.
+    """List every attention in the graph: fused, or written out as softmax(q k^T) v, all three made from samples.
 
-    `weight_uses`: ops that multiply by a weight; a softmax between two of them is an activation or a router.
+    `weight_uses`: ops that multiply by a weight. A softmax between two of them is an activation or a router.
     """
 
     def consumers(node: Node) -> list[Node]:
         return [edge.consumer for edge in graph.consumers.get(node, ())]
 
-    found = []
+    result = []
     for node in graph.names_below:
         if _fused(node):
             q, k, v = (node.next_functions[operand] for operand in range(3))
-            found.append(Attention(q, k, v, node))
+            result.append(Attention(q, k, v, node))
         elif node.name() in _SOFTMAX:
             scores = next(_reached(node, _children, _PRODUCTS), None)
             mixing = next(_reached(node, consumers, _PRODUCTS), None)
@@ -56,27 +56,27 @@ def attentions(graph: Graph, weight_uses: Collection[Node]) -> list[Attention]:
                 if node not in _below(mixing.next_functions[operand][0], node)  # the probabilities are the other one
             ]
             if len(values) == 1:
-                found.append(Attention(scores.next_functions[left], scores.next_functions[right], values[0], mixing))
-    return [a for a in found if all(value[0] is not None for value in (a.q, a.k, a.v))]
+                result.append(Attention(scores.next_functions[left], scores.next_functions[right], values[0], mixing))
+    return [a for a in result if all(value[0] is not None for value in (a.q, a.k, a.v))]
 
 
 class FeaturePaths:
-    """Paths on which a feature stays one, down to ops that meet a weight.
+    """Paths from an op down to ops that meet a weight, on which features are not mixed.
 
-    They go through everything but products: of two matrices made from samples the right one carries the features,
-    its values in attention; a constant on the right mixes them, and the path ends.
+    They go through everything but products. Of two matrices made from samples the right one carries the features: the
+    values, in attention. A constant on the right mixes features and ends the path.
     """
 
-    def __init__(self, graph: Graph, stops: Collection[Node], found: Collection[Attention]) -> None:
+    def __init__(self, graph: Graph, stops: Collection[Node], attentions: Collection[Attention]) -> None:
         self.graph, self.stops = graph, stops
-        self._values = {attention.mixing: attention.v for attention in found}
+        self._values = {attention.mixing: attention.v for attention in attentions}
 
     def sources(self, starts: Collection[Value]) -> list[Node]:
-        """The stops that a signal at `starts` comes from without passing another of them."""
+        """Return the stops that a signal at `starts` comes from without passing another stop."""
         return [node for node in self._down(starts) if node in self.stops]
 
     def between(self, starts: Collection[Value], end: Node) -> set[Node]:
-        """Every op on a path from `starts` down to one of the stops, without that stop."""
+        """Return every op on a path from `starts` down to one of the stops, without that stop."""
         down = {node for node in self._down(starts) if node not in self.stops}
         above: set[Node] = set()
         stack = [end]
@@ -112,8 +112,8 @@ class FeaturePaths:
 
 
 def nearest(start: Value, stops: Collection[Node]) -> list[Node]:
-    """The nodes of `stops` that a value is made from without passing another of them."""
-    found, seen = [], set()
+    """Return the nodes of `stops` that a value is made from without passing another of them."""
+    reached, seen = [], set()
     stack = [start[0]]
     while stack:
         node = stack.pop()
@@ -121,14 +121,14 @@ def nearest(start: Value, stops: Collection[Node]) -> list[Node]:
             continue
         seen.add(node)
         if node in stops:
-            found.append(node)
+            reached.append(node)
         else:
             stack += _children(node)
-    return found
+    return reached
 
 
 def _below(node: Node | None, end: Node) -> set[Node]:
-    """Every node under this one, itself included, down to `end`."""
+    """Return every node under this one, itself included, down to `end`."""
     seen: set[Node] = set()
     stack = [node] if node is not None else []
     while stack:
@@ -145,7 +145,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _reached(start: Node, neighbors: Callable[[Node], list[Node]], names: Collection[str]) -> Iterator[Node]:
-    """Nodes with one of these names, nearest first; paths end at them."""
+    """Yield nodes with one of these names, nearest first. Paths end at them."""
     level, seen = [start], {start}
     while level:
         following = list(dict.fromkeys(n for node in level for n in neighbors(node) if n not in seen))

@@ -22,7 +22,7 @@ Description = tuple[torch.Size, torch.dtype]
 
 
 class Edge(NamedTuple):
-    """`consumer` takes `value` as its input number `operand`."""
+    """One input of a node: `consumer` takes `value` as its input number `operand`."""
 
     value: Value
     consumer: Node
@@ -34,28 +34,28 @@ _OF_TORCH = re.compile(r"[A-Z][A-Za-z0-9]*Backward\d+|torch::autograd::Accumulat
 
 @dataclass(frozen=True)
 class GraphStructure:
-    """What graphs of the same code and shapes share, by the numbers of their nodes: each after all that it takes."""
+    """What graphs of the same code and shapes share. Nodes are numbered, each after its inputs."""
 
     names: tuple[str, ...]
     inputs: tuple[tuple[tuple[int, int], ...], ...]
-    """What every node takes: numbers of nodes, -1 for none, and of their outputs."""
+    """The inputs of each node: the number of the node that makes it, -1 for none, and of that node's output."""
     described: tuple[tuple[Description, ...], ...]
-    """Shape and type of every output of every node."""
+    """Shape and type of each output of each node."""
     below: tuple[frozenset[str], ...]
-    """The parameters that every node depends on."""
+    """The parameters that each node depends on."""
     leaves: Mapping[int, str | None]
-    """Numbers of the nodes of leaf tensors, with the names of parameters."""
+    """Number of the node of each leaf tensor, with its name if it is a parameter."""
     root: int
-    """Which output of the last node the outputs are."""
+    """The number of the last node's output that is the model's output."""
 
     @cached_property
     def precision(self) -> float:
-        """Machine epsilon of the coarsest floating type that any node's output has."""
+        """Machine epsilon of the coarsest floating type of any node's output."""
         return max(map(_coarsest, set(self.described)), default=0.0)
 
     @cached_property
     def precisions(self) -> Mapping[str, float]:
-        """The same for each parameter, of the nodes between it and the outputs alone."""
+        """Machine epsilon of the coarsest floating type between each parameter and the outputs."""
         coarsest = [0.0] * len(self.names)
         for k in range(len(self.names) - 1, -1, -1):
             coarsest[k] = max(coarsest[k], _coarsest(self.described[k]))
@@ -71,7 +71,7 @@ class GraphStructure:
 
     @cached_property
     def output_bytes(self) -> int:
-        """Bytes of all node outputs together that are no views of others: about what the forward pass makes."""
+        """Bytes of all node outputs that are not views of others: about what the forward pass allocates."""
         return sum(
             shape.numel() * dtype.itemsize
             for k, described in enumerate(self.described)
@@ -87,10 +87,10 @@ class GraphStructure:
         nodes[-1] = outputs.grad_fn
         for k in range(len(nodes) - 1, -1, -1):  # every node after all that take it
             node, expected = nodes[k], self.inputs[k]
-            found = node.next_functions
-            if node.name() != self.names[k] or len(found) != len(expected):
+            children = node.next_functions
+            if node.name() != self.names[k] or len(children) != len(expected):
                 return None
-            for (child, n), (place, number) in zip(found, expected):  # noqa: B905 (equally long)
+            for (child, n), (place, number) in zip(children, expected):  # noqa: B905 (equally long)
                 if n != number or (place < 0) != (child is None):
                     return None
                 if child is not None:
@@ -118,9 +118,9 @@ class Graph:
 
     structure: GraphStructure
     order: tuple[Node, ...]
-    """All nodes walked, by their numbers: an order that two passes of the same code share."""
+    """All nodes by their numbers, an order that two passes of the same code share."""
     variables: frozenset[int]
-    """Identities of all leaf tensors walked to, whether or not they were asked for."""
+    """Identities of all leaf tensors that were reached, parameters or not."""
 
     @property
     def root(self) -> Value:
@@ -129,7 +129,7 @@ class Graph:
 
     @cached_property
     def leaves(self) -> Mapping[str, Node]:
-        """Parameter name -> its AccumulateGrad node; parameters the outputs do not depend on are absent."""
+        """Map each parameter to its AccumulateGrad node. Parameters that the outputs do not depend on are absent."""
         return {name: self.order[k] for k, name in self.structure.leaves.items() if name is not None}
 
     @cached_property
@@ -144,30 +144,30 @@ class Graph:
 
     @cached_property
     def names_below(self) -> Mapping[Node, frozenset[str]]:
-        """Node -> the parameters it depends on; nodes that depend on none are absent."""
+        """Map each node to the parameters it depends on. Nodes that depend on none are absent."""
         return {node: names for node, names in zip(self.order, self.structure.below, strict=True) if names}
 
     @cached_property
     def inputs(self) -> Mapping[Node, tuple[tuple[Node | None, int], ...]]:
-        """What every node takes: `next_functions`, which a node makes anew each time."""
+        """Map each node to its inputs, as `next_functions`, which a node makes anew each time."""
         order = (*self.order, None)
         taken = (tuple([(order[k], n) for k, n in several]) for several in self.structure.inputs)
         return dict(zip(self.order, taken, strict=True))
 
     @cached_property
     def described(self) -> Mapping[Node, tuple[Description, ...]]:
-        """Shape and type of every output of every node; asking a node makes them anew each time."""
+        """Map each node to the shape and type of its outputs, which a node makes anew each time."""
         return dict(zip(self.order, self.structure.described, strict=True))
 
     @cached_property
     def consumers(self) -> dict[Node, list[Edge]]:
-        """Node -> the edges through which others take what it gives."""
-        found: dict[Node, list[Edge]] = defaultdict(list)
+        """Map each node to the edges through which others take its outputs."""
+        edges: dict[Node, list[Edge]] = defaultdict(list)
         for node, children in self.inputs.items():
             for operand, value in enumerate(children):
                 if value[0] in self.names_below:
-                    found[value[0]].append(Edge(value, node, operand))
-        return dict(found)
+                    edges[value[0]].append(Edge(value, node, operand))
+        return dict(edges)
 
     def output_shape(self, value: Value) -> torch.Size:
         """The shape of a node's output."""
@@ -186,7 +186,7 @@ def _described(node: Node) -> tuple[Description, ...]:
 
 
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
-    """Walk from `outputs` to every parameter."""
+    """Build the graph between outputs and parameters by one walk."""
     taken = _children_first(outputs.grad_fn)
     order = tuple(taken)
     number: dict[Node | None, int] = {node: k for k, node in enumerate(order)}
@@ -198,12 +198,12 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     below: list[frozenset[str]] = []
     for k, children in enumerate(inputs):
         name = leaves.get(k)
-        found = frozenset[str]() if name is None else frozenset([name])
+        names = frozenset[str]() if name is None else frozenset([name])
         for child, _ in children:
             if child >= 0 and (carried := below[child]):
                 # Reused where it is equal: deep networks would otherwise hold depth x parameters names.
-                found = carried if found <= carried else found if carried <= found else found | carried
-        below.append(found)
+                names = carried if names <= carried else names if carried <= names else names | carried
+        below.append(names)
     structure = GraphStructure(
         names=tuple([node.name() for node in order]),
         inputs=inputs,
@@ -224,7 +224,7 @@ _VIEWS = frozenset(_VIEW_NAMES.split())
 
 
 def _children_first(root: Node) -> dict[Node, tuple[tuple[Node | None, int], ...]]:
-    """Every node under `root` with its inputs, each after all of its inputs; no recursion, graphs are deep."""
+    """Return every node under `root` with its inputs, each after all of its inputs, without recursion."""
     inputs: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
     waiting: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
     stack = [root]
@@ -249,15 +249,14 @@ def backward(
     batched: bool = False,
     last: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """One backward pass between tensors or graph edges (`batched`: one for each row of the cotangents).
+    """Run one backward pass between tensors or graph edges; `batched`: one for each row of the cotangents.
 
-    The `last` one lets go of what the forward pass has kept for it on the way.
+    The `last` pass frees saved tensors on its way.
     """
     try:
-        found = (batched_gradients if batched else torch.autograd.grad)(
-            outputs, inputs, cotangents, retain_graph=not last, allow_unused=True
-        )
-        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in found])
+        differentiate = batched_gradients if batched else torch.autograd.grad
+        gradients = differentiate(outputs, inputs, cotangents, retain_graph=not last, allow_unused=True)
+        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in gradients])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -273,23 +272,23 @@ def _strided(gradient: Tensor) -> Tensor:
 def backward_to(
     outputs: Tensor, values: Sequence[Value], parameters: Mapping[str, Tensor], cotangent: Tensor, *, last: bool = False
 ) -> tuple[dict[Value, Tensor | None], dict[str, Tensor | None]]:
-    """Gradients at node outputs and at parameters, by one backward pass."""
+    """Compute gradients at node outputs and at parameters by one backward pass."""
     edges = [GradientEdge(node, number) for node, number in values]
     if not edges and not parameters:
         return {}, {}
-    found = backward([outputs], [*edges, *parameters.values()], [cotangent], last=last)
-    at_values, at_parameters = found[: len(edges)], found[len(edges) :]
+    gradients = backward([outputs], [*edges, *parameters.values()], [cotangent], last=last)
+    at_values, at_parameters = gradients[: len(edges)], gradients[len(edges) :]
     return dict(zip(values, at_values, strict=True)), dict(zip(parameters, at_parameters, strict=True))
 
 
 TOGETHER = 2**28
-"""Bytes of parameters whose gradients are held at a time."""
+"""Largest number of bytes of parameters whose gradients are held together."""
 
 
 def parameter_gradients(
     outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor
 ) -> Mapping[str, Tensor | None]:
-    """Gradients at parameters: by one backward pass, or, where they are large, by one for some of them at a time."""
+    """Compute gradients at parameters by one backward pass, or by one for each group of large parameters."""
     sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in parameters.items()}
     if sum(sizes.values()) <= TOGETHER:
         return backward_to(outputs, [], parameters, cotangent)[1]
@@ -297,7 +296,7 @@ def parameter_gradients(
 
 
 class _GradientsInGroups(Mapping[str, Tensor | None]):
-    """Gradients of large networks, of which one group is held; best asked for in the order of the parameters."""
+    """Gradients of a large network, one group of which is held. Ask for them in the order of the parameters."""
 
     def __init__(
         self, outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor, sizes: Mapping[str, int]
@@ -314,9 +313,8 @@ class _GradientsInGroups(Mapping[str, Tensor | None]):
     def __getitem__(self, name: str) -> Tensor | None:
         if name not in self._held:
             self._held = {}  # before the next are made
-            chosen = [other for other, group in self._groups.items() if group == self._groups[name]]
-            named = {other: self._parameters[other] for other in chosen}
-            self._held = backward_to(self._outputs, [], named, self._cotangent)[1]
+            group = {other: self._parameters[other] for other, k in self._groups.items() if k == self._groups[name]}
+            self._held = backward_to(self._outputs, [], group, self._cotangent)[1]
         return self._held[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -326,9 +324,9 @@ class _GradientsInGroups(Mapping[str, Tensor | None]):
         return len(self._groups)
 
 
-def numbers(found: Sequence[Tensor]) -> list[float]:
-    """Scalars, fetched together: on a GPU each would be waited for."""
-    if not found:
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Fetch scalars together: each transfer from a GPU waits for it."""
+    if not scalars:
         return []
-    values: list[float] = torch.stack([one.detach().double().to(found[0].device) for one in found]).tolist()
+    values: list[float] = torch.stack([t.detach().double().to(scalars[0].device) for t in scalars]).tolist()
     return values

@@ -16,28 +16,28 @@ class Layout(NamedTuple):
     after: int
 
     def split(self, tensor: Tensor) -> Tensor:
-        """(before, samples, after)"""
+        """Reshape a tensor to (before, samples, after)."""
         return tensor.reshape(self.before, self.samples, self.after)
 
     def samples_first(self, tensor: Tensor, *trailing: int) -> Tensor:
-        """Bring `tensor`, whose leading axes are laid out like the output, to (samples, positions, *trailing)."""
+        """Bring a tensor whose leading axes are laid out like the output to (samples, positions, *trailing)."""
         if self.before == 1:
             return tensor.reshape(self.samples, -1, *trailing)
         split = tensor.reshape(self.before, self.samples, -1, *trailing)
         return split.movedim(1, 0).reshape(self.samples, -1, *trailing)
 
     def outside(self, *trailing: int) -> bool:
-        """Whether the sample axis lies outside axes of these sizes at the end of the output."""
+        """Return whether the last axes of the output, of these sizes, hold no samples."""
         size = math.prod(trailing)
         return size > 0 and self.after % size == 0
 
     def positions(self, *trailing: int) -> int:
-        """How many positions each sample has, each with values of this shape."""
+        """Return the number of positions of each sample, each with values of this shape."""
         return self.before * self.after // math.prod(trailing)
 
 
 def splits(shape: torch.Size, samples: int) -> Iterator[Layout]:
-    """Every way in which the samples can lie inside one axis; none if the value is empty."""
+    """Yield every way in which the samples can lie inside one axis; nothing if the value is empty."""
     total, before = shape.numel(), 1
     if total == 0:
         return
@@ -51,7 +51,7 @@ def splits(shape: torch.Size, samples: int) -> Iterator[Layout]:
 
 
 def sample_dimension(shape: torch.Size, layout: Layout) -> tuple[int, int] | None:
-    """The axis of `shape` that holds the samples, and how many times they repeat in front of them in that axis."""
+    """Return the axis of `shape` that holds the samples, and the number of entries in front of them in that axis."""
     prefix = 1
     for axis, size in enumerate(shape if shape.numel() else ()):
         outer, rest = divmod(layout.before, prefix)

@@ -1,7 +1,7 @@
-"""Where the samples lie in every node's output, asked of the network itself.
+"""Find where the samples lie in every node's output, by two backward passes.
 
-Backward passes are linear in their cotangent. Scale the cotangent of sample p by a factor of its own: every element of
-a gradient that belongs to sample p alone is scaled by that factor; an element that several samples share is not. The
+A backward pass is linear in its cotangent. Scale the cotangent of each sample p by a factor of its own. An element of a
+gradient that belongs to sample p alone is scaled by that factor, and an element that several samples share is not. The
 split (before, samples, after) under which each slice shows its own factor is the sample axis. Where no split does, the
 value does not belong to samples one by one (a weight, a table, rows picked by routing).
 """
@@ -16,7 +16,7 @@ from featlearn.graph.graph import TOGETHER, Graph, Node, Value, backward_to, num
 from featlearn.graph.layout import Layout, splits
 
 Axes = Mapping[Node, Layout | None]
-"""Node -> the sample axis of its output, None where it has none; nodes that consume samples alone are absent."""
+"""Map nodes to the sample axis of their output, None for none. Nodes that consume samples alone are absent."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class ProbedGraph:
 
     axes: Axes
     several_outputs: frozenset[Node]
-    """Nodes of which another output than the first is used."""
+    """Nodes whose second or later output is used."""
     blank: frozenset[Node]
-    """Nodes without a gradient, which show nothing of their axis."""
+    """Nodes without a gradient, whose axis is a guess."""
     direction: Tensor
-    """(1, C) the output direction of both passes."""
+    """The output direction of both passes, (1, C)."""
     weights: Tensor
-    """(samples,) the factors of the second pass."""
+    """The factors of the second pass, (samples,)."""
     plain: Mapping[Value, Tensor | None]
     """Gradients of the first pass at every node, without factors."""
     parameters: Mapping[str, Tensor | None]
@@ -71,7 +71,7 @@ def probed_graph(
 
 
 def _may_show(graph: Graph, node: Node, samples: int) -> bool:
-    """Whether samples may lie in a node's output: most weights, whose gradients are large, have other sizes."""
+    """Return whether samples may lie in a node's output. Most weights, whose gradients are large, have other sizes."""
     described = graph.described[node]
     return len(described) > 1 or any(shape.numel() % samples == 0 for shape, _ in described)
 
@@ -83,7 +83,7 @@ def _axes(
     coded: Mapping[Value, Tensor | None],
     weights: Tensor,
 ) -> dict[Node, Layout | None]:
-    """Sample axes of all nodes that consume something without samples, from the leaves upwards."""
+    """Find the sample axes of all nodes that consume something without samples, from the leaves upwards."""
     axes: dict[Node, Layout | None] = dict.fromkeys(graph.leaves.values())
     pending = _consumers(graph, list(axes), axes)
     while pending:
@@ -111,22 +111,20 @@ def _axes(
 
 
 def _blank(axes: Axes, plain: Mapping[Value, Tensor | None]) -> frozenset[Node]:
-    asked = {node: plain.get((node, 0)) for node in axes}
-    sizes = {
-        node: g.detach().abs().amax() for node, g in asked.items() if g is not None and not g.is_nested and g.numel()
-    }
+    gradients = {node: g for node in axes if (g := plain.get((node, 0))) is not None and not g.is_nested}
+    sizes = {node: g.detach().abs().amax() for node, g in gradients.items() if g.numel()}
     largest = dict(zip(sizes, numbers(list(sizes.values())), strict=True))
     return frozenset(node for node in axes if (node, 0) in plain and not largest.get(node, 0.0) > 0.0)
 
 
 def _consumers(graph: Graph, nodes: list[Node], known: Axes) -> list[Node]:
-    """The nodes that take one of these as an input and are not known yet."""
-    found = dict.fromkeys(edge.consumer for node in nodes for edge in graph.consumers.get(node, ()))
-    return [node for node in found if node not in known]
+    """Return the nodes that take one of these as an input and are not known yet."""
+    consumers = dict.fromkeys(edge.consumer for node in nodes for edge in graph.consumers.get(node, ()))
+    return [node for node in consumers if node not in known]
 
 
 def _used_output(graph: Graph, node: Node, plain: Mapping[Value, Tensor | None]) -> int:
-    """The first output of a node that the outputs depend on."""
+    """Return the first output of a node that the outputs depend on."""
     used = (n for n in range(len(graph.described[node])) if plain.get((node, n)) is not None)
     return next(used, 0)
 
@@ -136,9 +134,9 @@ def _is_nested(gradient: Tensor | None) -> bool:
 
 
 def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
-    """(samples,) powers of two with a sign, all different while there are few samples.
+    """Draw powers of two with a sign, (samples,), all different while there are few samples.
 
-    They scale gradients without rounding, also those that are nothing but rounding.
+    They scale gradients without rounding, also those that consist of rounding errors.
     """
     if samples <= 8:
         powers = torch.randperm(samples, generator=generator, device="cpu") - samples // 2
@@ -149,7 +147,7 @@ def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
 
 
 def attribution_error(plain: Tensor | None, weights: Tensor, coded: Tensor | None, layout: Layout) -> Tensor:
-    """The largest |coded - weight_p plain| of any sample, relative to the largest entry of that sample; a scalar."""
+    """Return the largest |coded - weight_p plain| of any sample, relative to the largest entry of that sample."""
     if plain is None or coded is None:
         whole = coded if plain is None else plain
         assert whole is not None
@@ -158,11 +156,11 @@ def attribution_error(plain: Tensor | None, weights: Tensor, coded: Tensor | Non
     return sample_error(expected, layout.split(coded.detach()))
 
 
-def sample_error(expected: Tensor, found: Tensor) -> Tensor:
-    """The largest difference of any sample relative to its largest entry; both (before, samples, after); a scalar.
+def sample_error(expected: Tensor, actual: Tensor) -> Tensor:
+    """Return the largest difference of any sample relative to its largest entry; both are (before, samples, after).
 
     Entries that are not finite count as equal: the kernel is then not finite either, and refused for that.
     """
     size = expected.abs().amax((0, 2))
-    gap = (found - expected).abs().amax((0, 2)) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    gap = (actual - expected).abs().amax((0, 2)) / size.clamp_min(torch.finfo(size.dtype).tiny)
     return gap.nan_to_num(nan=0.0).amax().double()

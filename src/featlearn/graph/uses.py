@@ -40,9 +40,9 @@ class Use:
     """The sample axis of the output."""
 
     def saved(self, name: str) -> Any:
-        """What the node kept from the forward pass under this name, None if nothing.
+        """Return what an op of torch saved in the forward pass under this name, None if nothing.
 
-        Call it while the rule runs, not inside the functions that the rule returns: a backward pass may have freed it
+        Call it while the rule runs, not inside the functions that the rule returns. A backward pass may have freed it
         by then.
         """
         return saved(self.node, name)
@@ -58,12 +58,12 @@ class FoundUses(NamedTuple):
 
     @property
     def nodes(self) -> list[Node]:
-        """Every node that uses a parameter, once."""
+        """List every node that uses a parameter, once."""
         return list(dict.fromkeys(edge.consumer for edge, _ in self.edges))
 
 
 def find_uses(graph: Graph, axes: Axes) -> FoundUses:
-    """Every edge from a value without samples to a node with samples, in one walk from the leaves."""
+    """Find every edge from a value without samples to a node with samples, in one walk from the leaves."""
     names = {node: name for name, node in graph.leaves.items()}
     without: set[Node] = set()
     reach: dict[Node, frozenset[str]] = defaultdict(frozenset)

@@ -1,11 +1,10 @@
-"""The common form to which every use of a parameter is brought.
+"""The forms in which a rule gives the per-sample gradient of an operand.
 
-A *use* is one operand of one autograd node. Its weight operand is called z: the parameter itself, or something made
-from parameters alone (a transpose, a normalized weight). The node's output has a sample axis, described by `Layout`.
-A rule states one of two forms of the per-sample gradient of z:
+A *use* is one operand Z of one autograd node: a parameter, or something made from parameters alone (a transpose, a
+normalized weight). The node's output has a sample axis, described by `Layout`. A rule returns one of two forms:
 
-- `Outer`: sum over positions t of rows[p, t] (x) grads[p, t], never formed unless that is cheaper;
-- `Direct`: the per-sample gradient itself, for small operands (biases, norm weights, scales, tables).
+- `Outer`: Z.grad[p] = sum_t rows[p, t] (x) grads[p, t] over positions t, never formed unless that is cheaper;
+- `Direct`: Z.grad[p] itself, for small operands (biases, norm weights, scales, tables).
 """
 
 from collections.abc import Callable
@@ -20,31 +19,31 @@ from featlearn.graph.uses import Use
 
 @dataclass(frozen=True)
 class LinearMap:
-    """States that the op applies the operand as a matrix: h = W x for the rows x of every sample and position.
+    """State that the op applies the operand as a matrix: h = W x for the rows x of every sample and position.
 
-    Only rules of linear maps give it. Neural features and layer alignment are defined for linear maps alone.
+    Neural features and layer alignment are defined for linear maps alone.
     """
 
     weight: Tensor | None = None
-    """W where the op has kept it; ops keep it only if their other input needs a gradient."""
+    """W where the op saved it; ops save it only if their other input needs a gradient."""
     row_taps: int = 1
-    """How many neighboring entries of a row belong to one channel: the area of a convolution's kernel."""
+    """Number of neighboring entries of a row that belong to one channel: the area of a convolution's kernel."""
     grad_taps: int = 1
     """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
     channels_second: bool = False
-    """Whether channels lie in the second axis of the op's input and output; otherwise in the last."""
+    """Whether channels lie in the second axis of the op's input and output, otherwise in the last."""
 
 
 @dataclass(frozen=True)
 class Outer:
-    """Per-sample gradient sum_t rows[p, t] (x) grads(G)[p, t], in independent blocks."""
+    """The per-sample gradient as sum_t rows[p, t] (x) grads(G)[p, t], in independent blocks."""
 
     rows: Callable[[], Tensor | Windows]
-    """Gives (samples, positions, blocks, n), or integers (samples, positions): rows of an identity matrix of size n; or
-    the images whose windows the rows are.
-    A call, because rows can be many times larger than what the op saved (the patches of a convolution)."""
+    """Return (samples, positions, blocks, n); or integers (samples, positions), for rows of an identity matrix of size
+    n; or the images whose windows the rows are.
+    A function, because rows can be many times larger than what the op saved (the patches of a convolution)."""
     grads: Callable[[Tensor], Tensor]
-    """Turns the gradient of the op's output into (samples, positions, blocks, m)."""
+    """Turn the gradient of the op's output into (samples, positions, blocks, m)."""
     rows_first: bool
     """Whether the operand, flattened, is (blocks, n, m); otherwise it is (blocks, m, n)."""
     positions: int
@@ -56,17 +55,17 @@ class Outer:
     window: int = 1
     """Entries of a row that lie in one channel, where rows are windows of images: the area of the kernel."""
     pixels: int = 0
-    """How many pixels the images of a sample have whose windows the rows are, 0 where they are written out."""
+    """Number of pixels of a sample's images whose windows the rows are, 0 where the rows are written out."""
     linear_map: LinearMap | None = None
-    """Set where the op computes h = W x with this operand as W; None for everything else (bilinear forms, tables)."""
+    """Set where the op computes h = W x with this operand as W, None for everything else (bilinear forms, tables)."""
 
 
 @dataclass(frozen=True)
 class Direct:
-    """Per-sample gradient given outright."""
+    """The per-sample gradient itself."""
 
     gradient: Callable[[Tensor], Tensor]
-    """Turns the gradient of the op's output into (samples, *operand shape)."""
+    """Turn the gradient of the op's output into (samples, *operand shape)."""
 
 
 Form = Outer | Direct

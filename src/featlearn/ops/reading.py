@@ -1,4 +1,4 @@
-"""A use of a parameter, read by the rule of its op."""
+"""Read the uses of parameters by the rules of their ops."""
 
 from typing import NamedTuple
 
@@ -19,15 +19,15 @@ class Reading(NamedTuple):
 
 
 def read_use(graph: Graph, edge: Edge, layout: Layout | None, several_outputs: bool) -> Reading | str:
-    """Read one use, or say why it cannot be read."""
+    """Read one use, or return why it cannot be read."""
     node, name = edge.consumer, graph.names[edge.consumer]
     rule = rule_for(name)
     if rule is None:
         return f"no rule for {name}"
     if several_outputs or layout is None:
         return f"{name} has several outputs" if several_outputs else f"{name} has no sample axis"
-    (output, kind), (shape, own_kind) = graph.described[node][0], graph.described[edge.value[0]][edge.value[1]]
-    if kind.is_complex or own_kind.is_complex:
+    (output, dtype), (shape, operand_dtype) = graph.described[node][0], graph.described[edge.value[0]][edge.value[1]]
+    if dtype.is_complex or operand_dtype.is_complex:
         return f"{name} is complex"
     use = Use(node, edge.operand, shape, output, layout)
     try:

@@ -101,24 +101,24 @@ class RepeatedPass(TrackedPass):
         )
 
     def _fits(
-        self, expected: Description, found: Description, sized: bool = False, resized: tuple[int, int] | None = None
+        self, expected: Description, actual: Description, sized: bool = False, resized: tuple[int, int] | None = None
     ) -> bool:
         """Return whether arguments are the expected ones. `sized`: numbers may differ. `resized`: see `Constant`."""
         kind = type(expected)
-        if kind is not type(found):
+        if kind is not type(actual):
             return False
         if kind is dict:
-            if expected.keys() != found.keys():
+            if expected.keys() != actual.keys():
                 return False
-            expected, found, kind = [*expected.values()], [found[key] for key in expected], list
+            expected, actual, kind = [*expected.values()], [actual[key] for key in expected], list
         if kind is list:
-            pairs = zip(expected, found)  # noqa: B905 (equally long)
-            return len(expected) == len(found) and all(self._fits(a, b, sized, resized) for a, b in pairs)
+            pairs = zip(expected, actual)  # noqa: B905 (equally long)
+            return len(expected) == len(actual) and all(self._fits(a, b, sized, resized) for a, b in pairs)
         if kind is Sampled:
-            return bool(expected.number == found.number)
+            return bool(expected.number == actual.number)
         if kind is Constant:
-            return bool(expected.is_like(found, resized))
-        return bool(expected == found) or (sized and kind in (int, torch.Size))
+            return bool(expected.is_like(actual, resized))
+        return bool(expected == actual) or (sized and kind in (int, torch.Size))
 
     def _accept(self, expected: Description, made: Any, resized: tuple[int, int] | None) -> bool:
         """Return whether a result is the expected one but for the number of samples, and mark its tensors."""

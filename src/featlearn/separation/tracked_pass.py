@@ -36,7 +36,7 @@ class Value(NamedTuple):
     """What is known of a tensor. It is an attribute of the tensor: C++ hands the same object from op to op."""
 
     source: object
-    """The pass that made the tensor."""
+    """What stands for the pass that made the tensor."""
     number: int
     aliases: list[int]
     """How many tensors share its memory, in a list that they share."""
@@ -107,20 +107,22 @@ class TrackedPass:
 
     def __init__(self, held: Sequence[Tensor], samples: int) -> None:
         self.held, self.samples = frozenset(map(id, held)), samples
+        self._source = object()  # not the pass itself, which would then be freed by the garbage collector alone
+        self._held_value = Value(self._source, UNTOUCHED, [2])
         self.is_comparable = True
         """Whether everything that was described can be compared with another pass."""
 
     def value(self, tensor: Tensor) -> Value | None:
         """Return what is known of a tensor, None if it was made by another pass or by no op."""
         if id(tensor) in self.held:
-            return Value(self, UNTOUCHED, [2])
+            return self._held_value
         value: Value | None = getattr(tensor, "_featlearn_value", None)
-        return value if value is not None and value.source is self else None
+        return value if value is not None and value.source is self._source else None
 
     def mark(self, tensor: Tensor, number: int, aliases: list[int]) -> None:
         """Mark a tensor with the value that it holds."""
         if id(tensor) not in self.held:
-            tensor._featlearn_value = Value(self, number, aliases)  # type: ignore[attr-defined]
+            tensor._featlearn_value = Value(self._source, number, aliases)  # type: ignore[attr-defined]
 
     def describe(self, thing: Any) -> Description:
         """Return arguments in a form that can be compared."""
