@@ -1,6 +1,5 @@
 """Reading a run, also one that is not trusted: nothing in it is executed, nothing too large is allocated."""
 
-import csv
 import importlib
 import math
 import os
@@ -172,18 +171,11 @@ class Run:
         return target
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """The scalars as a table: one row for each step, one column for each name, empty where nothing was measured."""
-        target, names = Path(path), self.names
-        try:
-            with target.open("w", newline="", encoding="utf-8") as file:
-                table = csv.writer(file)
-                table.writerow(["step", "seconds", *names])
-                for line in self.lines:
-                    cells = [line["values"].get(name, "") for name in names]
-                    table.writerow([line["step"], "" if line["seconds"] is None else line["seconds"], *cells])
-        except OSError as error:
-            raise RunError(f"the table cannot be written to {target}: {error}") from error
-        return target
+        """Write the scalars as a table: a row for each step, a column for each name, empty where not measured."""
+        from featlearn.record.csv_table import write_csv
+
+        rows = ([line["step"], line["seconds"], *map(line["values"].get, self.names)] for line in self.lines)
+        return write_csv(path, ["step", "seconds", *self.names], rows)
 
     def to_xarray(self) -> Any:
         """The scalars as an `xarray.Dataset` over step, nan where nothing was measured; needs the extra `xarray`.

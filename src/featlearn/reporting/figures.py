@@ -1,6 +1,5 @@
 """The sections of a report as matplotlib figures for print: one column (3.25 in), 8 pt, colors of Okabe and Ito."""
 
-import csv
 import math
 import os
 import re
@@ -12,6 +11,7 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputValueError, RunError, did_you_mean
+from featlearn.record.csv_table import write_csv
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.content_blocks import NEUTRAL, POINTS, Chart, MatrixSequence, Section, shade
 from featlearn.reporting.groups import RunGroup, groups
@@ -90,8 +90,7 @@ def save_figures(
                     figure.get_figure().savefig(stem.with_suffix(f".{kind}"))
                     paths.append(stem.with_suffix(f".{kind}"))
                 plt.close(figure.get_figure())
-            _to_csv(block, stem.with_suffix(".csv"))
-            paths.append(stem.with_suffix(".csv"))
+            paths.append(_to_csv(block, stem.with_suffix(".csv")))
     except OSError as error:
         raise RunError(f"the figures cannot be written to {target}: {error}") from error
     return paths
@@ -235,29 +234,19 @@ def _first_and_last(one: MatrixSequence) -> Any:
     return axes[-1][-1]
 
 
-def _to_csv(one: Chart | MatrixSequence, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        if isinstance(one, MatrixSequence):
-            table.writerow(["run", "step", "row", "column", "value"])
-            for label, pictures in one.sequences:
-                for picture in {id(p): p for p in (pictures[0], pictures[-1])}.values():
-                    for (row, column), value in numpy.ndenumerate(picture.values):
-                        table.writerow([_cell(label), picture.step, row, column, value])
-            return
-        heads = [_cell(line.label) for line in one.lines]
-        bands = [line.low is not None for line in one.lines]
-        columns = [
-            column
-            for head, band in zip(heads, bands, strict=True)
-            for column in ([head, f"{head}, lowest", f"{head}, highest"] if band else [head])
-        ]
-        table.writerow([one.x, *columns])
-        for x, cells in one.rows():
-            row = [c for cell, band in zip(cells, bands, strict=True) for c in (cell if band else cell[:1])]
-            table.writerow([x, *("" if math.isnan(c) else c for c in row)])
-
-
-def _cell(label: str) -> str:
-    """Quote a name that a spreadsheet would take for a formula."""
-    return f"'{label}" if label.startswith(("=", "+", "-", "@")) else label
+def _to_csv(block: Chart | MatrixSequence, path: Path) -> Path:
+    if isinstance(block, MatrixSequence):
+        cells = (
+            [label, picture.step, row, column, value]
+            for label, pictures in block.sequences
+            for picture in {id(p): p for p in (pictures[0], pictures[-1])}.values()
+            for (row, column), value in numpy.ndenumerate(picture.values)
+        )
+        return write_csv(path, ["run", "step", "row", "column", "value"], cells)
+    parts = [("", ", lowest", ", highest") if line.low is not None else ("",) for line in block.lines]
+    head = [f"{line.label}{part}" for line, each in zip(block.lines, parts, strict=True) for part in each]
+    rows = (
+        [x, *(None if math.isnan(v) else v for cell, each in zip(cells, parts, strict=True) for v in cell[: len(each)])]
+        for x, cells in block.rows()
+    )
+    return write_csv(path, [block.x, *head], rows)

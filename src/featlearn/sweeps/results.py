@@ -1,6 +1,5 @@
 """What a sweep found: a table, and what is made of it."""
 
-import csv
 import importlib
 import json
 import math
@@ -15,6 +14,7 @@ import numpy
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
 from featlearn.record import Run, open_run
+from featlearn.record.csv_table import write_csv
 from featlearn.sweeps.folder import Outcome, SweepFolder
 from featlearn.sweeps.grid import RESERVED, Point
 from featlearn.sweeps.process_pool import Serial
@@ -177,16 +177,8 @@ class Sweep:
         return [float(run.scalar(value)[1][-1]) if run is not None and value in run.names else None for run in runs]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """The table, one line for each row, empty cells for None; returns the path."""
-        target = Path(path)
-        try:
-            with target.open("w", newline="", encoding="utf-8") as file:
-                table = csv.writer(file)
-                table.writerow([_cell(name) for name in self.rows[0]] if self.rows else RESERVED)
-                table.writerows([_cell(value) for value in row.values()] for row in self.rows)
-        except OSError as error:
-            raise RunError(f"the table cannot be written to {target}: {error}") from error
-        return target
+        """Write the table, one line for each row, empty cells for None; return the path."""
+        return write_csv(path, list(self.rows[0]) if self.rows else RESERVED, (list(row.values()) for row in self.rows))
 
     def to_xarray(self) -> Any:
         """An `xarray.Dataset`; needs the extra `xarray`.
@@ -304,12 +296,3 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
 def _each_once(values: Any) -> list[Any]:
     """In the order of their first appearance; lists and mappings cannot be keys."""
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    # a spreadsheet would take it for a formula
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
