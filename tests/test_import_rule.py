@@ -19,7 +19,7 @@ MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
-LIBRARY = MEASURING | READING | {"citations", "data", "models", "steer", "monitoring", "integrations"}
+LIBRARY = MEASURING | READING | {"citations", "comparison", "data", "models", "steer", "monitoring", "integrations"}
 LIBRARY |= {"explorer", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations"},
     "explorer": {"reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory"},
+    "comparison": MEASURING | {"metrics", "steer"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "signatures", "record", "diagnosis", "reporting"},

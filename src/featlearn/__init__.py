@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from featlearn import steer as steer
     from featlearn import theory as theory
     from featlearn.citations import citation as citation
+    from featlearn.comparison import compare as compare
     from featlearn.contraction.tensor_sketch import Sketch as Sketch
     from featlearn.diagnosis.advice import advise as advise
     from featlearn.diagnosis.verdict import diagnose as diagnose
@@ -53,6 +54,7 @@ _HOME = {
     "Sketch": "featlearn.contraction.tensor_sketch",
     "advise": "featlearn.diagnosis.advice",
     "citation": "featlearn.citations",
+    "compare": "featlearn.comparison",
     "diagnose": "featlearn.diagnosis.verdict",
     "estimate_alignment": "featlearn.quantities.alignment_estimate",
     "layer_alignment": "featlearn.quantities.layer_alignment",

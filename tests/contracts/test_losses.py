@@ -211,7 +211,18 @@ def check_width_check(word: str, folder: Path) -> None:
         close(sizes, check(own(word))[key])
 
 
+def check_compare(word: str, folder: Path) -> None:
+    before, after, x, y = network(), network(), inputs(), targets(word)
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.mul_(1.5)
+    found = fl.compare(before, after, x, y, loss=word)
+    for value, model in zip(found.loss, (before, after), strict=True):
+        close(value, float(MODULES[word](model(x), y)))
+
+
 CASES: dict[str, Callable[[str, Path], None]] = {
+    "compare": check_compare,
     "dynamics.kernel_descent": check_kernel_descent,
     "dynamics.rate": check_rate,
     "losses.function": check_function,
@@ -259,6 +270,8 @@ def test_an_unknown_word_is_corrected(name: str, tmp_path: Path):
         "data": (x, y),
         "make_model": network,
         "widths": (4, 8),
+        "before": network(),
+        "after": network(),
         "checkpoints": [(0, network().state_dict())],
         "out": tmp_path / "run",
     }
