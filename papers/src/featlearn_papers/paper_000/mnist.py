@@ -148,7 +148,12 @@ def trained(
         matrices["classes"].append(fl.metrics.class_alignment(kernels, view.targets))
         matrices["centered_classes"].append(fl.metrics.class_alignment(kernels, view.targets, centered=True))
         full = fl.ntk(view.model, view.x[: setup.few], outputs="full")
-        return {"interference": float(fl.metrics.interference(full).off_diagonal_share)}
+        test = view.test_kernel, view.test_targets
+        return {
+            "interference": float(fl.metrics.interference(full).off_diagonal_share),
+            "test_alignment": float(fl.metrics.alignment(*test)),
+            "test_centered_alignment": float(fl.metrics.centered_alignment(*test)),
+        }
 
     moments, optimizer = set(setup.moments), torch.optim.SGD(model.parameters(), lr=lr)
     with fl.watch(
@@ -190,8 +195,10 @@ def curves(run: Any) -> dict[str, Numbers]:
     if y.shape[1] > 1:
         found["cross_entropy"] = -(y * f.log_softmax(2)).sum(2).mean(1)
         found["accuracy"] = run.scalar("test/accuracy")[1]
-    for name in ("alignment", "centered_alignment", "norm", "test/alignment", "test/centered_alignment"):
+    for name in ("alignment", "centered_alignment", "norm"):
         found[name] = run.scalar(f"ntk/{name}")[1]
+    for name in ("alignment", "centered_alignment"):
+        found[f"test/{name}"] = run.scalar(f"test_{name}")[1]
     return found
 
 
