@@ -228,6 +228,28 @@ def test_an_adapter_beside_a_map_with_another_input_stays():
     assert fl.linearization_gap(model, inputs(), before).merged == ()
 
 
+def test_parameters_that_a_model_reaches_past_its_modules_are_not_merged():
+    class Closed(Factored):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = [self.a, self.b]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ (self.weights[0] @ self.weights[1]))
+
+    torch.manual_seed(0)
+    model, plain = Closed(), nn.Sequential(Factored(), nn.Tanh())
+    plain[0].load_state_dict(model.state_dict())
+    before = moved(model)
+    moved(plain)
+    assert torch.equal(model(inputs()), plain(inputs()))
+    gap = fl.linearization_gap(model, inputs(), before, link=False)
+    expected = fl.linearization_gap(plain, inputs(), {f"0.{name}": value for name, value in before.items()}, link=False)
+    assert gap.merged == ()
+    assert gap == pytest.approx(expected.plain, rel=1e-10)
+    assert expected.merged == (("0.a", "0.b"),)
+
+
 def test_nothing_of_the_model_changes():
     torch.manual_seed(0)
     model = adapted_network()

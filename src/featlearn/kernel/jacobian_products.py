@@ -1,9 +1,9 @@
-"""Products with a network's Jacobian: J^T v by a backward pass, J u by forward mode or by differentiating twice.
+"""Compute products with a network's Jacobian: J^T v by a backward pass, J u by forward mode or by two backward passes.
 
-J u is the derivative of w^T J u by w, and J^T w is linear in w: a second backward pass through the first gives it. No
-method of these works on every network: forward mode lacks fused attention and sees nothing of parameters that a model
-reaches past its modules; fused ops have second derivatives that are missing, or wrong without a sign. So each method is
-tried on a few samples, and taken where <w, J u> = <J^T w, u>. What is left is read from per-sample gradients.
+J u is the derivative of w^T J u by w, and J^T w is linear in w, so that a second backward pass through the first gives
+it. No method works on every network. Fused attention has no forward derivative. Forward mode misses parameters that a
+model reaches past its modules. Some fused ops have no second derivative, or a wrong one. So each method is tried on a
+few samples, and used where <w, J u> = <J^T w, u>. The last resort are per-sample gradients.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,20 +34,20 @@ PassContext = Callable[[], AbstractContextManager[Any]]
 
 
 def add_pulled_back(totals: Tangents, measurement: Measurement, batch: ModelWithInputs, cotangents: Tensor) -> None:
-    """totals[k] += J^T v_k for v of shape (m, n, C), over all n samples of the batch."""
+    """Add J^T v_k to totals[k], for v of shape (m, n, C), over all n samples of the batch."""
     outputs = batch.paired_outputs(_all(batch))
     if not outputs.requires_grad:
         return
     parameters = [measurement.parameters[name] for name in totals]
     for k, cotangent in enumerate(cotangents):
-        found = backward([outputs], parameters, [cotangent.to(outputs)])
-        for total, gradient in zip(totals.values(), found, strict=True):
+        gradients = backward([outputs], parameters, [cotangent.to(outputs)])
+        for total, gradient in zip(totals.values(), gradients, strict=True):
             if gradient is not None:
                 total[k] += gradient.detach().to(total.dtype)
 
 
 def no_tangents(measurement: Measurement, count: int) -> dict[str, Tensor]:
-    """`count` vectors of zeros, in the precision kernels are accumulated in."""
+    """Return `count` vectors of zeros, in the precision kernels are accumulated in."""
     return {
         name: torch.zeros(count, *p.shape, dtype=_accumulating(p.dtype), device=p.device)
         for name, p in measurement.parameters.items()
@@ -63,7 +63,7 @@ def _all(batch: ModelWithInputs) -> Tensor:
 
 
 def jvp_method(measurement: Measurement) -> JvpMethod:
-    """The first method that the network allows and that gives what backward passes give."""
+    """Return the first method that works on the network and agrees with backward passes."""
     example = measurement.example()
     indices = example.indices[: example.count]
     x = example.batch.take(indices)
@@ -73,8 +73,8 @@ def jvp_method(measurement: Measurement) -> JvpMethod:
     gradients = no_tangents(measurement, 1)
     add_pulled_back(gradients, measurement, batch, cotangent[None])
     tangents = _tangents(gradients, example.precision, generator)
-    wanted = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
-    # What a backward pass of a backward pass needs of weights is not gathered again.
+    expected = sum(float(inner_products(gradients[name], u)) for name, u in tangents.items())
+    # A backward pass through a backward pass would need weights that are no longer gathered.
     by_layer = measurement.gathered_bytes is not None
     methods: list[JvpMethod] = [_forward_mode, _forward_mode_math]
     methods += [] if by_layer else [_twice_backward, _twice_backward_elementary]
@@ -83,10 +83,10 @@ def jvp_method(measurement: Measurement) -> JvpMethod:
             pushed = method(measurement, batch, tangents)[0].double()
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # whatever the network does, another method is exact
+        except Exception:  # from any code of the network; another method is exact
             continue
-        size = float(cotangent.norm() * pushed.norm()) + abs(wanted)
-        if abs(float((cotangent.to(pushed) * pushed).sum()) - wanted) <= example.precision**0.5 * size:
+        size = float(cotangent.norm() * pushed.norm()) + abs(expected)
+        if abs(float((cotangent.to(pushed) * pushed).sum()) - expected) <= example.precision**0.5 * size:
             return method
     return _per_sample
 
@@ -102,9 +102,9 @@ def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _tangents(gradients: Tangents, precision: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """A random vector in which every parameter weighs as much in <g, u>: an error in a small one shows as well."""
+    """Draw a random u in which every parameter has the same weight in <g, u>, so that an error in any one shows."""
     sizes = {name: float(g.norm()) for name, g in gradients.items()}
-    # Gradients that are rounding (those of a bias that a softmax does not see) are left small.
+    # Gradients that are rounding errors (of a bias in front of a softmax) stay small.
     floor = precision**0.25 * max(sizes.values())
     return {
         name: (_gaussian(g, generator) / max(sizes[name], floor)).to(g) if floor else torch.zeros_like(g)
@@ -113,12 +113,12 @@ def _tangents(gradients: Tangents, precision: float, generator: torch.Generator)
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
-    """(m,) real inner products of m vectors each, a complex entry counting as two; float64."""
+    """Return (m,) real inner products of m vectors each in float64; a complex entry counts as two."""
     return (_entries(a) * _entries(b)).sum(1, dtype=torch.float64)
 
 
 def _entries(u: Tensor) -> Tensor:
-    """(m, size) real entries."""
+    """Return (m, size) real entries."""
     return (torch.view_as_real(u.resolve_conj()) if u.is_complex() else u).reshape(len(u), -1)
 
 
@@ -275,12 +275,12 @@ def _twice_backward_divided(
 
 
 def _forward_mode(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
-    """(m, n, C) J u, one forward pass for each u; nothing of the graph is kept."""
+    """Return (m, n, C) J u, by one forward pass for each u. No graph is kept."""
     return _forward_products(measurement, batch, tangents, nullcontext)
 
 
 def _forward_mode_math(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
-    """The same with attention from elementary ops: fused attention has no forward derivative."""
+    """Return the same with attention from elementary ops: fused attention has no forward derivative."""
     return _forward_products(measurement, batch, tangents, _math_attention)
 
 
@@ -300,7 +300,7 @@ def _dual_outputs(
     division: Division = UNDIVIDED,
     changes: Mapping[int, Change] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(n, C) outputs, and the product with the k-th vector."""
+    """Return (n, C) outputs, and the product with the k-th vector."""
     with context(), forward_ad.dual_level():
         duals = {
             name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
@@ -318,14 +318,14 @@ def _parts_of_dual(dual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _twice_backward(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
-    """(m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
+    """Return (m, n, C) J u: one graph of J^T w for all, and a backward pass through it for each u."""
     with _math_attention():
         outputs = batch.paired_outputs(_all(batch))
         return _derivatives_by_cotangent(outputs, _pairs(measurement, tangents))
 
 
 def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
-    """The same with fused ops taken apart."""
+    """Return the same with fused ops taken apart."""
     with ElementaryOps():
         outputs = batch.paired_outputs(_all(batch))
     return _derivatives_by_cotangent(outputs, _pairs(measurement, tangents))
@@ -333,7 +333,7 @@ def _twice_backward_elementary(measurement: Measurement, batch: ModelWithInputs,
 
 @contextmanager
 def _math_attention() -> Iterator[None]:
-    """Attention from elementary ops, the only one with a second derivative; encoder layers take no faster path."""
+    """Compute attention from elementary ops, which have all derivatives, also in encoder layers of torch."""
     with sdpa_kernel(SDPBackend.MATH), NoFastPaths():
         yield
 
@@ -350,7 +350,7 @@ def _pairs(measurement: Measurement, tangents: Tangents) -> list[tuple[Tensor, T
 
 
 def _derivatives_by_cotangent(outputs: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """(m, *outputs) derivative of the outputs, for tensors with m vectors each."""
+    """Return the (m, *outputs) derivatives of the outputs in the directions of m vectors for each tensor."""
     count = len(pairs[0][1])
     pushed = torch.zeros(count, *outputs.shape, dtype=outputs.dtype, device=outputs.device)
     if not outputs.requires_grad:
@@ -369,7 +369,7 @@ def _derivatives_by_cotangent(outputs: Tensor, pairs: Sequence[tuple[Tensor, Ten
 
 
 def _per_sample(measurement: Measurement, batch: ModelWithInputs, tangents: Tangents) -> Tensor:
-    """(m, n, C) J u from per-sample gradients, one backward pass for each output: always exact."""
+    """Return (m, n, C) J u from per-sample gradients, by one backward pass for each output: always exact."""
     pushed: Tensor | None = None
     every = torch.eye(measurement.classes, dtype=torch.float64, device="cpu")
     chunk = measurement.chunk(batch, 0, batch.samples)

@@ -69,10 +69,10 @@ def divided(measurement: Measurement, *, link: bool, effective: bool) -> Divisio
         return UNDIVIDED
 
 
-def weights_at(division: Division, measurement: Measurement, parameters: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Return call -> the weight that it forms or applies, with these parameters."""
-    if not division.merged:
-        return {}
+def weights_at(
+    division: Division, measurement: Measurement, parameters: dict[str, Tensor]
+) -> tuple[dict[int, Tensor], Tensor]:
+    """Return call -> the weight that it forms or applies with these parameters, and the outputs of a few samples."""
     weights: dict[int, Tensor] = {}
     changes: dict[int, Change] = {}
     for number in weights_of(division.merged):
@@ -83,8 +83,8 @@ def weights_at(division: Division, measurement: Measurement, parameters: dict[st
             return result
 
         changes[number] = keep
-    changed_outputs(division, _few(measurement), parameters, changes)
-    return weights
+    outputs = changed_outputs(division, _few(measurement), parameters, changes)
+    return weights, outputs.detach()
 
 
 def _few(measurement: Measurement) -> ModelWithInputs:

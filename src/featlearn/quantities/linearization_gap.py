@@ -244,7 +244,7 @@ class TwoStates:
         if not self._moved:
             return _gap(f, Linearized(f, torch.zeros_like(f), f), UNDIVIDED)
         with self._earlier.measuring([x]) as measurement:
-            line, whole = self._line(measurement, method)
+            line, whole = self._line(measurement, f, method)
             return _gap(f, whole, line.division)
 
     def method(self, x: Inputs) -> JvpMethod | None:
@@ -262,7 +262,7 @@ class TwoStates:
         if not changed:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x]) as measurement:
-            line, linear = self._line(measurement, None)
+            line, linear = self._line(measurement, f, None)
             whole = _gap(f, linear, line.division)
             if math.isnan(whole.value):
                 return dict.fromkeys(layers, math.nan)
@@ -303,21 +303,32 @@ class TwoStates:
         with self._audited.measuring([x]) as measurement:
             return measurement.outputs(measurement.batches[0])
 
-    def _line(self, measurement: Measurement, method: JvpMethod | None) -> tuple["_Line", Linearized]:
+    def _line(self, measurement: Measurement, now: Tensor, method: JvpMethod | None) -> tuple["_Line", Linearized]:
         """Linearize at the earlier state, divided where that is possible for the whole batch."""
         way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
         undivided = _Line(measurement, method or jvp_method(measurement), way, UNDIVIDED, {}, {})
         if divides(undivided.method) and (self._link or self._effective):
-            division = divided(measurement, link=self._link, effective=self._effective)
-            before = dict(measurement.parameters)
-            now = {name: p.detach() + way[name][0].to(p) for name, p in before.items()}
             try:
-                weights = [weights_at(division, measurement, state) for state in (before, now)]
-                line = replace(undivided, division=division, before=weights[0], now=weights[1])
+                line = self._divided(undivided, now)
                 return line, line.at(self._moved)
             except UnsupportedModelError:  # other samples take another path
                 pass
         return undivided, undivided.at(self._moved)
+
+    def _divided(self, line: "_Line", now: Tensor) -> "_Line":
+        """Divide the network, with the weights that products of parameters stand for in both states."""
+        division = divided(line.measurement, link=self._link, effective=self._effective)
+        if not division.merged:
+            return replace(line, division=division)
+        parameters = dict(line.measurement.parameters)
+        moved = {name: p.detach() + line.way[name][0].to(p) for name, p in parameters.items()}
+        before, _ = weights_at(division, line.measurement, parameters)
+        after, outputs = weights_at(division, line.measurement, moved)
+        expected = now[: len(outputs)].to(outputs)
+        slack = torch.finfo(outputs.dtype).eps ** 0.5 * float(expected.abs().max())
+        if float((outputs - expected).abs().max()) > slack:  # it reaches parameters past its modules
+            return replace(line, division=replace(division, merged=()))
+        return replace(line, division=division, before=before, now=after)
 
 
 @dataclass(frozen=True, eq=False)
