@@ -73,6 +73,7 @@ def gaps(model: nn.Module, start: nn.Module, x: Tensor, test: Tensor) -> dict[st
         found[f"gap/{name}_error"] = math.sqrt(float((left - left.mean()).square().sum()) * (len(left) - 1) / len(left))
         found |= {f"gap/{linked}": found[f"gap/{name}"], f"gap/{linked}_error": found[f"gap/{name}_error"]}
     found["gap/rounding"] = fl.linearization_gap(model, x, start.state_dict()).rounding
+    found |= {"gap/link_ops": 0.0, "gap/merged_weights": 0.0}
     change = (model(x) - start(x)).detach()
     found["gap/change"] = float((change - change.mean(0)).norm()) / math.sqrt(len(x))
     return found
@@ -976,6 +977,26 @@ def test_too_few_samples_for_an_error_give_no_gap(samples: int, tmp_path: Path, 
         train(model, seen, optimizer, 4)
     assert {"gap/probe", "gap/probe_error"} <= {*seen.run.names}
     assert "gap/test" not in seen.run.names
+
+
+def test_a_run_says_through_what_the_gap_was_measured(tmp_path: Path):
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3), nn.LogSoftmax(1)).double()
+    x, _ = data()
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    with watch(model, (x, None), out=tmp_path / "run", every=1, budget=None, quantities=["gap"]) as seen:
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 0.2 * torch.randn_like(p)
+        seen.step()
+    values = {name: float(seen.run.scalar(name)[1][-1]) for name in seen.run.names}
+    gap = fl.linearization_gap(model, x, initial)
+    assert (gap.link, len(gap.merged)) == (("LogSoftmax",), 1)
+    assert (values["gap/link_ops"], values["gap/merged_weights"]) == (1.0, 1.0)
+    assert values["gap/link"] == pytest.approx(float(gap), rel=1e-10)
+    assert values["gap/probe"] == pytest.approx(gap.plain, rel=1e-10)
+    assert values["gap/link_error"] == pytest.approx(gap.estimate.stderr, rel=1e-8)
 
 
 def test_averages_that_settle_are_told_apart_from_learning(tmp_path: Path):

@@ -129,6 +129,8 @@ def gap(view: StepView, context: RecordContext) -> Record:
     scalars = {f"gap/{name}": one.value for name, one in gaps.items()}
     scalars |= {f"gap/{name}_error": one.error for name, one in gaps.items()}
     scalars["gap/rounding"] = view.gap.relative_rounding
+    scalars["gap/link_ops"] = float(len(view.gap.division.link))
+    scalars["gap/merged_weights"] = float(len(view.gap.division.merged))
     scalars["gap/change"] = float(view.gap.change.norm()) / math.sqrt(len(view.gap.change))
     return Record(scalars)
 
