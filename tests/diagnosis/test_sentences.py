@@ -109,6 +109,10 @@ def test_the_headline_says_on_which_samples_its_number_was_measured(tmp_path: Pa
     decayed = told(tmp_path / "decayed", lines, optimizer={"class": "SGD", "groups": [{"weight_decay": 0.1}]})
     assert float(decayed.gap) == 0.5
     assert decayed.explanation.endswith("on the probe, the shrinking by weight decay left out.")
+    # a schedule turned the decay on: the stationarity of decayed weights is recorded from then on
+    late = [line | {"convergence/0": 0.2} if line["probe/loss"] < 0.1 else line for line in lines]
+    groups = [{"lr": 0.1, "weight_decay": 0.0}]
+    assert float(told(tmp_path / "late", late, optimizer={"class": "SGD", "groups": groups}).gap) == 0.5
 
 
 def test_the_gap_through_the_link_counts_and_the_plain_one_stands_beside_it(tmp_path: Path):

@@ -389,6 +389,8 @@ class RunData:
     @property
     def decays(self) -> bool | None:
         """Whether the optimizer decays weights; None if the run does not say."""
+        if any(name.startswith("convergence/") for name in self.run.names):
+            return True  # measured only while weights decay, which may have begun after the configuration was written
         described = self.run.config.get("optimizer")
         groups = described.get("groups") if isinstance(described, dict) else None
         if not isinstance(groups, list):
