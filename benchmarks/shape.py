@@ -8,13 +8,14 @@ counts those inside its functions, too.
 
 import ast
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "featlearn"
 HEART = {
-    *("network", "graph", "ops", "gradients", "audit", "planning", "contraction", "kernel", "sketches"),
-    *("request", "measurement", "audited_model", "session"),
+    *("network", "graph", "ops", "separation", "gradients", "audit", "planning", "contraction", "kernel"),
+    *("request", "measurement", "audited_model", "session", "torch_internals"),
 }
 """Rooms and modules between a model and its kernel."""
 
@@ -67,6 +68,14 @@ class Shape:
             rooms[name.split(".")[0]] += len(path.read_text().splitlines())
         return rooms
 
+    def used_twice(self, rooms: Collection[str] = ()) -> dict[str, list[str]]:
+        """Class names that several modules define, of some rooms or of all -> these modules."""
+        places = {
+            name: [module for module in modules if not rooms or module.split(".")[0] in rooms]
+            for name, modules in self.classes.items()
+        }
+        return {name: modules for name, modules in places.items() if len(modules) > 1}
+
     def _imports(self, name: str, *, loading: bool) -> set[str]:
         """Return the modules that one imports: all, or those that load with it."""
         found: set[str] = set()
@@ -99,21 +108,13 @@ def main() -> None:
     print(f"longest chain of imports, {len(shape.longest_chain)}: {' > '.join(shape.longest_chain)}")
     widest = sorted(((len(others), name) for name, others in shape.imports.items()), reverse=True)[:10]
     print("most imports:", ", ".join(f"{name} {count}" for count, name in widest))
-    for title, names in (
-        ("classes", shape.classes),
-        ("modules", _by_last_name(shape.files)),
-    ):
-        twice = {name: places for name, places in names.items() if len(places) > 1}
-        print(
-            f"{len(twice)} {title} with a name used twice:", "; ".join(f"{n}: {', '.join(p)}" for n, p in twice.items())
-        )
-
-
-def _by_last_name(files: dict[str, Path]) -> dict[str, list[str]]:
-    places: dict[str, list[str]] = defaultdict(list)
-    for name in files:
-        places[name.split(".")[-1]].append(name)
-    return places
+    modules: dict[str, list[str]] = defaultdict(list)
+    for name in shape.files:
+        modules[name.split(".")[-1]].append(name)
+    several = {name: places for name, places in modules.items() if len(places) > 1}
+    for title, twice in (("classes", shape.used_twice()), ("modules", several)):
+        listed = "; ".join(f"{name}: {', '.join(places)}" for name, places in twice.items())
+        print(f"{len(twice)} {title} with a name used twice: {listed}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""What one `fl.ntk` call passes through: modules of this package, switches between them, calls; and ops of torch.
+"""Count what one kernel passes through: modules of this package, switches between them, calls; and ops of torch.
 
     python benchmarks/trace_call.py
 
-Counted by `sys.setprofile` for a first and a repeated call of a Session, on small networks where all of it is Python:
-a perceptron of an own module, the same as `nn.Sequential`, and W5 with few symbols. Beside them the ops of torch that a
-call launches, its microseconds (the best of many), those of the plain forward and backward pass and of `torch.func`.
-Last, the import closure of `featlearn.quantities.ntk`, and what one call of `fl.ntk` loads: modules and lines.
+Counted by `sys.setprofile` for a repeated `fl.ntk`, and for the first and a repeated call of a Session. Networks are so
+small that nearly all of a call is Python. Beside the counts are the ops of torch that a call launches, its microseconds
+(the best of many), those of the plain forward and backward pass, and of `torch.func`. The last lines are the import
+closure of `featlearn.quantities.ntk`, and the modules and lines that one call of `fl.ntk` loads.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,20 +48,53 @@ def sequential(outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(8, outputs, bias=False))
 
 
+class Encoder(nn.Module):
+    """A transformer layer, averaged over tokens, and a linear readout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.readout = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (P, 2)."""
+        outputs: Tensor = self.readout(self.layer(x).mean(1))
+        return outputs
+
+
+def convolutional() -> nn.Sequential:
+    """A convolution, BatchNorm and a linear layer."""
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * 36, 2)).eval()
+
+
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     """Networks whose arithmetic takes no time."""
     torch.manual_seed(0)
     gpt = GPT(width=8, heads=4, tokens=8, symbols=9)
     return {
         "own module": (Perceptron(2), torch.randn(30, 9)),
+        "CNN, BatchNorm": (convolutional(), torch.randn(30, 3, 6, 6)),
+        "transformer layer": (Encoder().eval(), torch.randn(30, 5, 8)),
         "W1, nn.Sequential": (sequential(10), torch.randn(30, 9)),
         "W2, nn.Sequential": (sequential(1), torch.randn(30, 9)),
         "W5": (gpt, torch.randint(9, (16, 8))),
     }
 
 
-def traced(call: Callable[[], Any]) -> tuple[int, int, int]:
-    """Modules of this package that a call passes through, switches between them, calls inside of it."""
+class Trace(NamedTuple):
+    """Counts of one call."""
+
+    modules: int
+    """Modules of this package that the call enters."""
+    switches: int
+    """Calls from one of them into another."""
+    calls: int
+    """Calls inside the package."""
+
+
+def traced(call: Callable[[], Any]) -> Trace:
+    """Count what a call passes through."""
     modules: set[str] = set()
     switches = calls = 0
     last = ""
@@ -79,7 +113,7 @@ def traced(call: Callable[[], Any]) -> tuple[int, int, int]:
         call()
     finally:
         sys.setprofile(None)
-    return len(modules), switches, calls
+    return Trace(len(modules), switches, calls)
 
 
 def launched(call: Callable[[], Any]) -> int:
@@ -136,7 +170,7 @@ def loaded() -> set[Path]:
 def main() -> None:
     """Count and print."""
     torch.set_num_threads(1)
-    print("network             call       modules  switches  calls   ops   microseconds   bare  torch.func")
+    print("network             call          modules  switches  calls   ops   microseconds   bare  torch.func")
     for name, (model, x) in networks().items():
         parameters = list(model.parameters())
 
@@ -145,15 +179,17 @@ def main() -> None:
 
         session = fl.Session(model, x)
         fl.Session(model, x).ntk()  # what a process does once
-        for call in ("first", "repeated"):
-            counts = traced(session.ntk)
-            fresh = call == "first"
-            run = (lambda model=model, x=x: fl.Session(model, x).ntk()) if fresh else session.ntk
-            spent, plain = microseconds(run, 10 if fresh else 60), microseconds(bare)
+        once = functools.partial(fl.ntk, model, x)
+        calls = {"fl.ntk": once, "Session first": session.ntk, "Session again": session.ntk}
+        for title, call in calls.items():
+            counts = traced(call)
+            is_first = title == "Session first"
+            run = once if is_first else call
+            spent, plain = microseconds(run, 60 if title == "Session again" else 10), microseconds(bare)
             other = microseconds(lambda model=model, x=x: torch_func.kernel(model, x, "traced"), 10)
             print(
-                f"{name:19} {call:10} {counts[0]:7} {counts[1]:9} {counts[2]:6} {launched(run):5} {spent:14.0f} "
-                f"{plain:6.0f} {other:11.0f}",
+                f"{name:19} {title:13} {counts.modules:7} {counts.switches:9} {counts.calls:6} {launched(run):5} "
+                f"{spent:14.0f} {plain:6.0f} {other:11.0f}",
                 flush=True,
             )
     closures = {

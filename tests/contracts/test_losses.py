@@ -202,9 +202,14 @@ def check_watch_checkpoints(word: str, folder: Path) -> None:
 def check_width_check(word: str, folder: Path) -> None:
     def check(loss: Any) -> dict[str, Any]:
         found = fl.width_check(
-            network, (inputs(), targets(word)), widths=(4, 8), steps=2, seeds=1, loss=loss,
+            network,
+            (inputs(), targets(word)),
+            widths=(4, 8),
+            steps=2,
+            seeds=1,
+            loss=loss,
             optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
-        )  # fmt: skip
+        )
         return dict(found.sizes)
 
     for key, sizes in check(word).items():

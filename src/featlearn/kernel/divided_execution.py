@@ -15,7 +15,7 @@ from featlearn.contraction.kernel_sum import Kernels, KernelSum
 from featlearn.distributed.exchange import TensorKind, kinds, swapped
 from featlearn.distributed.same_directions import same_directions
 from featlearn.gradients.directions import OutputSelection
-from featlearn.kernel.divided_samples import DividedGradients, Division, alike
+from featlearn.kernel.divided_samples import DividedGradients, SampleShares, alike
 from featlearn.kernel.execution import KernelExecution
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
@@ -37,7 +37,7 @@ class DividedExecution:
         measurement: Measurement,
         plan: Plan,
         directions: OutputSelection,
-        division: Division,
+        division: SampleShares,
         kernel: SharedKernel,
         keys: Mapping[str, str],
         checks: KernelVerification | None,

@@ -13,7 +13,7 @@ from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
 from featlearn.kernel.divided_execution import DividedExecution
-from featlearn.kernel.divided_samples import Division
+from featlearn.kernel.divided_samples import SampleShares
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
 from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.kernel.stream import taken
@@ -61,7 +61,7 @@ def divided_kernels(
             *same_call(arguments, {"x": x, "x2": x2, "outputs": outputs}),
             same_tensors("the optimizer's rate of", rates, "load one state into all optimizers"),
         )
-    division = Division(ranks, (sizes[0], sizes[-1]), x2 is None)
+    division = SampleShares(ranks, (sizes[0], sizes[-1]), x2 is None)
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
 
     audited.audits.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
@@ -84,7 +84,7 @@ def _own(x: Inputs, samples: int, ranks: RankGroup) -> Inputs:
 def _measured(
     measurement: Measurement,
     audited: AuditedModel,
-    division: Division,
+    division: SampleShares,
     outputs: Outputs,
     by: str,
     rates: Mapping[str, Rate],
@@ -115,7 +115,7 @@ def _measured(
     return kernels, directions
 
 
-def _by_output(rows: Tensor, division: Division) -> Tensor:
+def _by_output(rows: Tensor, division: SampleShares) -> Tensor:
     """(C, own samples, P2) -> (own outputs, P, P2): every rank gets the kernels of some outputs, for all samples."""
     ranks, (outputs, _, columns) = division.ranks, rows.shape
     own = ranks.share(outputs)

@@ -14,7 +14,7 @@ from featlearn.kernel.execution import sample_blocks
 
 
 @dataclass(frozen=True)
-class Division:
+class SampleShares:
     """The samples of both sides of a kernel, and who has them."""
 
     ranks: RankGroup

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from featlearn.graph.layout import Layout, sample_dimension
 from featlearn.ops.registry import Flow, forward_flow
 from featlearn.ops.sample_flow import operand_layout
-from featlearn.separation.repeated_pass import Call, ProvedPass
+from featlearn.separation.repeated_pass import ProvedPass, RecordedCall
 from featlearn.separation.tracked_pass import (
     DESCRIPTIONS,
     PLAIN,
@@ -72,7 +72,7 @@ class SeparationProof(TrackedPass):
 
     def __init__(self, held: Sequence[Tensor], samples: int) -> None:
         super().__init__(held, samples)
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.reads = 0
         """How many numbers were read from tensors."""
         self.calls_higher_order = False
@@ -348,5 +348,5 @@ class _ReadingRecorder(TorchFunctionMode):
                 proof.count_alias(arguments)
         if isinstance(result, Tensor | tuple | list):  # what it has done may follow from numbers that it has read
             proof.is_comparable &= proof.reads == reads
-        proof.calls.append(Call(func, described, proof.describe_result(result)))
+        proof.calls.append(RecordedCall(func, described, proof.describe_result(result)))
         return result

@@ -33,7 +33,7 @@ _ELEMENTWISE = {torch.cat, torch.concat, torch.add, Tensor.add, Tensor.__add__, 
 _ELEMENTWISE |= {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of torch."""
 
     function: Any
@@ -47,7 +47,7 @@ class ProvedPass(NamedTuple):
 
     samples: int
     inputs: Sequence[Constant | Sampled]
-    calls: Sequence[Call]
+    calls: Sequence[RecordedCall]
     outputs: Sampled
 
 
@@ -93,7 +93,7 @@ class RepeatedPass(TrackedPass):
             )
         )
 
-    def _repeats(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+    def _repeats(self, call: RecordedCall, args: Any, kwargs: Any, result: Any) -> bool:
         sized = call.function in _SIZED
         resized = self._resized if sized or call.function in _ELEMENTWISE else None
         return self._fits(call.arguments, self.describe((args, kwargs)), sized, resized) and self._accept(
@@ -141,7 +141,7 @@ class RepeatedPass(TrackedPass):
             )
         return not isinstance(made, Tensor | tuple | list)
 
-    def _is_counted(self, call: Call, args: Any, kwargs: Any, result: Any) -> bool:
+    def _is_counted(self, call: RecordedCall, args: Any, kwargs: Any, result: Any) -> bool:
         """Return whether a call on constants, which may depend on the number of samples, has no effect but its result.
 
         The result must not meet samples, and what is read from it must be what was read before.
