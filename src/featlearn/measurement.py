@@ -29,7 +29,7 @@ from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedMo
 from featlearn.gradients.captured import Chunk
 from featlearn.gradients.fallback import sample_gradients
 from featlearn.gradients.formed import backpropagate, formed_gradients
-from featlearn.gradients.graph_reading import GraphReading
+from featlearn.gradients.readings import GraphReading
 from featlearn.graph.graph import Node, backward_to
 from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes

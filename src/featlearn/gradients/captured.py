@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.gradients.graph_reading import GraphReading
-from featlearn.gradients.pullback import ParameterUses, common_matrix_view
+from featlearn.gradients.readings import GraphReading, ParameterUses, common_matrix_view
 from featlearn.graph.graph import Graph, GraphStructure, Node, build_graph
 from featlearn.graph.layout import Layout
 from featlearn.graph.sample_axis import Axes

@@ -18,7 +18,7 @@ from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.contraction.windows import Windows
 from featlearn.errors import UnsupportedModelError
 from featlearn.gradients.captured import Chunk
-from featlearn.gradients.pullback import MatrixView, pull_back
+from featlearn.gradients.readings import MatrixView
 from featlearn.graph.graph import Node, Value, backward, backward_to
 from featlearn.ops import Direct, Outer
 from featlearn.ops.reading import Reading
@@ -319,3 +319,43 @@ def side_by_side(grads: Sequence[Tensor]) -> Tensor | None:
     if not same or step <= 0:
         return None
     return first.as_strided((len(grads), *first.shape), (step, *first.stride()), first.storage_offset())
+
+
+def pull_back(leaves: Mapping[str, Node], operands: Mapping[Value, Tensor]) -> dict[str, Tensor]:
+    """Turn gradients of operands, (samples, directions, *shape), into those of parameters, (samples, directions, N).
+
+    Parameters that share their operands are pulled back by one pass, whose cost does not grow with their number.
+    """
+    samples, directions = next(iter(operands.values())).shape[:2]
+    direct = {node: gradient for (node, _), gradient in operands.items() if node in leaves.values()}
+    starts = [GradientEdge(*value) for value in operands if value[0] not in direct]
+    cotangents = [gradient.flatten(0, 1) for value, gradient in operands.items() if value[0] not in direct]
+    parameters = {name: leaf.variable for name, leaf in leaves.items()}
+    pulled = dict(zip(leaves, _batched(starts, [*parameters.values()], cotangents), strict=True)) if starts else {}
+    gradients = {}
+    for name, leaf in leaves.items():
+        parameter, terms = parameters[name], [pulled[name]] if starts else []
+        if leaf in direct:
+            terms.append(in_type(direct[leaf].reshape(-1, *parameter.shape), parameter.dtype))
+        total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        if parameter.is_complex():
+            total = torch.view_as_real(total.to(parameter.dtype))
+        gradients[name] = total.reshape(samples, directions, -1)
+    return gradients
+
+
+def _batched(starts: list[GradientEdge], parameters: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
+    """Return one vector-Jacobian product for every row of the cotangents, for each parameter."""
+    try:
+        return _present(backward(starts, parameters, cotangents, batched=True))
+    except UnsupportedModelError:
+        # An op (or a custom backward pass) that cannot be vectorized: one row at a time.
+        rows = [_present(backward(starts, parameters, row)) for row in zip(*cotangents, strict=True)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return gradients of parameters that all have one."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    assert len(present) == len(gradients)
+    return present

@@ -1,17 +1,21 @@
-"""From the operand that met the samples back to the parameter."""
+"""How every parameter is read from a graph: its uses, and the matrix view in which they are outer products.
+
+A `GraphReading` keeps this by the numbers of nodes, for graphs of the same structure. Nothing in it follows from the
+values of tensors: saved tensors are fetched anew for every graph.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from featlearn.contraction.factors import in_type
-from featlearn.errors import UnsupportedModelError
-from featlearn.graph.graph import Graph, Node, Value, backward
-from featlearn.graph.uses import REARRANGEMENTS
+from featlearn.graph.graph import Edge, Graph, GraphStructure, Node, Value, backward
+from featlearn.graph.layout import Layout
+from featlearn.graph.uses import REARRANGEMENTS, FoundUses
 from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
 from featlearn.torch_internals import saved
@@ -169,41 +173,87 @@ def _signature(graph: Graph, node: Node) -> tuple[Any, ...]:
     )
 
 
-def pull_back(leaves: Mapping[str, Node], operands: Mapping[Value, Tensor]) -> dict[str, Tensor]:
-    """Turn gradients of operands, (samples, directions, *shape), into those of parameters, (samples, directions, N).
-
-    Parameters that share their operands are pulled back by one pass, whose cost does not grow with their number.
-    """
-    samples, directions = next(iter(operands.values())).shape[:2]
-    direct = {node: gradient for (node, _), gradient in operands.items() if node in leaves.values()}
-    starts = [GradientEdge(*value) for value in operands if value[0] not in direct]
-    cotangents = [gradient.flatten(0, 1) for value, gradient in operands.items() if value[0] not in direct]
-    parameters = {name: leaf.variable for name, leaf in leaves.items()}
-    pulled = dict(zip(leaves, _batched(starts, [*parameters.values()], cotangents), strict=True)) if starts else {}
-    gradients = {}
-    for name, leaf in leaves.items():
-        parameter, terms = parameters[name], [pulled[name]] if starts else []
-        if leaf in direct:
-            terms.append(in_type(direct[leaf].reshape(-1, *parameter.shape), parameter.dtype))
-        total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-        if parameter.is_complex():
-            total = torch.view_as_real(total.to(parameter.dtype))
-        gradients[name] = total.reshape(samples, directions, -1)
-    return gradients
+_BY_VALUE = frozenset(["IndexBackward0"])
+"""Nodes whose sample axis follows from the values of a tensor."""
 
 
-def _batched(starts: list[GradientEdge], parameters: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
-    """Return one vector-Jacobian product for every row of the cotangents, for each parameter."""
-    try:
-        return _present(backward(starts, parameters, cotangents, batched=True))
-    except UnsupportedModelError:
-        # An op (or a custom backward pass) that cannot be vectorized: one row at a time.
-        rows = [_present(backward(starts, parameters, row)) for row in zip(*cotangents, strict=True)]
-        return [torch.stack(column) for column in zip(*rows, strict=True)]
+@dataclass(frozen=True)
+class GraphReading:
+    """Sample axes, uses and matrix views of a graph."""
+
+    structure: GraphStructure
+    axes: Mapping[int, Layout | None]
+    several_outputs: frozenset[int]
+    unproved: frozenset[int]
+    uses: tuple[tuple[tuple[int, int], int, int, frozenset[str]], ...]
+    """(number of the operand's node, output), number of the node that takes it, as which input, parameters."""
+    mixed: Mapping[str, str]
+    matrix_views: Mapping[str, tuple[tuple[object, ...], MatrixView | None]]
+    """Parameter -> forms of its uses, and its matrix view."""
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        axes: Mapping[Node, Layout | None],
+        several_outputs: frozenset[Node],
+        unproved: frozenset[Node],
+        found: FoundUses,
+        parameters: Mapping[str, ParameterUses],
+    ) -> "GraphReading | None":
+        """What is known of a graph; None where part of it follows from values."""
+        if not _BY_VALUE.isdisjoint(graph.structure.names):
+            return None
+        number = graph.number
+        return cls(
+            structure=graph.structure,
+            axes={number[node]: layout for node, layout in axes.items()},
+            several_outputs=frozenset(map(number.__getitem__, several_outputs)),
+            unproved=frozenset(map(number.__getitem__, unproved)),
+            uses=tuple(
+                ((number[edge.value[0]], edge.value[1]), number[edge.consumer], edge.operand, names)
+                for edge, names in found.edges
+            ),
+            mixed=found.mixed,
+            matrix_views={
+                name: (_forms(one.readings), one.matrix_view)
+                for name, one in parameters.items()
+                if one.matrix_view is None or one.matrix_view.fixed
+            },
+        )
+
+    def axes_in(self, graph: Graph) -> dict[Node, Layout | None]:
+        """The sample axes of a graph of this structure."""
+        return {graph.order[k]: layout for k, layout in self.axes.items()}
+
+    def uses_in(self, graph: Graph) -> FoundUses:
+        """The uses of a graph of this structure."""
+        order = graph.order
+        edges = [
+            (Edge((order[value], output), order[consumer], operand), names)
+            for (value, output), consumer, operand, names in self.uses
+        ]
+        return FoundUses(tuple(edges), self.mixed)
+
+    def knows(self, name: str, readings: Sequence[Reading]) -> bool:
+        """Whether the matrix view of a parameter is that which is kept."""
+        return name in self.matrix_views and self.matrix_views[name][0] == _forms(readings)
+
+    def matrix_view_of(self, name: str, readings: Sequence[Reading]) -> MatrixView | None:
+        """The matrix view of a parameter."""
+        found = self.matrix_views[name][1]
+        if found is None:
+            return None
+        flipped = dict(zip([reading.value for reading in readings], found.flipped.values(), strict=False))
+        return found._replace(flipped=flipped, scales=dict.fromkeys(flipped, 1.0))
 
 
-def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return gradients of parameters that all have one."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    assert len(present) == len(gradients)
-    return present
+def _forms(readings: Sequence[Reading]) -> tuple[object, ...]:
+    return tuple(
+        [
+            (form.rows_first, form.row_size, form.grad_size, form.blocks)
+            if isinstance(form := reading.form, Outer)
+            else ()
+            for reading in readings
+        ]
+    )
