@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from benchmarks.many_uses import Concatenated, Repeated
-from featlearn.gradients import pullback
+from featlearn.gradients import formed
 from tests.references.jacobian import dense_ntk
 
 
@@ -51,13 +51,13 @@ def test_scalars_in_a_row_agree_with_the_closed_form():
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Parameters of every backward pass from operands to parameters."""
     counts: list[int] = []
-    backward = pullback.backward
+    backward = formed.backward
 
     def counting(starts: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         counts.append(len(parameters))
         return backward(starts, parameters, *args, **kwargs)
 
-    monkeypatch.setattr(pullback, "backward", counting)
+    monkeypatch.setattr(formed, "backward", counting)
     return counts
 
 

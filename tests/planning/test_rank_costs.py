@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import featlearn as fl
 from benchmarks.rank_costs import CASES, costs
 from featlearn.errors import InputValueError
-from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.exchange import SharedKernel, SharedParameter
+from featlearn.planning.plan import ParameterGroup
 from featlearn.planning.rank_costs import DEVICES, Device, rank_costs
 
 SLOW = Device("slow", 1e9, 4e9, 8e6, 1e6, 1e5, 4)

@@ -19,9 +19,8 @@ from featlearn.kernel.divided_samples import DividedGradients, SampleShares, ali
 from featlearn.kernel.execution import KernelExecution
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
-from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.exchange import SharedKernel, shared_parameters
-from featlearn.planning.plan import Plan
+from featlearn.planning.plan import ParameterGroup, Plan
 from featlearn.planning.progress_line import ProgressLine
 
 Places = Sequence[slice]

@@ -18,7 +18,8 @@ from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import Sizes
 from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
 from featlearn.network.inputs import tensors_in
-from featlearn.planning.cost import ParameterPlan, parameter_plans
+from featlearn.planning.cost import parameter_plans
+from featlearn.planning.plan import ParameterPlan
 
 FREQUENT = ("gap", "moved", "richness", "weights", "layers", "convergence", "test")
 """Quantities of a few passes, which are measured more often than kernels and neural features."""

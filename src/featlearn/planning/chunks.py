@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from featlearn.contraction.blocking import formed_bytes
 from featlearn.contraction.gram import Mode, Route
@@ -10,19 +9,8 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
-from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import readable_bytes
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters captured together: `block` samples are held at a time, `directions` output directions."""
-
-    names: tuple[str, ...]
-    block: int
-    directions: int
-    chunk: int
-    """Samples in one forward pass."""
+from featlearn.planning.plan import ParameterGroup, ParameterPlan
 
 
 def grouped(

@@ -1,40 +1,13 @@
 """How every parameter will be read, and what that costs: from a few samples, before anything is paid."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from featlearn.contraction.gram import Extent, Mode, Route, costs, window_cost
 from featlearn.contraction.hardware import elementwise_cost
 from featlearn.gradients.captured import Chunk
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
-
-
-@dataclass(frozen=True)
-class ParameterPlan:
-    """How one parameter will be read and contracted."""
-
-    name: str
-    shape: tuple[int, ...]
-    uses: tuple[str, ...]
-    """Autograd nodes that use it, one entry per use."""
-    route: str
-    """`pairs`, `gradients` (formed slice by slice), `direct`, `pulled back`, `fallback` or `unused`."""
-    reason: str
-    """Why this route; for a fallback, what could not be read."""
-    operations: float
-    """Multiply-adds of the contraction."""
-    kept: int
-    """Bytes kept per sample."""
-    passing: int
-    """Bytes per sample while a chunk is captured."""
-    form_early: bool
-    """Whether per-sample gradients are formed as soon as they are captured, because they are smaller that way."""
-    factors: int = 0
-    """Numbers per sample of the factors that its gradients are made of, all directions together; 0 where gradients come
-    formed."""
-    positions: int = 0
-    """Positions that share the parameter."""
+from featlearn.planning.plan import ParameterPlan
 
 
 def parameter_plans(

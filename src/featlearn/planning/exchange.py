@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
-from featlearn.planning.chunks import ParameterGroup
+from featlearn.planning.plan import ParameterGroup
 
 if TYPE_CHECKING:
     from featlearn.planning.plan import Plan

@@ -12,16 +12,52 @@ from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.contraction.hardware import LITTLE
 from featlearn.gradients.directions import OutputSelection
-from featlearn.measurement import Measurement
-from featlearn.planning.chunks import ParameterGroup
-from featlearn.planning.cost import ParameterPlan
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
 
 if TYPE_CHECKING:
+    from featlearn.measurement import Measurement
     from featlearn.planning.rank_costs import RankCosts
 
 VERIFIED = 64
 """Samples whose rows are verified together, at most."""
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter will be read and contracted."""
+
+    name: str
+    shape: tuple[int, ...]
+    uses: tuple[str, ...]
+    """Autograd nodes that use it, one entry per use."""
+    route: str
+    """`pairs`, `gradients` (formed slice by slice), `direct`, `pulled back`, `fallback` or `unused`."""
+    reason: str
+    """Why this route; for a fallback, what could not be read."""
+    operations: float
+    """Multiply-adds of the contraction."""
+    kept: int
+    """Bytes kept per sample."""
+    passing: int
+    """Bytes per sample while a chunk is captured."""
+    form_early: bool
+    """Whether per-sample gradients are formed as soon as they are captured, because they are smaller that way."""
+    factors: int = 0
+    """Numbers per sample of the factors that its gradients are made of, all directions together; 0 where gradients come
+    formed."""
+    positions: int = 0
+    """Positions that share the parameter."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters captured together: `block` samples are held at a time, `directions` output directions."""
+
+    names: tuple[str, ...]
+    block: int
+    directions: int
+    chunk: int
+    """Samples in one forward pass."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,7 +321,7 @@ def _counted(uses: Sequence[str]) -> str:
 
 
 def plan_key(
-    measurement: Measurement,
+    measurement: "Measurement",
     directions: OutputSelection,
     elementwise: Collection[str],
     by: str,

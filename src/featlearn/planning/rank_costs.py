@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 
 from featlearn.errors import InputValueError
-from featlearn.planning.chunks import ParameterGroup
 from featlearn.planning.exchange import SharedKernel, SharedParameter
 from featlearn.planning.memory import readable_bytes
+from featlearn.planning.plan import ParameterGroup
 
 
 @dataclass(frozen=True)
